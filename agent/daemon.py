@@ -41,6 +41,7 @@ from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
 from commwatch.runtime.discovery import announce
+from commwatch.runtime.memory import share_one_heap
 from commwatch.runtime.peers import Peers
 from commwatch.runtime.periodic import Beside, known
 from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
@@ -220,7 +221,9 @@ class Daemon:
 
     def run(self) -> bool:
         """Serve until SIGTERM, SIGINT or ``stop``, then drain the rings; return False if intake or web server failed."""
+        share_one_heap()
         # Nearly all objects live long: garbage collection at the default thresholds costs a tenth of the intake's time.
+        gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):

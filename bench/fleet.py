@@ -32,7 +32,6 @@ from prometheus_client.exposition import choose_encoder
 sys.path.append(str(Path(__file__).parents[1]))
 
 from commwatch.analysis import ended_operations, live_ranks
-from commwatch.analysis.job_queries import CellView, view_of
 from commwatch.analysis.summary import merged
 from commwatch.analysis.timeline import bars
 from commwatch.collectors.node.infiniband import EVENTS
@@ -42,6 +41,7 @@ from commwatch.collectors.wire.identity import boot_id
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
+from commwatch.nodes.queries import CellView, view_of
 from commwatch.prometheus.exporter import Exporter
 from commwatch.prometheus.metrics import METRICS
 from commwatch.server.node_now import node_now

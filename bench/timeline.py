@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from bench.common import emit, last_json, memory_mb, scratch
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
-from commwatch.history.chunks import CHUNK_RECORDS, OpenChunk
+from commwatch.history.chunks import CHUNK_RECORDS, OpenChunk, statements
 from commwatch.history.opening import Transaction, connect
 from commwatch.history.store import Writer
 from commwatch.report.timeline_export import Window, export, writing
@@ -69,7 +69,7 @@ def fill(path: Path, operations: int) -> None:
             for rank in range(RANKS):
                 chunk, number = OpenChunk(rank + 1, EPOCH_NS), min(CHUNK_RECORDS, each - first)
                 chunk.append(records_of(rank, first, number), first + number)
-                for statement in chunk.statements():
+                for statement in statements([chunk]):
                     db.execute(*statement)
 
 

@@ -21,8 +21,8 @@ FOLDERS = {
 }
 #: Rooms of ``agent/``, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
-    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("prometheus",), ("report",), ("comparison",), ("config", "reload"), ("runtime",),
-    ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
+    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("prometheus",), ("report",), ("comparison",),
+    ("config", "reload"), ("runtime",), ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.

@@ -148,6 +148,29 @@ def test_idle_agent_imports_no_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_counting_imports_no_masked_arrays(tmp_path: Path) -> None:
+    """Joining what comes in several reads does not load numpy's masked arrays, as some functions of numpy do at their first call."""
+    code = f"""if True:
+        import sys, threading, time
+        from pathlib import Path
+        from bench.synthetic import Rank
+        from commwatch.history.store import Writer
+        from commwatch.ingest.intake import Intake
+        from commwatch.ingest.jobs import Aggregate
+        at, directory = time.monotonic_ns(), Path({str(tmp_path)!r})
+        ranks = [Rank(directory / "rings", rank, at, 2000) for rank in range(8)]
+        intake = Intake(directory / "rings", Aggregate(), Writer(directory / "history.sqlite"), threading.RLock())
+        for until in range(1, 9):
+            for rank in ranks:
+                rank.write_until(at + 10_000_000 * until)
+                intake.tick(at + 10_000_000 * until, time.time_ns())
+        assert intake.read, "no records were read"
+        print("numpy" in sys.modules, "numpy.ma" in sys.modules)
+    """
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=TREE).stdout == "True False\n"
+
+
 @pytest.mark.parametrize(
     "words", [("-c", "import commwatch.commands.run, commwatch.daemon"), ("-m", "commwatch", "--help")]
 )

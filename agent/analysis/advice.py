@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from commwatch.analysis import framework_settings
 from commwatch.analysis.advice_facts import LEAST_GAIN, Facts, Kind
+from commwatch.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
 from commwatch.core.bandwidth import bus_factor
-from commwatch.core.units import percent
+from commwatch.core.nccl_views import NcclOperations
+from commwatch.core.units import percent, rate, seconds
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
@@ -294,6 +296,31 @@ def _transport(facts: Facts) -> Iterator[Found]:
             yield Found([finding.says], "not known: see the finding", None, do=finding.do, title=finding.title)
 
 
+def _nccl_choice(facts: Facts) -> Iterator[Found]:
+    for slow in slow_choices(facts.choices):
+        chosen = slow.chosen
+        kind = next((kind for kind in facts.kinds if (kind.group, kind.op) == (chosen.group, chosen.op)), None)
+        if kind is not None and facts.saves(kind.seconds) >= LEAST_GAIN:
+            title = f"NCCL chose {_choice(chosen)} for {kind.named()}, {_sizes(chosen)}"
+            yield Found([*_about(facts, kind), *_measured(slow)], "not known", None, title=title)
+
+
+def _measured(slow: SlowChoice) -> Iterator[str]:
+    chosen, faster = slow
+    yield f"{chosen.count} of the latest took {seconds(chosen.mean_s)} on average, busbw {rate(chosen.busbw)}"
+    yield WHY_SLOW
+    if faster is not None:
+        yield f"with {_choice(faster)}, operations of {_sizes(faster)} had busbw {rate(faster.busbw)}"
+
+
+def _choice(chosen: NcclOperations) -> str:
+    return f"{chosen.algorithm}/{chosen.protocol}" if chosen.algorithm else str(chosen.protocol)
+
+
+def _sizes(chosen: NcclOperations) -> str:
+    return f"{_mib(1 << chosen.size_log2 - 1)} to {_mib(1 << chosen.size_log2)}"
+
+
 RULES = (
     Rule("straggler", "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
          "an uneven batch): see `commwatch diagnose` or `/api/v1/verdicts`.", _straggler),
@@ -320,6 +347,8 @@ RULES = (
          _network(complaints("slow", "down"))),
     Rule("link_errors", "a link loses packets or is congested", "Check the cable, the transceiver, the switch port, PFC and ECN; see "
          "`commwatch doctor`.", _network(complaints("errors", "congestion"))),
+    Rule("nccl_choice", "NCCL chose LL for large operations", "Check whether `NCCL_PROTO`, `NCCL_ALGO` or a tuner plugin (`NCCL_TUNER_PLUGIN`) "
+         "makes NCCL choose this, and remove it: for this size NCCL usually chooses Simple or LL128.", _nccl_choice),
     Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _transport),
 )  # fmt: skip
 

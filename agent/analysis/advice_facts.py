@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from commwatch.analysis import framework_settings
 from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.alpha_beta import Curve
+from commwatch.core.nccl_views import NcclOperations
 
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01
@@ -89,6 +90,8 @@ class Facts(NamedTuple):
     bubble: float | None
     findings: list[Finding]
     network: Network = Network()
+    #: The latest operations that NCCL timed, by what it chose for them; the most time first.
+    choices: Sequence[NcclOperations] = ()
     #: The current stragglers by rank, with the share of time that the others wait for each.
     late: Mapping[int, float] = MappingProxyType({})
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.

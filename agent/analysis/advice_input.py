@@ -10,6 +10,7 @@ from typing import NamedTuple
 from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.framework_settings import is_model
 from commwatch.analysis.gpu_nic_affinity import places
+from commwatch.analysis.nccl_operations import nccl_operations_of
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
@@ -17,7 +18,9 @@ from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS
 from commwatch.core.durations import LAST, parse_age
 from commwatch.core.host_views import HostView
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import GroupView, JobView, StepView
+from commwatch.history.operations import Operation
 from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
 
@@ -27,8 +30,8 @@ MOST_STEPS = 100_000
 LAST_S = parse_age(LAST)
 #: Advice needs this many steps of one rank, or this many seconds of steps per rank.
 _ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
-#: Most operations (the latest) that are read for their dtypes.
-_MOST_OPERATIONS = 1_000
+#: Most operations (the latest) that are read for their dtypes; and of those that NCCL timed, for what it chose.
+_MOST_OPERATIONS, MOST_TIMED = 1_000, 10_000
 
 
 class Counts(NamedTuple):
@@ -159,18 +162,37 @@ def facts(
     total = sum(step.duration_s for step in steps)
     of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
+    latest = _latest(agent, job.job_id)
     return Facts(
         step_s=total / len(steps),
         # 0 if not known, so that no advice follows from it.
         comm=of_known(of_ranks, comm_share)[0] or 0.0,
         exposed=of_known(of_ranks, exposed_share)[0],
-        kinds=_kinds(agent, job.job_id, counts),
+        kinds=_kinds(agent, job.job_id, counts, latest),
         waits=_waits(counts),
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=Network() if host is None else Network(places(gpus or {}, host), host.complaints),
         late=late or {},
+        choices=_choices(agent, job.job_id, counts.since_ns, latest),
     )
+
+
+def nccl_choices(agent: QueryService, job_id: str) -> list[NcclOperations]:
+    """Return the latest ``MOST_TIMED`` operations of a job that NCCL timed, by what it chose for them."""
+    return _choices(agent, job_id, 0, _latest(agent, job_id))
+
+
+def _choices(agent: QueryService, job_id: str, since_ns: int, latest: list[Operation]) -> list[NcclOperations]:
+    if not any(operation.timing == "nccl" for operation in latest):
+        return []  # without NCCL's times, the whole history would be searched for them
+    return nccl_operations_of(
+        agent.operations(since_ns, 1 << 62, None, lambda each: each.timing == "nccl", MOST_TIMED, job=job_id)
+    )
+
+
+def _latest(agent: QueryService, job_id: str) -> list[Operation]:
+    return agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job=job_id)
 
 
 def _waits(counts: Counts) -> dict[int, float]:
@@ -224,11 +246,10 @@ def _is_sharded(operations: Iterable[Row]) -> bool:
     return any({"all_gather", "reduce_scatter"} <= each and not is_model(group) for group, each in ops.items())
 
 
-def _kinds(agent: QueryService, job_id: str, counts: Counts) -> list[Kind]:
+def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operation]) -> list[Kind]:
     steps = counts.usual
     curves = agent.curves(job_id)
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
-    latest = agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job=job_id)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks + (

@@ -1,6 +1,6 @@
 """The latest operations of a job's ranks on one time axis: when each rank entered, and which ranks wait. Pure.
 
-All trainers of a node share one monotonic clock. The clocks of several nodes are compared by the ends of collectives (``clocks.py``).
+All trainers of a node share one monotonic clock. The clocks of several nodes are compared by the ends of collectives (``core/clocks.py``).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commwatch.analysis.clocks import Clock, compare
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK
 from commwatch.core.cells import GroupInfo
+from commwatch.core.clocks import Clock, compare
 from commwatch.ingest.rank_totals import RankTotals
 
 #: Most operations in one picture, and of one rank; but at least so many of each rank, however many ranks there are.

@@ -39,8 +39,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.analysis.job_wide import conclude
     from commwatch.commands import diagnose
+    from commwatch.nodes.merging import conclude
     from commwatch.runtime import agents, client
     from commwatch.watchers.stack_capture import evidence
 

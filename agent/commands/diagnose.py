@@ -9,7 +9,6 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from commwatch.analysis.ended_operations import RankParts
-from commwatch.analysis.job_wide import Seen, across_nodes, own_records
 from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import spans
@@ -17,6 +16,7 @@ from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.nodes.merging import Seen, across_nodes, own_records
 from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.watchers.stack_capture import Evidence
 

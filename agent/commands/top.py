@@ -12,7 +12,6 @@ from rich.text import Text
 
 from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
@@ -24,6 +23,7 @@ from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
+from commwatch.nodes.merging import Nodes
 from commwatch.report.report import job_state
 
 #: Age in seconds from which answers are marked as old.

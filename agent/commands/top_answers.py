@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.job_wide import JobWide, Nodes
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import About, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
+from commwatch.nodes.merging import JobWide, Nodes
 from commwatch.runtime.client import NO_KEYS, Keys, get
 from commwatch.watchers.gpus import GpuViews
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from commwatch.collectors.wire import events as ev
 from commwatch.comparison.bootstrap import BLOCKS, Floats, Ints, Samples, Sums
 from commwatch.core.bandwidth import bus_factor
+from commwatch.core.records import RECORD
 from commwatch.history.operations import Names
-from commwatch.ingest.columns import RECORD
 
 _POWERS = 1 << np.arange(62, dtype=np.int64)
 

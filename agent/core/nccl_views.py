@@ -43,7 +43,7 @@ class NcclOperations:
     protocol: str | None
     channels: int | None
     ranks: list[int]
-    #: Since the agent opened the ranks' rings, over all of them.
+    #: Over all ranks: live since the agent opened their rings, in a report of the latest operations.
     count: int
     bytes: int
     #: Mean time of an operation's kernels, in seconds.

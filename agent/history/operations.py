@@ -55,6 +55,8 @@ class Operation:
     algorithm: str | None
     protocol: str | None
     channels: int | None
+    #: NCCL ran it in one kernel with others, and its times are those of all of them.
+    shared_kernel: bool
 
 
 def place_of(operation_id: str) -> Cursor:
@@ -120,6 +122,7 @@ class Reader:
             timing=ev.TIMING[record.timing] if record.timing < len(ev.TIMING) else "unknown",
             aligned=not record.flags & ev.UNALIGNED,
             **ev.nccl_choice(record.timing, record.aux)._asdict(),
+            shared_kernel=record.timing == ev.BY_NCCL and bool(record.aux & ev.SHARED_KERNEL),
         )
 
     def filter(self, same: Mapping[str, str | int | None], least_s: float | None) -> Filter:

@@ -28,6 +28,8 @@ from commwatch.history.rows import RingRow, raw_since, rings, rollup_row
 from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
+#: Cache of SQLite, a quarter of its default: what is written now is nearly all that is read.
+_CACHE_KIB = 512
 _GONE = "the file was removed or replaced; put it back, or start the agent again"
 
 
@@ -72,6 +74,7 @@ class Writer:
         self._db = connect(path, True, self._damaged)
         # Rings fill within seconds, so one tick must not wait long for a lock on the history.
         self._db.execute("PRAGMA busy_timeout = 1000")
+        self._db.execute(f"PRAGMA cache_size = {-_CACHE_KIB}")
         self._file = path.stat()
         #: Names and states, which are few and always kept; records and sums, which may be dropped.
         self._names: list[Statement] = []

@@ -81,5 +81,6 @@ def _begun_before(parts: Parts, joins: Sequence[GroupJoin], heads: Ints, good: F
     for index, join in enumerate(joins):
         mine = np.flatnonzero(good & (parts.join[heads] == index)) if join.has_begun else ()
         if len(mine) and (waiting := join.numbers()):
-            begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
+            # numpy.isin would load numpy.ma, for the life of the agent.
+            begun[mine] = [seq in waiting for seq in parts.seq[heads[mine]].tolist()]
     return begun

@@ -150,6 +150,8 @@ class SectionJoins:
         return found
 
     def _add_rooted(self, join: GroupJoin, seq: int, part: Part, root: int, place: int) -> None:
+        if root < 0:  # not known, so neither are the waits for it
+            return
         to_root = part.totals.op in ev.TO_ROOT
         parts = join.add_rooted(seq, part, root)
         if parts is not None:

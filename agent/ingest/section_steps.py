@@ -6,6 +6,7 @@ So its beginning is cut off where the measured steps end; what is cut off is add
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -124,19 +125,16 @@ class SectionSteps:
         numbers = [len(union.starts) for _, union in kept]
         pieces = unions(
             np.append(busy.target, np.repeat(np.array([target for target, _ in kept], np.int64), numbers)),
-            np.append(
-                np.maximum(busy.start, limit),
-                np.array([start for _, union in kept for start in union.starts], np.int64),
-            ),
-            np.append(busy.end, np.array([end for _, union in kept for end in union.ends], np.int64)),
+            np.concatenate([np.maximum(busy.start, limit), *(np.array(union.starts) for _, union in kept)]),
+            np.concatenate([busy.end, *(np.array(union.ends) for _, union in kept)]),
         )
         for _, union in kept:
-            union.starts, union.ends = [], []
+            union.starts, union.ends = array("q"), array("q")
         ring_of = np.array(self._ring_of, np.int64)
         until = np.array(until_ns, np.int64)[ring_of]
         left = pieces.some(np.flatnonzero(pieces.ends > until[pieces.keys]))
         bounds = np.searchsorted(left.keys, np.arange(len(self.targets) + 1)).tolist()
-        starts, ends = left.starts.tolist(), left.ends.tolist()
+        starts, ends = array("q", left.starts.tobytes()), array("q", left.ends.tobytes())
         for union, (first, last) in zip(self.targets, pairwise(bounds), strict=True):
             union.extend(starts[first:last], ends[first:last])
         cut = np.flatnonzero((busy.start < limit) & (is_open | (busy.end > until[busy.target])))

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import ceil, log2, log10
 
 from commwatch.analysis.advice import BOTTLENECK_SHARE
-from commwatch.analysis.advice_input import MOST_STEPS
+from commwatch.analysis.advice_input import MOST_STEPS, nccl_choices
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.spans import spans
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
 from commwatch.core.bandwidth import bus_factor
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import GroupView, StepView, WaitView
 from commwatch.ingest.step_accounting import comm_share, exposed_share
@@ -41,6 +42,8 @@ class Material:
     #: Expected durations, by group label and op.
     curves: Mapping[tuple[str, str], Curve]
     groups: list[GroupView]
+    #: What NCCL chose, where its plugin reports it; the most time first.
+    choices: list[NcclOperations]
 
 
 def gather(agent: QueryService, job_id: str) -> Material:
@@ -54,6 +57,7 @@ def gather(agent: QueryService, job_id: str) -> Material:
         waits_at=totals.waits,
         curves=totals.curves,
         groups=agent.groups(job_id),
+        choices=nccl_choices(agent, job_id),
     )
 
 

@@ -6,9 +6,11 @@ import re
 from collections import Counter
 
 from commwatch.analysis.advice import Advice
+from commwatch.analysis.advice_input import MOST_TIMED
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
-from commwatch.core.nccl_views import Topology
+from commwatch.core.nccl_views import NcclOperations, Topology
+from commwatch.core.units import rate, seconds, size
 from commwatch.core.views import GroupView
 from commwatch.report import html_frame
 from commwatch.report.charts import Material, figures
@@ -23,6 +25,9 @@ from commwatch.report.report import (
     rank_cells,
 )
 from commwatch.report.svg import STYLE
+
+#: Most rows of what NCCL chose.
+_MOST_CHOICES = 40
 
 
 def html(report: Report, material: Material, topology: Topology | None = None) -> str:
@@ -51,6 +56,7 @@ def html(report: Report, material: Material, topology: Topology | None = None) -
         body += ["<h2>Operations</h2>", html_frame.table(OPERATION_HEAD, operations, "numbers"), f"<p>{LEGEND}</p>"]
     else:
         body.append("<p>No operations were seen.</p>")
+    body += _chosen(material.choices)
     body.append(
         f"<p>History: <code>{html_frame.text(report.history)}</code>. Again: <code>{html_frame.text(report.command)}</code></p>"
     )
@@ -81,6 +87,43 @@ def _library(topology: Topology) -> str:
         ("algorithm and protocol, by how often chosen", ", ".join(name for name, _ in chosen.most_common())),
     ]
     return html_frame.table((), [(name, value) for name, value in rows if value])
+
+
+def _chosen(choices: list[NcclOperations]) -> list[str]:
+    """Return a table of what NCCL chose, with its own times; nothing where its plugin reports nothing."""
+    if not choices:
+        return []
+    head = ("group", "op", "size up to", "algorithm", "protocol", "channels", "count", "mean", "in the queue", "busbw")
+    rows = [
+        (
+            each.group,
+            each.op,
+            "–" if each.size_log2 < 0 else size(1 << each.size_log2),
+            each.algorithm or "–",
+            each.protocol or "–",
+            "–" if each.channels is None else str(each.channels),
+            str(each.count),
+            seconds(each.mean_s),
+            seconds(each.queued_s),
+            rate(each.busbw),
+        )
+        for each in choices[:_MOST_CHOICES]
+    ]
+    legend = (
+        f"By NCCL's own times, of the latest {MOST_TIMED:,} operations that it timed, those with the most time first. "
+        "In the queue: from the launch to the begin of the kernels, behind earlier work of the stream and until the inputs are ready."
+    )
+    queues = html_frame.text(f"Mean time in the queue by group: {', '.join(_queues(choices))}.")
+    return ["<h2>What NCCL chose</h2>", html_frame.table(head, rows, "numbers"), f"<p>{legend}</p><p>{queues}</p>"]
+
+
+def _queues(choices: list[NcclOperations]) -> list[str]:
+    """Return each group with the mean time of its operations in the queue."""
+    sums: dict[str, tuple[int, float]] = {}
+    for each in choices:
+        count, queued_s = sums.get(each.group, (0, 0.0))
+        sums[each.group] = count + each.count, queued_s + each.count * each.queued_s
+    return [f"{group} {seconds(queued_s / count)}" for group, (count, queued_s) in sums.items()]
 
 
 def _communicators(topology: Topology, groups: list[GroupView]) -> str:

@@ -12,9 +12,9 @@ from functools import partial
 from http import HTTPStatus
 from urllib.error import HTTPError
 
-from commwatch.analysis.job_wide import Heard
 from commwatch.config import Config
 from commwatch.core.addresses import BadAddress
+from commwatch.nodes.merging import Heard
 from commwatch.runtime.agents import addresses
 from commwatch.runtime.client import Keys, decoded, detail, fetch
 from commwatch.runtime.concurrency import at_once

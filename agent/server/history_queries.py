@@ -15,7 +15,6 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.job_queries import Cells, view_of
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.time_buckets import SlotSums
 from commwatch.collectors.nccl.findings import Finding
@@ -24,6 +23,7 @@ from commwatch.core.errors import CommwatchError
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
 from commwatch.history.operations import Cursor, Operation
+from commwatch.nodes.queries import Cells, view_of
 from commwatch.reference.efficiency import Efficiency, Line
 from commwatch.report.chrome_trace import TraceMark
 from commwatch.report.job_list import job_figures

@@ -11,14 +11,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from commwatch.analysis.ended_operations import RankParts
-from commwatch.analysis.job_queries import Cells, JobQueries, NodePart
-from commwatch.analysis.job_wide import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
 from commwatch.analysis.pipelines import Pipeline, over_nodes
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.time_buckets import SlotSums
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.api_views import AlertsView, AlertView, Summary
 from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.nodes.merging import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
+from commwatch.nodes.queries import Cells, JobQueries, NodePart
 from commwatch.server import history_queries
 from commwatch.server.history_queries import Efficiencies
 

@@ -18,13 +18,14 @@ from commwatch import __version__
 from commwatch.analysis import live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
-from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.time_buckets import Slot, slots_of
 from commwatch.analysis.timeline import NodeBars, Timeline, bars, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import AlertView
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Job
+from commwatch.nodes.merging import Nodes
 from commwatch.server.live_view import MOST_RANKS, JobNow, job_now
 from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch.server.other_nodes import OtherNodes
@@ -144,20 +145,20 @@ class LiveFeed:
     def operations(self, wanted: str | None) -> bytes:
         """Return the ``Operations`` of the last minute."""
         with self._held(wanted) as (job, _, now_ns):
-            found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
+            found = Operations(None, 0.0, [], []) if job is None else operations(job, now_ns)
         if found.job_id is not None and self._others.exist():
-            return _json(Operations, self._operations_of_nodes(found.job_id))
+            return _json(Operations, self._operations_of_nodes(found.job_id, found.chosen))
         return _json(Operations, found)
 
-    def _operations_of_nodes(self, job_id: str) -> Operations:
-        """Return the operations on all nodes, from the sums of the last minute's slots."""
+    def _operations_of_nodes(self, job_id: str, chosen: list[NcclOperations]) -> Operations:
+        """Return the operations on all nodes, from the sums of the last minute's slots; ``chosen`` is of this node."""
         since_s, now_s = self._clock() - LATELY_S, self._clock()
         heard = self._services.peers.ask(f"cells?job={quote(job_id, safe='')}&since={LATELY_S:g}s")
         window = {"from_ns": int(since_s * 1e9), "until_ns": int(now_s * 1e9)}
         grouped = {"by": ["group", "op"], "same": {}}
         found = self._worker.find("job_summary", **window, job=job_id, **grouped, heard=heard).data
         covered_s = 0.0 if found.since is None or found.until is None else found.until - found.since
-        return Operations(job_id, covered_s, found.rows)
+        return Operations(job_id, covered_s, found.rows, chosen)
 
     def past(self, wanted: str | None) -> bytes:
         """Return a ``Past``."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.job_wide import Seen, conclude
 from commwatch.analysis.rank_state import begun, culprits, shedding, urgency
 from commwatch.analysis.time_buckets import Slot, slots_of
 from commwatch.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
 from commwatch.core.views import RankView
+from commwatch.nodes.merging import Seen, conclude
 from commwatch.server.node_now import NodeNow, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first, and ranks, the worst first; the rest are counted.

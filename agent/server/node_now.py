@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from commwatch.analysis import live_ranks
+from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.rank_state import state
 from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import SlotSums
@@ -15,6 +16,7 @@ from commwatch.collectors.probe.governor import FULL
 from commwatch.core import endings
 from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS, StepRecord
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
@@ -22,6 +24,8 @@ from commwatch.ingest.step_accounting import LEAST_STEPS, is_rate_stale, sums_of
 
 #: The latest steps are those that ended within this time (ns), and at least the latest three.
 LATELY_NS = 10_000_000_000
+#: Most rows of what NCCL chose.
+_MOST_CHOICES = 40
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Operations:
     #: Seconds that the rows cover.
     covered_s: float
     rows: list[Row]
+    #: What NCCL chose on this node since the agent opened the ranks' rings, by its own times; the most time first, and empty without its plugin.
+    chosen: list[NcclOperations]
 
 
 @dataclass(frozen=True)
@@ -216,7 +222,8 @@ def operations(job: Job, now_ns: int) -> Operations:
     """Return a job's operations of the last minute; parameters as for ``node_now``."""
     rank_totals = list(live_ranks.of_this_run(job))
     counted = [totals.counted(job.id, key, cell) for totals in rank_totals for _, key, cell in totals.lately(now_ns)]
-    return Operations(job.id, _covered_s(rank_totals, now_ns), summarise(counted, ["group", "op"]))
+    rows, chosen = summarise(counted, ["group", "op"]), nccl_operations([job])
+    return Operations(job.id, _covered_s(rank_totals, now_ns), rows, chosen[:_MOST_CHOICES])
 
 
 def _last_slot_ns(totals: RankTotals, now_ns: int) -> int:

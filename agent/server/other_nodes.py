@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
-from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.timeline import NodeBars
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.errors import CommwatchError
+from commwatch.nodes.merging import Nodes
 from commwatch.runtime.concurrency import at_once
 from commwatch.runtime.peers import SELF
 from commwatch.server.current_verdicts import question_of_job

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.inspector import VERSIONS, Dropped, Reader, Timed, parse_prom
+from commwatch.collectors.nccl.lines import apart
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
 from commwatch.core.bandwidth import algbw, bus_factor
@@ -132,8 +133,8 @@ class _JobFiles:
             return None
         return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
 
-    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in lines:
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in apart(texts):
             self._take_line(line, path, number)
 
     def _take_line(self, line: str, path: str, number: int) -> None:

@@ -110,10 +110,10 @@ class _JobLogs:
                 self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
             return self._found
 
-    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
         with self._lock:
             before = self.account.n_lines
-            self.account.add_lines(lines, path, self._count)
+            self.account.add_lines(texts, path, self._count)
             if self.account.n_lines != before:
                 self._found, self.fresh = None, True
 

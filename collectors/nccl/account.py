@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
+from commwatch.collectors.nccl.belonging import OF_COMMUNICATOR, fits, needs_head
 from commwatch.collectors.nccl.classes import warning_class
 from commwatch.collectors.nccl.lives import Facts, Life, Member, Seen, Warned
 from commwatch.collectors.nccl.quiet import is_quiet
@@ -26,26 +27,6 @@ _MOST_TORN = 3
 _MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
 
 _F = TypeVar("_F", bound=f.Fact)
-#: Facts of one communicator rather than of its process.
-_OF_COMMUNICATOR: frozenset[type] = frozenset(
-    (
-        f.Via,
-        f.CollNetVia,
-        f.Ring,
-        f.Neighbours,
-        f.Tree,
-        f.Trees,
-        f.Channels,
-        f.Connected,
-        f.Layout,
-        f.Pattern,
-        f.NvlsUsed,
-        f.Mnnvl,
-    )
-)
-
-#: Facts that text other than NCCL's messages can match by chance.
-_HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry, f.Rccl)
 
 
 class _Tally:
@@ -59,11 +40,12 @@ class _Tally:
 
 @dataclass
 class _Speaker:
-    """A complete head of a known process, as text before ``NCCL INFO``."""
+    """A complete head, as text before ``NCCL INFO``."""
 
     __slots__ = ("has_time", "last", "tally", "tid")
 
-    last: tuple[Head, Life]
+    #: With its process; ``None`` if that came when there was no more room.
+    last: tuple[Head, Life | None]
     tid: int
     tally: _Tally
     has_time: bool
@@ -117,52 +99,64 @@ class Account:
         return warned
 
     def add_lines(
-        self, lines: Iterable[tuple[int, str]], source: str, heard: Callable[[Warned], object] = _ignore
+        self, texts: Iterable[tuple[int, str]], source: str, heard: Callable[[Warned], object] = _ignore
     ) -> None:
-        """Add numbered physical lines of one source; ``heard`` is called with what ``add`` returns."""
+        """Add lines of one source as ``Lines`` yields them; ``heard`` is called with what ``add`` returns."""
         if source != self._source:
             self._source, self._number = source, -1
+        for first, text in texts:
+            lines = text.split("\n")
+            self.n_lines += len(lines) - (first == self._number)  # another piece of one long line
+            if "\r" in text or "\x1b" in text:
+                self.n_crlf += sum(line.endswith("\r") for line in lines)
+                lines = [clean(line) for line in lines]
+            self._add_clean(first, lines, heard)
+            self._number = first + len(lines) - 1
+
+    def _add_clean(self, first: int, lines: list[str], heard: Callable[[Warned], object]) -> None:
         speakers, contents = self._speakers, self._contents
-        for number, line in lines:
-            if number != self._number:  # not another piece of one long line
-                self.n_lines += 1
-                self._number = number
-            if "\r" in line or "\x1b" in line:
-                self.n_crlf += line.endswith("\r")
-                line = clean(line)  # noqa: PLW2901
-            self._line = line
+        for number, line in enumerate(lines, first):
             head, found, text = line.partition(" NCCL INFO ")
             if not found:
                 if line and ("NCCL" in line or read(line) or has_own_time(line)):
+                    self._number, self._line = number, line
                     self._add_any(line, heard)
                 continue
             content = contents.get(text) or self._content(text)
             speaker = speakers.get(head) or self._speaker(head)
+            self._number, self._line = number, line
             if content is None or speaker is None:
                 self._add_any(line, heard)
                 continue
             # Most lines of most logs: one message of level INFO behind a known head.
-            self._last = _, life = speaker.last
+            facts, known, has_time = content
+            if has_time or speaker.has_time:
+                self.n_timestamped += 1
+            whose, life = speaker.last
+            if life is None:
+                self._take_message(Message("INFO", text, whose), known, [fact for fact, _, _ in facts], heard)
+                continue
+            self._last = speaker.last
             speaker.tally.n += 1
             life.messages += 1
-            self.n_timestamped += speaker.has_time or content.has_time
-            if not content.known:
+            if not known:
                 self._count_unknown()
-            current = life.current.get(speaker.tid)
-            for fact, kind, by_thread in content.facts:
-                if by_thread and current is not None and life.says_start and kind in current.facts:
-                    seen = current.facts[kind].get(fact)
-                    if seen is not None:  # a repetition
-                        seen.lines += 1
-                        continue
+            for fact, kind, by_thread in facts:
                 self._length = len(text)
-                self._take(life, fact, speaker.tid)
+                if not by_thread or not life.says_start or (current := life.current.get(speaker.tid)) is None:
+                    self._take(life, fact, speaker.tid)
+                elif (of := current.facts.get(kind)) is not None and (seen := of.get(fact)) is not None:
+                    seen.lines += 1
+                else:
+                    self._note(current.facts if fits(fact, current.init) else life.facts, fact)
 
     def _speaker(self, text: str) -> _Speaker | None:
-        """Return how lines with this head count, ``None`` unless it is complete and its process has printed before."""
+        """Return how lines with this head count, ``None`` unless it is complete and its process is known or finds no room."""
         head = read_head(text)
-        life = None if head is None or head.process is None or "rccl" in head.origin else self.lives.get(head.process)
-        if head is None or life is None:
+        if head is None or head.process is None or "rccl" in head.origin:
+            return None
+        life = self.lives.get(head.process)
+        if life is None and self._room > 0:
             return None
         if len(self._speakers) >= _MOST_SPEAKERS:
             self._speakers.clear()
@@ -175,7 +169,7 @@ class Account:
         if "NCCL " in text or text.endswith("NCCL"):
             return None
         facts = tuple(
-            (fact, type(fact), type(fact) in _OF_COMMUNICATOR and getattr(fact, "comm", None) is None)
+            (fact, type(fact), type(fact) in OF_COMMUNICATOR and getattr(fact, "comm", None) is None)
             for fact in read(text)
         )
         content = _Content(facts, bool(facts) or is_quiet(text), has_own_time(text))
@@ -192,18 +186,23 @@ class Account:
         if has_own_time(line):
             self.n_timestamped += 1
         for message in messages:
-            self._length = len(message.text)
             facts = read(message.text)
-            life = self._count(message, bool(facts)) if message.level else None
-            if message.level == "WARN":
-                heard(self._warn(message))
-            if life is None:
-                self._take_loose(facts, message, heard)
-                continue
-            for fact in facts:
-                self._take(life, fact, message.head.tid)
+            self._take_message(message, bool(facts), facts, heard)
 
     # -- one message --------------------------------------------------------------------------
+
+    def _take_message(
+        self, message: Message, known: bool, facts: Iterable[f.Fact], heard: Callable[[Warned], object]
+    ) -> None:
+        self._length = len(message.text)
+        life = self._count(message, known) if message.level else None
+        if message.level == "WARN":
+            heard(self._warn(message))
+        if life is None:
+            self._take_loose(facts, message, heard)
+            return
+        for fact in facts:
+            self._take(life, fact, message.head.tid)
 
     def _count(self, message: Message, known: bool) -> Life | None:
         """Count a message; return its process, ``None`` if that is not known."""
@@ -247,15 +246,15 @@ class Account:
             self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
         return Warned(text, kind, message.head.process, self._seen())
 
-    def _take_loose(self, facts: tuple[f.Fact, ...], message: Message, heard: Callable[[Warned], object]) -> None:
+    def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:
-            if message.level or not _needs_head(fact):
+            if message.level or not needs_head(fact):
                 if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
                     heard(Warned(message.text.strip(), "timeout", None, self._seen()))
                 self._note(self.loose, fact)
 
     def _take(self, life: Life, fact: f.Fact, tid: int) -> None:
-        if type(fact) in _OF_COMMUNICATOR:
+        if type(fact) in OF_COMMUNICATOR:
             self._note(self._place(life, fact, tid), fact)
             return
         self._note(life.facts, fact)
@@ -279,7 +278,7 @@ class Account:
         # Earlier facts of this thread belong to an init that ends; if one begins, to an init that is not in the log.
         for kind, found in life.pending.pop(tid, Facts()).items():
             for known, seen in found.items():
-                mine = member.complete and _fits(known, member.init)
+                mine = member.complete and fits(known, member.init)
                 into = (member.facts if mine else life.facts).setdefault(kind, {})
                 into.setdefault(known, seen)
                 if into[known] is not seen:
@@ -298,9 +297,9 @@ class Account:
         member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
         if member is None and comm is None:
             # Connections may be made at the first collective, by the thread that calls it.
-            fitting = [member for member in life.by_comm.values() if _fits(fact, member.init)]
+            fitting = [member for member in life.by_comm.values() if fits(fact, member.init)]
             member = fitting[0] if len(fitting) == 1 else None
-        return member.facts if member is not None and _fits(fact, member.init) else life.facts
+        return member.facts if member is not None and fits(fact, member.init) else life.facts
 
     def _note(self, facts: Facts, fact: f.Fact) -> None:
         kind = type(fact)
@@ -378,18 +377,3 @@ def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:
     for name, count in counts:
         total[name] += count
     return total
-
-
-def _fits(fact: f.Fact, init: f.Init) -> bool:
-    """Return whether ``fact`` can be of the rank and communicator of ``init``."""
-    if isinstance(fact, f.Via):
-        printing = fact.dst if fact.direction == "receive" else fact.src
-        return printing == init.rank and init.nranks is not None and fact.src < init.nranks > fact.dst
-    if isinstance(fact, (f.CollNetVia, f.Neighbours, f.Tree)):
-        return fact.rank == init.rank
-    return not isinstance(fact, f.Layout) or fact.nranks == init.nranks
-
-
-def _needs_head(fact: f.Fact) -> bool:
-    """Return whether text without a message's head can match this fact by chance."""
-    return isinstance(fact, _HEADED) or (isinstance(fact, f.Env) and not fact.name.startswith(("NCCL_", "RCCL_")))

@@ -43,7 +43,7 @@ class Follower:
     """Reads what is added to the files that match patterns.
 
     Args:
-        take: called with what is read of a file at a time: numbered lines, and the path.
+        take: called with what is read of a file at a time: lines as ``Lines`` yields them, and the path.
         since: Unix time in s; files last written before it are ignored.
     """
 

@@ -28,6 +28,8 @@ class Form(NamedTuple):
 
 def _int(digits: str) -> int:
     """Parse an integer of 64 bits; raise ``ValueError`` for others, which are not counters."""
+    if len(digits) < 19:
+        return int(digits)
     value = int(digits) if len(digits) < 32 else 1 << 64
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(digits[:32])
@@ -40,11 +42,17 @@ def _form(needle: str, pattern: str, fact: type[f.Fact], **fixed: object) -> For
     read_as: dict[type, Callable[[str], object]] = {int: _int, float: float, str: str}
     kinds = {name: read_as[kind] for kind in read_as for name, hint in hints.items() if hint in (kind, kind | None)}
     compiled = re.compile(pattern, re.ASCII)
-    named = [(name, kinds[name]) for name in compiled.groupindex]
+    fields: tuple[str, ...] = getattr(fact, "_fields")  # noqa: B009
+    without = {**dict.fromkeys(fields), **getattr(fact, "_field_defaults"), **fixed}  # noqa: B009
+    empty = [without[field] for field in fields]
+    named = [(fields.index(name), group - 1, kinds[name]) for name, group in compiled.groupindex.items()]
 
     def make(match: re.Match[str]) -> f.Fact:
-        values = {name: kind(match[name]) for name, kind in named if match[name] is not None}
-        return fact(**{**dict.fromkeys(hints), **getattr(fact, "_field_defaults"), **fixed, **values})  # noqa: B009
+        texts, values = match.groups(), empty.copy()
+        for field, group, kind in named:
+            if (text := texts[group]) is not None:
+                values[field] = kind(text)
+        return fact(*values)
 
     return Form(needle, compiled, make)
 

@@ -1,27 +1,33 @@
-"""Split any bytes into physical lines with bounded memory; the input may be cut anywhere."""
+"""Any bytes to texts of whole physical lines, with bounded memory; the input may be cut anywhere.
+
+A text has about 32 KiB of lines, because one line at a time takes longer; its reader splits it at ``\\n``.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
 _BLOCK = 1 << 20
-#: Bytes that are split at a time: the lines of more do not stay in the caches of a core.
+#: Bytes of a text: the lines of more do not stay in the caches of a core.
 _SLICE = 32_768
 
 
 class Lines:
-    """Splits a stream into lines; an incomplete line waits for its newline."""
+    """Cuts a stream between its lines; an incomplete line waits for its newline."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._number = 1
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """Yield number (from 1) and text, without newline, of each line that ``data`` completes."""
+        """Yield the lines that ``data`` completes as texts, each with the number (from 1) of its first line.
+
+        A piece of a line that is longer than ``MOST_BYTES`` is a text of its own, with the number of that line.
+        """
         if b"\0" in data:  # zeros replace the truncated part of a file that is still written
             data = data.replace(b"\0", b"")
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
@@ -48,9 +54,9 @@ class Lines:
 
     def _some(self, complete: bytes) -> Iterator[tuple[int, str]]:
         if len(complete) <= MOST_BYTES:  # a newline also ends a damaged character
-            lines = complete.decode("utf-8", "replace").split("\n")
-            first, self._number = self._number, self._number + len(lines)
-            yield from enumerate(lines, first)
+            text = complete.decode("utf-8", "replace")
+            yield self._number, text
+            self._number += text.count("\n") + 1
             return
         for line in complete.split(b"\n"):
             for at in range(0, len(line) or 1, MOST_BYTES):
@@ -58,8 +64,14 @@ class Lines:
             self._number += 1
 
 
+def apart(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line, without newline."""
+    for first, text in texts:
+        yield from enumerate(text.split("\n"), first)
+
+
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
-    """Yield all lines of a stream; for a damaged archive the lines before the damage, then raise its error."""
+    """Yield all lines of a stream as ``Lines.feed`` does; for a damaged archive the lines before the damage, then raise its error."""
     lines = Lines()
     try:
         while block := stream.read1(_BLOCK):

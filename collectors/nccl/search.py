@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from commwatch.collectors.nccl import facts as f
@@ -27,10 +26,8 @@ SEARCHED: tuple[Form, ...] = tuple(form for _, forms in _BY_PART for form in for
 
 #: Characters. Longer texts are not cached, so that the caches do not grow with the length of lines.
 _MOST_KEPT, _MOST_SHAPE = 2048, 512
-#: Texts that differ in digits and addresses only have one shape. Bytes, because they are translated ten times as fast.
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-#: No needle begins within one and goes on after it.
-_ADDRESS = re.compile(rb"0x[0-9a-f]+\b")
+#: Texts that differ in hexadecimal digits only have one shape. Bytes, because they are translated ten times as fast.
+_DIGITS = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 
 
 def read(text: str) -> tuple[f.Fact, ...]:
@@ -52,8 +49,7 @@ def _candidates(text: str) -> tuple[Form, ...]:
 
 
 def _shape(text: str) -> bytes:
-    shape = text.encode("utf-8", "surrogatepass").translate(_DIGITS)
-    return _ADDRESS.sub(b"0x", shape) if b"0x" in shape else shape
+    return text.encode("utf-8", "surrogatepass").translate(_DIGITS)
 
 
 @lru_cache(maxsize=8192)

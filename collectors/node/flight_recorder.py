@@ -8,7 +8,6 @@ Source: pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp and Flig
 
 from __future__ import annotations
 
-import pickletools
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -210,6 +209,8 @@ def unpickled(data: bytes) -> Any:
 
     Raises ``ValueError``, ``IndexError`` or ``OverflowError`` if it holds anything else, or is not a pickle.
     """
+    import pickletools  # large, and only needed for dumps
+
     machine = _Machine()
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if number > MOST_STEPS:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from commwatch.analysis.nccl_operations import nccl_operations
+from commwatch.analysis.advice_input import nccl_choices
+from commwatch.analysis.nccl_operations import nccl_operations, slow_choices
 from commwatch.collectors.probe.native.library import PLUGIN
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Aggregate
+from commwatch.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
 from tests.agent.prometheus.test_metrics import samples
-from tests.helpers import MS, group_entry, operation, packed
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, packed
 
+#: Ring/Simple with four channels, and so on: the bits of a record's ``aux``.
 RING_SIMPLE_4, TREE_LL_1, TREE_LL_2 = 2 | 3 << 4 | 4 << 6, 1 | 1 << 4 | 1 << 6, 1 | 1 << 4 | 2 << 6
 
 
@@ -67,6 +73,120 @@ def test_remark(aux: int, size: int, wrong: bool) -> None:
     """LL for a large operation is remarked on; for a small one, or another protocol, or an unknown choice, nothing is."""
     (found,) = of_ranks([timed(aux, ms=1, size=size)])
     assert ("half of what LL sends are flags" in found.remark) is wrong
+
+
+@pytest.mark.parametrize(("ranks", "wrong"), [(8, True), (32, True), (64, False)])
+def test_large_groups(ranks: int, wrong: bool) -> None:
+    """Where each rank's part of an operation is small, latency counts, and NCCL may well choose LL: no remark."""
+    aggregate = Aggregate()
+    totals = aggregate.open("ring", identity(world_size=ranks))
+    totals.learn([group_entry(1, tuple(range(ranks)), "all")])
+    totals.ingest(packed(timed(TREE_LL_1, ms=1, size=64 << 20)))
+    (found,) = nccl_operations(aggregate.jobs.values())
+    assert bool(found.remark) is wrong
+
+
+def test_of_the_history(tmp_path: Path) -> None:
+    """The history gives the same sums as the live totals; operations of one kernel, and those with other times, are left out."""
+    watch = Watch(tmp_path)
+    shared = timed(RING_SIMPLE_4 | ev.SHARED_KERNEL, ms=9, size=1 << 20)
+    records = [timed(RING_SIMPLE_4, ms=4, size=1 << 20), timed(TREE_LL_1, ms=2, size=64 << 20), shared]
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.call("name", [(group_entry(1, (0, 1), "pair"),)])
+        trainer.write([*records, timed(RING_SIMPLE_4, ms=3, size=1 << 20, timing=ev.BY_EVENTS)])
+        watch.tick(20 * MS)
+        live = nccl_operations(watch.aggregate.jobs.values())
+        watch.tick(20_000 * MS)
+    (job,) = watch.agent.jobs()
+    stored = nccl_choices(watch.agent, job.job_id)
+    assert len(stored) == len(live) == 2
+    for mine, other in zip(stored, live, strict=True):
+        assert asdict(mine) == {name: pytest.approx(value) for name, value in asdict(other).items()}
+    operations = watch.agent.operations(0, 1 << 62, None, lambda _: True, 10)
+    assert sorted(each.shared_kernel for each in operations) == [False, False, False, True]
+
+
+def test_history_without_times_of_nccl(tmp_path: Path) -> None:
+    """Where NCCL timed nothing, only the latest operations are read, and nothing is found."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.write([operation(start_ns=MS, end_ns=2 * MS)])
+        watch.tick(20_000 * MS)
+    (job,) = watch.agent.jobs()
+    assert nccl_choices(watch.agent, job.job_id) == []
+
+
+@pytest.mark.parametrize(("aux", "named"), [(TREE_LL_1, True), (RING_SIMPLE_4, False)])
+def test_advice_from_the_history(tmp_path: Path, aux: int, named: bool) -> None:
+    """The report of a job whose gradients of 64 MiB go by LL has the advice; with Ring/Simple it has not."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.call("name", [(group_entry(1, (0, 1), "dp"),)])
+        for n in range(40):
+            begin_ns = n * 100 * MS
+            fields = operation(
+                start_ns=begin_ns + 50 * MS, end_ns=begin_ns + 90 * MS, seq=n, size=64 << 20, group=1, timing=ev.BY_NCCL
+            )
+            trainer.write([(*fields[:-1], aux), mark(n, begin_ns + 100 * MS)])
+        watch.tick(20_000 * MS)
+    (job,) = watch.agent.jobs()
+    built = report.build(watch.agent, job.job_id, watch.path, "commwatch report")
+    assert built is not None
+    found = [each for each in built.advice if each.rule == "nccl_choice"]
+    assert len(found) == named
+    assert all("Tree/LL for all_reduce of group dp" in each.title for each in found)
+
+
+def chosen(**more: Any) -> NcclOperations:
+    """Twenty all_reduces of 64 MiB with Tree/LL, at 5 GB/s."""
+    (found,) = of_ranks([timed(TREE_LL_1, ms=13, size=64 << 20)] * 20)
+    return replace(found, **{"busbw": 5e9, **more})
+
+
+SIMPLE: dict[str, Any] = {"algorithm": "Ring", "protocol": "Simple", "remark": ""}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [chosen(**SIMPLE, busbw=20e9, size_log2=28)],  # of another size
+        [chosen(**SIMPLE, busbw=5e9, count=3)],  # too few to compare with
+        [chosen(**SIMPLE, busbw=5e9, group_id="other")],
+        [chosen(**SIMPLE, busbw=5e9, op="all_gather")],
+    ],
+)
+def test_slow_choice(others: list[NcclOperations]) -> None:
+    """LL for large operations is found, once for each group and op, and compared only with what is alike."""
+    (found,) = slow_choices([chosen(), *others, chosen(size_log2=25)])
+    assert (found.chosen, found.faster) == (chosen(), None)
+
+
+def test_faster() -> None:
+    """Another protocol that reached more at about this size is named, the fastest one."""
+    others = [
+        chosen(**{**SIMPLE, "algorithm": name}, busbw=busbw, size_log2=27)
+        for name, busbw in (("Ring", 20e9), ("Tree", 9e9))
+    ]
+    (found,) = slow_choices([chosen(), *others])
+    assert found.faster == others[0]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [chosen(count=9)],
+        [chosen(), chosen(**SIMPLE, busbw=6e9)],  # measured, and hardly faster
+        [chosen(**SIMPLE)],
+        [chosen(algorithm="NVLS", protocol="Simple", remark="")],
+        [chosen(algorithm="PAT", protocol="Simple", remark="")],
+        [chosen(algorithm="Tree", protocol="LL128", remark="")],
+        [],
+    ],
+)
+def test_no_slow_choice(found: list[NcclOperations]) -> None:
+    """Few operations, LL that is as fast as others, and all other choices of NCCL are left alone."""
+    assert list(slow_choices(found)) == []
 
 
 def test_queue() -> None:

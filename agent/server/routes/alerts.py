@@ -9,8 +9,8 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Response
 
 from commwatch.alerts.model import Alert
-from commwatch.analysis.job_wide import JobWide
 from commwatch.core.api_views import AlertsView, AlertView
+from commwatch.nodes.merging import JobWide
 from commwatch.server.history_queries import ApiError, job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.durations import LAST, parse_last
 from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.nodes.merging import JobWide
 from commwatch.server import current_verdicts
 from commwatch.server.history_queries import ApiError, Efficiencies, job_exists, text_of
 from commwatch.server.job_questions import Parts

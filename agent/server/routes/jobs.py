@@ -12,8 +12,6 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from commwatch import __version__
-from commwatch.analysis.job_queries import Cells
-from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.summary import DIMENSIONS
 from commwatch.analysis.time_buckets import SlotSums
@@ -23,6 +21,8 @@ from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
 from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
+from commwatch.nodes.merging import JobWide
+from commwatch.nodes.queries import Cells
 from commwatch.runtime.peers import PeerView
 from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
 from commwatch.server.problems import ERRORS

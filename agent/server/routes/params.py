@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 from fastapi import Depends, Query, Request, Response
 
-from commwatch.analysis.job_wide import Heard
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age
+from commwatch.nodes.merging import Heard
 from commwatch.server.history_queries import ApiError, Text
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services

@@ -1,7 +1,7 @@
 // Shows the state of a job in words, numbers and tables.
 
 import { each, find, make, say, table } from "./elements.js";
-import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
+import { UNKNOWN, binary, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
@@ -55,7 +55,7 @@ function wrong(job, alerts, trouble, nodes) {
 export function begin() {
   ranks({ ranks: [], in_flight: [] });
   inFlight({ in_flight: [], in_flight_more: 0 });
-  showOperations({ covered_s: 0, rows: [] });
+  showOperations({ covered_s: 0, rows: [], chosen: [] });
 }
 
 function tiles(job) {
@@ -115,7 +115,7 @@ const OPERATIONS = [
   ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
 ];
 
-export function showOperations({ covered_s: covered, rows: found }) {
+export function showOperations({ covered_s: covered, rows: found, chosen }) {
   const rows = found.map((row) => {
     const time = row.ranks * covered;
     const waited = row.wait_s ?? row.p2p_wait_s;
@@ -127,6 +127,24 @@ export function showOperations({ covered_s: covered, rows: found }) {
     };
   });
   table(find("operations"), OPERATIONS, rows, "no operation has ended in the last minute");
+  showChosen(chosen);
+}
+
+const CHOSEN = [
+  ["group", true], ["op", true], ["size", false, "at most"], ["algorithm", true], ["protocol", true], ["channels"], ["count", false, "of all ranks, since the agent reads the job"],
+  ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the begin of the kernels"], ["busbw", false, "while the kernels ran"],
+];
+
+function showChosen(chosen) {
+  find("chosen-section").hidden = !chosen.length;
+  const rows = chosen.map((each) => ({
+    kind: each.remark ? "warn" : "",
+    cells: [
+      plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : binary(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
+      each.channels === null ? UNKNOWN : String(each.channels), String(each.count), seconds(each.mean_s), seconds(each.queued_s), rate(each.busbw),
+    ],
+  }));
+  table(find("chosen"), CHOSEN, rows, "");
 }
 
 const FLIGHT = [["rank"], ["op", true], ["group", true], ["number", false, "of the collective in its group"], ["size"], ["for"], ["usually", false, "median of such operations of this rank"]];

@@ -31,6 +31,12 @@ export function bytes(value) {
   return `${value} B`;
 }
 
+// Powers of two, as size classes are.
+export function binary(value) {
+  for (const [limit, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
+  return `${value} B`;
+}
+
 export function perSecond(value) {
   return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
 }

@@ -13,6 +13,7 @@ from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.host_views import Complaint
+from commwatch.core.nccl_views import NcclOperations
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)
@@ -62,6 +63,16 @@ def complaint(kind_: str) -> Complaint:
     return Complaint(kind_, "mlx5_0:1", "is not well", "look at the cable")
 
 
+def chosen(**more: Any) -> NcclOperations:
+    """Twenty all_reduces of 64 MiB of the group of gradients, with Tree/LL."""
+    about: dict[str, Any] = {
+        "job_id": "job", "group_id": "g", "group": "data", "op": "all_reduce", "size_log2": 26, "algorithm": "Tree",
+        "protocol": "LL", "channels": 2, "ranks": [0], "count": 20, "bytes": 20 << 26, "mean_s": 0.02, "queued_s": 0.001,
+        "busbw": 5e9, "remark": "slow",
+    }  # fmt: skip
+    return NcclOperations(**{**about, **more})
+
+
 SPEAKS: dict[str, list[Facts]] = {
     "straggler": [facts(waits={0: 0.2, 1: 0.01, 2: 0.3})],
     "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
@@ -76,6 +87,10 @@ SPEAKS: dict[str, list[Facts]] = {
     "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
     "faster_network": [facts(kind(curve=CURVE))],
     "micro_batches": [facts(bubble=0.3)],
+    "nccl_choice": [
+        facts(choices=[chosen()]),
+        facts(choices=[chosen(), chosen(protocol="Simple", busbw=2e10, remark="")]),
+    ],
     "nccl_finding": [facts(findings=[finding("warning")])],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("SYS"), place("PIX", rank=0)])),
@@ -139,6 +154,13 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(curve=CURVE), comm=0.2),
     ],
     "micro_batches": [facts(), facts(bubble=0.05)],
+    "nccl_choice": [
+        facts(choices=[chosen(protocol="Simple", remark="")]),
+        facts(choices=[chosen(), chosen(protocol="Simple", busbw=5e9, remark="")]),  # measured, and as slow
+        facts(choices=[chosen(group="other")]),  # of which nothing is known
+        facts(kind(seconds=0.0005), choices=[chosen()]),  # hardly
+        facts(choices=[chosen()], exposed=0.0),  # hidden
+    ],
     "nccl_finding": [facts(), facts(findings=[finding("info")])],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("NODE")])),
@@ -180,6 +202,19 @@ def test_speaks(rule: str, about: Facts) -> None:
 def test_silent(rule: str, about: Facts) -> None:
     """A rule is silent where one of its conditions does not hold."""
     assert given(rule, about) is None
+
+
+def test_choice_is_named() -> None:
+    """The advice names choice and sizes, what was measured, and what was faster, and promises no gain."""
+    found = given(
+        "nccl_choice", facts(choices=[chosen(), chosen(algorithm="Ring", protocol="Simple", busbw=2e10, remark="")])
+    )
+    assert found is not None
+    assert found.title == "NCCL chose Tree/LL for all_reduce of group data, 32 MiB to 64 MiB"
+    assert "20 of the latest took 20 ms on average, busbw 5 GB/s" in found.because
+    assert "with Ring/Simple, operations of 32 MiB to 64 MiB had busbw 20 GB/s" in found.because
+    assert "NCCL_PROTO" in found.do
+    assert found.saves_share is None
 
 
 def test_steps_that_bring_the_share_under_the_limit() -> None:

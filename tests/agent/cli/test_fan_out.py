@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.job_wide import conclude
 from commwatch.commands.diagnose import ask
+from commwatch.nodes.merging import conclude
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 

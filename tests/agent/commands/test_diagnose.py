@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.job_wide import Seen, conclude
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
 from commwatch.commands.diagnose import CannotDiagnose, ask, text
+from commwatch.nodes.merging import Seen, conclude
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,

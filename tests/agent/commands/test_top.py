@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.node.gpu import Card, Gpu, Measured
@@ -20,6 +19,7 @@ from commwatch.core.api_views import About, AlertView, Row, Summary
 from commwatch.core.terminal_text import width
 from commwatch.core.text_table import coloured
 from commwatch.core.views import InFlight, JobView, RankView, StepView
+from commwatch.nodes.merging import Nodes
 from commwatch.watchers.gpus import GpuView, GpuViews, RankOnGpu
 from tests.agent.core.test_text_table import plain
 from tests.helpers import examples

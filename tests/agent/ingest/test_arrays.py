@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array as pieces_of
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_unions(intervals: list[tuple[int, int, int]]) -> None:
         expected[key].add(start, end)
     pieces = unions(*(array(list(values)) for values in zip(*intervals, strict=True)))
     for key, start, end in zip(*(each.tolist() for each in pieces), strict=True):
-        found[key].extend([start], [end])
+        found[key].extend(pieces_of("q", [start]), pieces_of("q", [end]))
     assert [(each.starts, each.ends) for each in found] == [(each.starts, each.ends) for each in expected]
 
 

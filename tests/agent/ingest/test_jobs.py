@@ -207,6 +207,16 @@ def test_rooted_operations_have_no_wait(op: str) -> None:
         assert (total(book).joined, book.lateness_ns) == (0, {})
 
 
+def test_unknown_root_keeps_nothing() -> None:
+    """Operations whose root is not known are counted, and their parts are not kept: they could never be complete."""
+    joins: dict[str, GroupJoin] = {}
+    book = a_book(0, joins)
+    for seq in range(50):
+        book.ingest(packed(operation("broadcast", seq=seq, peer=-1, **EARLY)))
+    assert total(book).count == 50
+    assert [join._rooted for join in joins.values()] == [{}]
+
+
 @pytest.mark.parametrize(
     "more",
     [{"flags": ev.UNALIGNED}, {"flags": ev.ASYNC, "timing": ev.BY_WAIT}, {"flags": ev.UNTIMED}, {"flags": ev.FAILED}],

@@ -15,7 +15,7 @@ from commwatch.report.charts import Material, figures, over_time, shares
 from tests.agent.commands.test_top import row
 from tests.agent.report.test_svg import HOSTILE, SVG
 
-NOTHING = Material([], [], [], [], {}, [])
+NOTHING = Material([], [], [], [], {}, [], [])
 
 
 def step(seq: int, comm_s: float | None, exposed_s: float | None = None, **more: Any) -> StepView:
@@ -147,6 +147,7 @@ def test_hostile_names() -> None:
         by_size=[row({"group": HOSTILE, "op": HOSTILE, "size": 8}, busbw=1e6)],
         waits=[row({"rank": 0, "group": HOSTILE}, wait_s=1.0)],
         waits_at=[],
+        choices=[],
         curves={},
         groups=[GroupView("job", HOSTILE, HOSTILE, HOSTILE, "", 2, None, [0], True, HOSTILE)],
     )

@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import WaitView
 from commwatch.report import charts, html_frame, report, report_page
 from commwatch.report.svg import STYLE
@@ -86,11 +87,35 @@ def job_of(
     return QueryService(watch.path)
 
 
+def choices(group: str = "dp") -> list[NcclOperations]:
+    """What NCCL chose in such a job."""
+    about: dict[str, Any] = {
+        "job_id": "job",
+        "group_id": "all",
+        "group": group,
+        "ranks": [0, 1],
+        "bytes": 1 << 30,
+        "queued_s": 0.0004,
+    }
+    return [
+        NcclOperations(
+            **about, op="all_reduce", size_log2=26, algorithm="Tree", protocol="LL", channels=2, count=400, mean_s=0.036,
+            busbw=3.2e9, remark="slow",
+        ),
+        NcclOperations(
+            **about, op="all_gather", size_log2=-1, algorithm=None, protocol=None, channels=None, count=7, mean_s=0.001,
+            busbw=None, remark="",
+        ),
+    ]  # fmt: skip
+
+
 def written(agent: QueryService, to: Path, job: str, **otherwise: Any) -> str:
     """The address of the page of a job's report."""
     built = report.build(agent, job, Path("/var/lib/commwatch/history-node1.sqlite"), f"commwatch report {job}")
     assert built is not None
-    to.write_text(report_page.html(replace(built, **otherwise), charts.gather(agent, job)), encoding="utf-8")
+    groups = [str(row.by["group"]) for row in built.operations]
+    material = replace(charts.gather(agent, job), choices=choices(groups[0]) if groups else [])
+    to.write_text(report_page.html(replace(built, **otherwise), material), encoding="utf-8")
     return to.as_uri()
 
 
@@ -123,6 +148,19 @@ def test_readable(chromium: Chromium, usual: str, width: int, dark: bool) -> Non
     assert visit.requests == [usual]
 
 
+def test_choices(chromium: Chromium, usual: str) -> None:
+    """What NCCL chose stands in a table, with its own times; what is not known has a dash."""
+    with chromium.visit(usual) as visit:
+        title = visit.page.get_by_role("heading", name="What NCCL chose")
+        expect(title).to_be_visible()
+        rows = visit.page.locator("h2:text('What NCCL chose') + div tbody tr")
+        assert [row.locator("td").all_inner_texts() for row in rows.all()] == [
+            ["dp", "all_reduce", "64.0 MiB", "Tree", "LL", "2", "400", "36 ms", "400 µs", "3.2 GB/s"],
+            ["dp", "all_gather", "–", "–", "–", "–", "7", "1 ms", "400 µs", "–"],
+        ]
+        expect(visit.page.get_by_text("Mean time in the queue by group: dp 400 µs.")).to_be_visible()
+
+
 def test_who_is_late_is_seen(chromium: Chromium, usual: str) -> None:
     """The matrix of ranks and time shows by colour, and in its text, which rank the others wait for, and when."""
     with chromium.visit(usual) as visit:
@@ -138,7 +176,7 @@ def test_many_ranks(chromium: Chromium, tmp_path: Path) -> None:
     """On a telephone, too, each row of a node with 64 ranks can be distinguished from its neighbours."""
     waits = [row({"rank": rank, "group": group}, wait_s=rank % 9) for rank in range(64) for group in ("dp", "tp", "pp")]
     at = [WaitView(rank, 10 * i, 10, abs(rank - i)) for rank in range(64) for i in range(30)]
-    body = charts.figures(charts.Material([], [], waits, at, {}, []))
+    body = charts.figures(charts.Material([], [], waits, at, {}, [], []))
     (tmp_path / "report.html").write_text(html_frame.page("64 ranks", body, STYLE), encoding="utf-8")
     for width in (1280, 400):
         with chromium.visit((tmp_path / "report.html").as_uri(), width=width) as visit:
@@ -169,6 +207,7 @@ def test_little_known(chromium: Chromium, tmp_path: Path) -> None:
         visit.picture("report-empty")
         visit.assert_readable()
         expect(visit.page.get_by_role("img")).to_have_count(0)
+        expect(visit.page.get_by_role("heading", name="What NCCL chose")).to_have_count(0)
 
 
 def test_waits_over_time_are_all_waits(tmp_path: Path) -> None:

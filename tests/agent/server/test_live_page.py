@@ -13,7 +13,8 @@ from playwright.sync_api import Dialog, expect
 
 from commwatch.collectors.wire import events as ev
 from tests.agent.report.test_svg import HOSTILE
-from tests.helpers import RunningAgent, agent, end_rank, wait_for
+from tests.agent.test_nccl_operations import RING_SIMPLE_4, TREE_LL_1
+from tests.helpers import MS, RunningAgent, agent, end_rank, operation, wait_for
 from tests.live import HandMade, hear, number, table
 
 if TYPE_CHECKING:
@@ -76,6 +77,53 @@ def test_straggler(chromium: Chromium, node: RunningAgent) -> None:
                 _shows_straggler(visit)
                 visit.assert_readable()
                 visit.picture(f"live-straggler-{width}-{'dark' if dark else 'light'}")
+
+
+def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
+    """What NCCL chose is shown only where its plugin reports it, and a choice with a remark is marked."""
+    with HandMade(node.directory, "plain") as job, chromium.visit(page_of(node, "plain")) as visit:
+        job.run(20)
+        expect(visit.page.locator("#operations tbody tr")).to_have_count(2)
+        expect(visit.page.locator("#chosen-section")).to_be_hidden()
+    with HandMade(node.directory, "chosen") as job:
+        job.run(20)
+        now_ns = time.monotonic_ns()
+        for n, (choice, size) in enumerate(((RING_SIMPLE_4, 1 << 20), (TREE_LL_1, 64 << 20))):
+            ends_ns = now_ns + (n + 1) * MS
+            fields = operation(
+                launch_ns=ends_ns - 3 * MS,
+                start_ns=ends_ns - 2 * MS,
+                end_ns=ends_ns,
+                seq=20 + n,
+                size=size,
+                timing=ev.BY_NCCL,
+            )
+            job.writers[0].write(*fields[:-1], choice)
+        for width, dark in WINDOWS:
+            with chromium.visit(page_of(node, "chosen"), width=width, dark=dark) as visit:
+                expect(visit.page.locator("#chosen tbody tr")).to_have_count(2)
+                visit.assert_readable()
+                visit.picture(f"live-chosen-{width}-{'dark' if dark else 'light'}")
+                expect(visit.page.locator("#chosen tbody tr.warn")).to_have_count(1)
+                large, small = sorted(table(visit, "chosen"), key=lambda row: row["protocol"])
+                assert list(large.values()) == [
+                    "dp",
+                    "all_reduce",
+                    "64 MiB",
+                    "Tree",
+                    "LL",
+                    "1",
+                    "1",
+                    "2 ms",
+                    "1 ms",
+                    "33.6 GB/s",
+                ]
+                assert (small["size"], small["algorithm"], small["protocol"], small["channels"]) == (
+                    "1 MiB",
+                    "Ring",
+                    "Simple",
+                    "4",
+                )
 
 
 def _shows_straggler(visit: Visit) -> None:

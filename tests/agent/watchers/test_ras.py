@@ -13,13 +13,13 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.job_wide import conclude
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl import ras as client
 from commwatch.collectors.nccl.ras import Communicator, Member, parse
 from commwatch.commands import diagnose
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.jobs import Aggregate
+from commwatch.nodes.merging import conclude
 from commwatch.server.web import application
 from commwatch.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
 from tests.agent.server.routes.test_jobs import rings_of

@@ -10,6 +10,7 @@ import pytest
 
 from commwatch.collectors.nccl import follow
 from commwatch.collectors.nccl.follow import Follower
+from commwatch.collectors.nccl.lines import apart
 
 
 class Taken:
@@ -21,8 +22,8 @@ class Taken:
         self.follower = Follower(self._take, since)
         self.follower.patterns.update({str(pattern): None for pattern in patterns})
 
-    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in lines:
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in apart(texts):
             self.lines.append(line)
             self.places.append((Path(path).name, number))
 

@@ -59,8 +59,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 def read(data: bytes, most_facts: int) -> Account:
     account, lines = Account(most_facts), Lines()
     for found in (lines.feed(data), lines.end()):
-        for number, text in found:
-            account.add(text, "log", number)
+        account.add_lines(found, "log")
     return account
 
 

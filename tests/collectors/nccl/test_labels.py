@@ -26,8 +26,7 @@ KINDS = {"none", 'slurm "N: "', "mpirun", "rank", "ray"}
 def said(log: Path) -> dict[str, Any]:
     """The labels of a log, as a reader of the JSON gets them."""
     account = Account()
-    for number, line in lines_of(io.BytesIO(log.read_bytes())):
-        account.add(line, log.name, number)
+    account.add_lines(lines_of(io.BytesIO(log.read_bytes())), log.name)
     found: dict[str, Any] = json.loads(json.dumps(labels(account), allow_nan=False))
     return found
 
@@ -103,8 +102,7 @@ def test_overflow_is_counted() -> None:
     """What there is no room for is counted as such, and what was kept stays right."""
     account = Account(most_facts=8)
     log = TREE / "tests/fixtures/nccl/nccl-2.18.log"
-    for number, line in lines_of(io.BytesIO(log.read_bytes())):
-        account.add(line, log.name, number)
+    account.add_lines(lines_of(io.BytesIO(log.read_bytes())), log.name)
     assert account.overflow > 0
     found = labels(account)
     assert (found["n_info"], found["n_warn"], found["cuda_driver_version"]) == (44, 1, [12020])

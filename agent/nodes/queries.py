@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from heapq import merge
 from itertools import islice
 
-from commwatch.analysis.job_wide import merged_groups, merged_jobs, merged_ranks
 from commwatch.analysis.queries import QueryService
 from commwatch.core.cells import CELL_SUMS, DURATION_BOUNDS_NS, Cell, Counted
 from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.nodes.merging import merged_groups, merged_jobs, merged_ranks
 
 
 @dataclass(frozen=True)

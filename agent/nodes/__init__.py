@@ -1,0 +1,1 @@
+"""The whole job: the parts of several nodes put together."""
