@@ -250,6 +250,7 @@ class Node:
                 "verdicts": lambda: _plain(live_ranks.conclude(jobs, now)),
                 "parts": lambda: _limited(ended_operations.parts(jobs, now, most)),
                 "cells": lambda: {"since": time.time() - 30, "until": time.time(), "cells": _plain(self._cells())},
+                "slots": list,
                 "now": lambda: asdict(node_now(jobs[0], {}, (), now)),
                 "bars": lambda: asdict(bars(live_ranks.of_this_run(jobs[0]), now)),
             }

@@ -69,25 +69,26 @@ def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
         OSError: no answer in time; ``HTTPError`` if the agent refuses.
         ValueError: the answer is not HTTP or not JSON, or the URL is not valid.
     """
-    return decoded(fetch(url, path, keys, _TIMEOUT_S))
+    return decoded(fetch(url, path, keys, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES))
 
 
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
     """Return an agent's answer to a POST of ``body`` as JSON; raises what ``get`` raises."""
-    return decoded(_ask(url, path, json.dumps(body).encode(), keys, _TIMEOUT_S))
+    return decoded(_body_of(url, path, json.dumps(body).encode(), keys, limits=(_TIMEOUT_S, _MOST_BYTES)))
 
 
-def fetch(url: str, path: str, keys: Keys, timeout_s: float) -> bytes:
+def fetch(url: str, path: str, keys: Keys, *, timeout_s: float, most_bytes: int) -> bytes:
     """Return the body of an agent's answer to a GET of ``path`` under ``/api/v1``.
 
     Args:
         timeout_s: for each wait for data, and for the body.
+        most_bytes: a longer body is an error.
 
     Raises:
         OSError: no answer in time; ``HTTPError`` if the agent refuses.
         ValueError: the answer is not HTTP or too long, or the URL is not valid.
     """
-    return _ask(url, path, None, keys, timeout_s)
+    return _body_of(url, path, None, keys, limits=(timeout_s, most_bytes))
 
 
 def decoded(body: bytes, most_values: int = _MOST_VALUES) -> Any:
@@ -120,15 +121,15 @@ def detail(error: urllib.error.HTTPError) -> str | None:
         return None
 
 
-def _ask(url: str, path: str, content: bytes | None, keys: Keys, timeout_s: float) -> bytes:
+def _body_of(url: str, path: str, content: bytes | None, keys: Keys, *, limits: tuple[float, int]) -> bytes:
     headers = {} if content is None else {"Content-Type": "application/json"}
     token = _token(url, keys)
     if token is not None:
         headers = {**headers, "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     try:
-        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=timeout_s) as response:
-            return _body(response, timeout_s)
+        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=limits[0]) as response:
+            return _body(response, *limits)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
             error.msg = f"it requires {'another' if token else 'its'} token; give it with --token-file FILE"
@@ -194,13 +195,13 @@ def _context(ca_file: Path | None, client_cert: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _body(response: http.client.HTTPResponse, timeout_s: float) -> bytes:
+def _body(response: http.client.HTTPResponse, timeout_s: float, most_bytes: int) -> bytes:
     """Return the body of a response; raise TimeoutError if it is not complete in time, even if bytes still arrive."""
     end, body = time.monotonic() + timeout_s, bytearray()
     while piece := response.read1(1 << 16):
         body += piece
-        if len(body) > _MOST_BYTES:
-            raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
+        if len(body) > most_bytes:
+            raise ValueError(f"its answer is longer than {most_bytes >> 20} MiB")
         if time.monotonic() > end:
             raise TimeoutError(f"did not send its whole answer within {timeout_s:.0f} s")
     return bytes(body)

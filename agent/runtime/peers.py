@@ -24,8 +24,8 @@ log = logging.getLogger("commwatch")
 MOST_S = 2.0
 #: Seconds for which answers to the same question are kept, so that many clients cost the other agents no more than one.
 _FRESH_S = 1.0
-#: Most bytes of all answers to one question, and most agents asked at the same time.
-_MOST_BYTES, _AT_ONCE = 64 << 20, 128
+#: Most bytes of one answer, and of all answers to one question; most agents asked at the same time.
+_MOST_OF_ONE, _MOST_BYTES, _AT_ONCE = 16 << 20, 64 << 20, 128
 #: Most JSON values of an agent's description of itself.
 _MOST_VALUES = 1000
 
@@ -63,13 +63,13 @@ class Peers:
         #: By question: the time until which the answers are fresh, and the answers.
         self._recent: dict[tuple[str, ...], tuple[float, Future[Heard]]] = {}
         self._trouble = ""
+        self._named: frozenset[str] = frozenset()
         self.change(config)
 
     def change(self, config: Config) -> None:
         """Use these settings from now on."""
         self._names, self._secure = config.peers, config.expects_tls
         self._keys = Keys(None, config.token_file, config.ca_file, config.client_cert)
-        self._named: frozenset[str] = frozenset()
 
     def views(self) -> list[PeerView]:
         """Return all addresses with their state."""
@@ -77,7 +77,8 @@ class Peers:
             return list(self._known.values())
 
     def tick(self) -> None:
-        """Look up the addresses and ask each agent who it is."""
+        """Look up the addresses, ask each agent who it is, and forget old answers."""
+        self._forget()
         try:
             self._named, trouble = frozenset(addresses(self._names, self._secure)), ""
         except BadAddress as error:
@@ -111,14 +112,13 @@ class Peers:
 
         An agent that refuses one of them with 404 does not have the job.
         """
-        now = time.monotonic()
+        self._forget()
         with self._lock:
-            self._recent = {key: kept for key, kept in self._recent.items() if kept[0] > now}
             _, found = self._recent.get(paths, (0.0, None))
             first = found is None
             if found is None:
                 found = Future()
-                self._recent[paths] = now + MOST_S + _FRESH_S, found
+                self._recent[paths] = time.monotonic() + MOST_S + _FRESH_S, found
         if first:
             try:
                 found.set_result(self._asked(paths))
@@ -129,6 +129,11 @@ class Peers:
                 with self._lock:
                     self._recent[paths] = time.monotonic() + _FRESH_S, found
         return found.result()
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._recent = {key: kept for key, kept in self._recent.items() if kept[0] > now}
 
     def _asked(self, paths: tuple[str, ...]) -> Heard:
         with self._lock:
@@ -152,7 +157,7 @@ class Peers:
         """Return an agent's answer. A job could report any address, so the token goes only to agents that are named or certified."""
         certified = url.startswith("https:") and self._keys.ca_file is not None
         keys = self._keys if url in self._named or certified else replace(self._keys, token_file=None)
-        return fetch(url, path, keys, MOST_S)
+        return fetch(url, path, keys, timeout_s=MOST_S, most_bytes=_MOST_OF_ONE)
 
     def _gather(
         self, urls: Sequence[str], question: Callable[[str], list[bytes]]
