@@ -79,6 +79,9 @@ function show(moment) {
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");
+  const which = `job=${encodeURIComponent(job.job_id)}`;
+  find("get-timeline").href = `/api/v1/timeline?${which}&last=30s`;
+  find("get-operations").href = `/api/v1/ops?${which}&limit=10000&format=csv`;
   showJob(moment);
   plots.add(job.slots);
 }

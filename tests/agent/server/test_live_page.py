@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -192,6 +196,27 @@ def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
         assert [text for text in found if text and text.startswith("all_reduce")] == [told.replace("19", "24")]
         visit.page.mouse.move(0, 0)
         expect(said).to_contain_text("The latest")
+
+
+def test_downloads(chromium: Chromium, node: RunningAgent, tmp_path: Path) -> None:
+    """The links below the timeline give a trace and a table with the job's operations."""
+    with HandMade(node.directory, "a job & more", ago_s=30) as job:
+        job.run(20)
+        job.read_by(node)
+        with chromium.visit(page_of(node, "a job & more")) as visit:
+            for link, name in (
+                ("the last 30 s for Perfetto", "trace.json.gz"),
+                ("the latest operations as CSV", "operations.csv"),
+            ):
+                with visit.page.expect_download() as download:
+                    visit.page.get_by_role("link", name=link).click()
+                download.value.save_as(tmp_path / name)
+    trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert {event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"} >= {"all_reduce", "all_gather"}
+    with (tmp_path / "operations.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 20  # two operations a step and rank
+    assert {row["job_id"] for row in rows} == {"a job & more"}
 
 
 def test_tables_say_what_the_api_says(chromium: Chromium, node: RunningAgent) -> None:
