@@ -138,6 +138,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     else:
         yield Check(_PASS, "history", about["history"])
     yield _scraping(about)
+    yield from _peers(get("peers"))
     yield from _gpus(get("gpus"))
     yield from network_checks(get("host"))
     jobs = [job for job in get("jobs") if job["state"] == "running"]
@@ -160,6 +161,18 @@ def _scraping(about: dict[str, Any]) -> Check:
     return Check(
         _PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
     )
+
+
+def _peers(found: list[dict[str, Any]]) -> Iterator[Check]:
+    """Check the agents of other nodes, if this one knows any."""
+    others = [peer for peer in found if peer["state"] != "this agent"]
+    answering = sum(peer["state"] == "answers" for peer in others)
+    if answering:
+        yield Check(_PASS, "peers", f"{answering} of {len(others)} agents of other nodes answer")
+    for peer in others:
+        if peer["state"] == "silent":
+            remedy = "start it, or take it out of the setting peers; with TLS set ca_file, with require_token a common token_file"
+            yield Check(_WARN, "peers", f"{peer['url']}: {peer['reason']}", remedy)
 
 
 def _gpus(view: dict[str, Any]) -> Iterator[Check]:

@@ -264,7 +264,13 @@ class Intake:
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
         runs = alive and not reader.counter(ring.CLOSED)
-        if runs and self._ticks % self._looks and reader.waiting() < reader.slots // _FULL:
+        # A ring that is new to this agent is read at once: its old records belong to the slots of their own time.
+        if (
+            runs
+            and source.alive_ns is not None
+            and self._ticks % self._looks
+            and reader.waiting() < reader.slots // _FULL
+        ):
             return _Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
         drained = reader.drain(final=not alive, limit=most)
         source.lost += drained.lost

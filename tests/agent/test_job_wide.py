@@ -91,6 +91,7 @@ def test_own_address(site: Site) -> None:
 def test_summary(site: Site, by: str) -> None:
     """Counts, bytes, times, percentiles and bandwidths are those of one agent over all rings, from whichever agent."""
     expected = site.whole.get(f"/api/v1/summary?job=train&by={by}")
+    assert expected["rows"]
     for node in site.nodes:
         found = whole(node, f"summary?{JOB}&by={by}")
         assert (found["since"], found["until"], found["by"]) == (expected["since"], expected["until"], expected["by"])
@@ -217,6 +218,10 @@ def test_silent_agents(tmp_path: Path) -> None:
         assert answer["nodes"]["answered"] == 3
         assert answer["nodes"]["silent"].keys() == {dead, mute, slow}
         assert "refused" in answer["nodes"]["silent"][dead]
+        checks = commwatch("doctor", "--json", "--dir", str(site.nodes[0].directory)).stdout
+        said = [check["says"] for check in json.loads(checks) if check["what"] == "peers"]
+        assert said[0] == "2 of 5 agents of other nodes answer"
+        assert {text.partition(": ")[0] for text in said[1:]} == {dead, mute, slow}
         site.nodes[2].kill()
         answer = wait_for(
             lambda: (found := site.nodes[0].get(f"/api/v1/ranks?{JOB}"))["nodes"]["answered"] == 2 and found, "its end"

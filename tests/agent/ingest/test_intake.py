@@ -14,7 +14,19 @@ from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingWriter
 from commwatch.core.cells import SLOT_NS
 from commwatch.report.report import build
-from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, rewind_ring, write_ring
+from tests.helpers import (
+    EPOCH_NS,
+    MS,
+    Trainer,
+    Watch,
+    examples,
+    group_entry,
+    identity,
+    mark,
+    operation,
+    rewind_ring,
+    write_ring,
+)
 
 ALWAYS = (0, 1 << 62)
 
@@ -71,10 +83,24 @@ def test_no_look_without_end(tmp_path: Path, alive: bool) -> None:
         assert (watch.count(), watch.intake.lost) == (lap + 1000, 0)
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+def test_agent_that_starts_late(tmp_path: Path, looks: int) -> None:
+    """Records that were there before the agent count in the time when they were made, not in that of its first looks."""
+    watch = Watch(tmp_path, looks=looks)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.call("name", [(group_entry(),)])
+        trainer.write([operation(start_ns=n * MS, end_ns=n * MS + 5, seq=n) for n in range(20)])
+        for second in (600, 601, 612):
+            watch.tick(second * 1000 * MS)
+        (since, _), (row,) = watch.agent.summary(0, 1 << 62, ["rank"], {"job_id": "job"})
+        assert (since, row.count) == (EPOCH_NS / 1e9, 20)
+
+
 def test_looks_between(tmp_path: Path) -> None:
     """Between two reads of the records the state of the trainers is seen; a full ring, and that of an ended trainer, is read at once."""
     watch = Watch(tmp_path, looks=2)
     with trainer(tmp_path, 0, slots=1024) as first, trainer(tmp_path, 1, slots=1024) as second:
+        assert [watch.tick(), watch.tick()] == [0, 0]  # the rings are not new to the agent any more
         first.write(reduces(0, 100))
         first.call("begin", [operation(start_ns=0, end_ns=0, launch_ns=5)])
         assert watch.tick() == 0
