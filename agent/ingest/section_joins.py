@@ -78,8 +78,9 @@ class SectionJoins:
         def some(wanted: Ints) -> PartTable:
             return PartTable.of(self._rows.cells, columns.of(wanted), of[wanted], own[wanted], run[wanted])
 
-        if not here.all():
-            apart = np.flatnonzero(~here)
+        # Where the root is not known, neither are the waits for it.
+        apart = np.flatnonzero(~here & (symmetric | (columns.peer >= 0)))
+        if len(apart):
             self._keep(some(apart[by_index(self._of_row[of[apart]])]))
         mine = np.flatnonzero(symmetric & here)
         parts = self._parts(columns.of(mine), of[mine], own[mine], run[mine])
