@@ -16,7 +16,7 @@ from commwatch.report.report import columns, job_state
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")
 _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 changes", "busbw changes")
 _SETTING_HEAD = ("setting", "A", "B")
-#: What is said of a figure that is larger, and of one that is smaller.
+#: The words for a figure that is larger, and for one that is smaller.
 _WORDS = {
     "busbw": ("higher", "lower"),
     **dict.fromkeys(("comm_share", "exposed_share", "wait_share"), ("higher", "lower")),

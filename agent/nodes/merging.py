@@ -132,9 +132,7 @@ def _merged_job(views: list[JobView]) -> JobView:
     return replace(
         latest,
         state="running" if running else "ended",
-        world_size=latest.world_size,
         ranks=sorted({rank for view in views for rank in view.ranks}),
-        restarts=latest.restarts,
         started_at=min(view.started_at for view in views),
         last_seen_at=max(view.last_seen_at for view in views),
         lost=sum(view.lost for view in views),

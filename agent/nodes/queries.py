@@ -9,8 +9,8 @@ from itertools import islice
 
 from commwatch.analysis.queries import QueryService
 from commwatch.core.cells import CELL_SUMS, DURATION_BOUNDS_NS, Cell, Counted
-from commwatch.core.views import GroupView, JobView, RankView, StepView
-from commwatch.nodes.merging import merged_groups, merged_jobs, merged_ranks
+from commwatch.core.views import GroupView, RankView, StepView
+from commwatch.nodes.merging import merged_groups, merged_ranks
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ def counted_of(view: CellView, node: int) -> Counted:
 class NodePart:
     """What the agent of another node answered; what was not requested is empty."""
 
-    jobs: tuple[JobView, ...] = ()
     ranks: tuple[RankView, ...] = ()
     groups: tuple[GroupView, ...] = ()
     steps: tuple[StepView, ...] = ()
@@ -102,10 +101,6 @@ class JobQueries(QueryService):
     def __init__(self, own: QueryService, others: list[NodePart]) -> None:
         super().__init__(own.path, references=own.references)
         self._own, self._others = own, others
-
-    def jobs(self) -> list[JobView]:
-        """Return all jobs, the latest started first."""
-        return merged_jobs([*self._own.jobs(), *(job for part in self._others for job in part.jobs)])
 
     def ranks(self, job: str | None) -> list[RankView]:
         """Return the ranks, sorted by job and number."""

@@ -39,19 +39,19 @@ class Parts:
 
 def jobs(agent: QueryService, *, most: int | None, heard: Heard) -> JobWide[list[JobView]]:
     """Return all jobs, the latest started first; ``most``: only so many."""
-    found, nodes = _read(heard, list[JobView])
+    found, nodes = read(heard, list[JobView])
     return JobWide(nodes, merged_jobs([*agent.jobs(), *(job for (views,) in found for job in views)])[:most])
 
 
 def ranks(agent: QueryService, job: str, *, heard: Heard) -> JobWide[list[RankView]]:
     """Return the ranks, sorted by number."""
-    found, nodes = _read(heard, list[RankView])
+    found, nodes = read(heard, list[RankView])
     return JobWide(nodes, JobQueries(agent, [NodePart(ranks=tuple(views)) for (views,) in found]).ranks(job))
 
 
 def groups(agent: QueryService, job: str, *, heard: Heard) -> JobWide[list[GroupView]]:
     """Return the groups."""
-    found, nodes = _read(heard, list[GroupView])
+    found, nodes = read(heard, list[GroupView])
     return JobWide(nodes, JobQueries(agent, [NodePart(groups=tuple(views)) for (views,) in found]).groups(job))
 
 
@@ -59,7 +59,7 @@ def steps(
     agent: QueryService, from_ns: int, until_ns: int, job: str, *, rank: int | None, limit: int, heard: Heard
 ) -> JobWide[list[StepView]]:
     """Return training steps, newest first."""
-    found, nodes = _read(heard, list[StepView])
+    found, nodes = read(heard, list[StepView])
     every = JobQueries(agent, [NodePart(steps=tuple(views)) for (views,) in found])
     return JobWide(nodes, every.steps(from_ns, until_ns, job, rank, limit))
 
@@ -94,7 +94,7 @@ def verdicts(
         reported: this agent's verdicts.
         parts: its collectives of groups that also have ranks on other nodes.
     """
-    found, nodes = _read(heard, list[RankView], list[GroupView], list[Verdict], Parts)
+    found, nodes = read(heard, list[RankView], list[GroupView], list[Verdict], Parts)
     every = JobQueries(agent, [NodePart(ranks=tuple(views)) for views, *_ in found])
     seen = Seen(
         every.ranks(job),
@@ -108,13 +108,13 @@ def verdicts(
 
 def pipelines(agent: QueryService, *, own: list[Pipeline], heard: Heard) -> JobWide[list[Pipeline]]:
     """Return the pipelines; ``own``: their parts on this node."""
-    found, nodes = _read(heard, list[Pipeline])
+    found, nodes = read(heard, list[Pipeline])
     return JobWide(nodes, over_nodes([*own, *(each for (parts,) in found for each in parts)]))
 
 
 def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) -> JobWide[AlertsView]:
     """Return the alerts of all agents; one that several agents have raised counts once, since the first of them."""
-    found, nodes = _read(heard, AlertsView)
+    found, nodes = read(heard, AlertsView)
     every = [own, *(view for (view,) in found)]
     active = _once(alert for view in every for alert in view.active)
     past = _once(alert for view in every for alert in view.past)
@@ -124,7 +124,7 @@ def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) ->
 
 def slots(agent: QueryService, *, heard: Heard) -> list[SlotSums]:
     """Return the sums of the other nodes' buckets of 10 s."""
-    found, _ = _read(heard, list[SlotSums])
+    found, _ = read(heard, list[SlotSums])
     return [each for (sums,) in found for each in sums]
 
 
@@ -143,11 +143,11 @@ def _round(alert: AlertView) -> float | None:
 
 
 def _with_cells(agent: QueryService, heard: Heard) -> tuple[JobQueries, Nodes]:
-    found, nodes = _read(heard, Cells)
+    found, nodes = read(heard, Cells)
     return JobQueries(agent, [NodePart(cells=cells) for (cells,) in found]), nodes
 
 
-def _read(heard: Heard, *kinds: Any) -> tuple[list[list[Any]], Nodes]:
+def read(heard: Heard, *kinds: Any) -> tuple[list[list[Any]], Nodes]:
     """Return the answers of each agent as objects of ``kinds``; agents with other answers count as silent."""
     from pydantic import ValidationError
 

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
-
-from pydantic import TypeAdapter, ValidationError
 
 from commwatch.analysis.timeline import NodeBars
 from commwatch.analysis.verdicts import Verdict
@@ -20,6 +17,7 @@ from commwatch.nodes.merging import Nodes
 from commwatch.runtime.concurrency import at_once
 from commwatch.runtime.peers import SELF
 from commwatch.server.current_verdicts import question_of_job
+from commwatch.server.job_questions import read
 from commwatch.server.node_now import NodeNow
 from commwatch.server.services import Services
 
@@ -113,25 +111,14 @@ class OtherNodes:
             wait([known.asking], _FIRST_S)
 
     def _parts(self, job_id: str) -> tuple[list[NodeNow], Nodes]:
-        parts, silent = self._read(NodeNow, f"now?job={quote(job_id, safe='')}")
-        return parts, Nodes(1 + len(parts), silent)
+        found, nodes = self._read(NodeNow, "now", job_id)
+        return [part for (part,) in found], nodes
 
     def _bars(self, job_id: str) -> list[NodeBars]:
-        return self._read(NodeBars, f"bars?job={quote(job_id, safe='')}")[0]
+        return [part for (part,) in self._read(NodeBars, "bars", job_id)[0]]
 
-    def _read(self, kind: type[_T], path: str) -> tuple[list[_T], dict[str, str]]:
-        """Return the answers of the other agents, and why there is none of the others, by URL."""
-        adapter: Any = _adapter
-        heard = self._services.peers.ask(path)
-        found, silent = [], dict(heard.silent)
-        for url, (text,) in heard.answers.items():
-            try:
-                found.append(adapter(kind).validate_json(text))
-            except ValidationError as error:
-                silent[url] = (
-                    f"does not answer as an agent of this version: {error.errors(include_url=False)[0]['msg']}"
-                )
-        return found, silent
+    def _read(self, kind: Any, route: str, job_id: str) -> tuple[list[list[Any]], Nodes]:
+        return read(self._services.peers.ask(f"{route}?job={quote(job_id, safe='')}"), kind)
 
     def _late(self, job_id: str) -> list[Verdict] | None:
         try:
@@ -139,8 +126,3 @@ class OtherNodes:
         except CommwatchError:  # the worker is busy or ends; the next request may succeed
             return None
         return [verdict for verdict in found.data if verdict.kind == "straggler"]
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)

@@ -1,4 +1,4 @@
-"""Answers about a job on several nodes: those of one agent over all rings, whichever agent is asked and whoever is silent."""
+"""Answers about a job on several nodes: each agent returns what one agent over all rings returns, and lists the silent agents."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -11,11 +10,11 @@ from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict
-from commwatch.core.durations import LAST, parse_last
+from commwatch.core.durations import LAST
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.nodes.merging import JobWide
 from commwatch.server import current_verdicts
-from commwatch.server.history_queries import ApiError, Efficiencies, job_exists, text_of
+from commwatch.server.history_queries import Efficiencies, job_exists, text_of
 from commwatch.server.job_questions import Parts
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
@@ -27,6 +26,7 @@ from commwatch.server.routes.params import (
     Span,
     WorkerOf,
     answered,
+    seconds_of_end,
     sound_parameters,
     the_job,
 )
@@ -100,10 +100,7 @@ def job_advice(
     ] = LAST,
 ) -> Response:
     """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
-    try:
-        last_s = parse_last(last)
-    except ValueError as error:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"last={error}") from None
+    last_s = seconds_of_end(last)
     job_exists(agent, job)
     known = [each.job_id for each in agent.jobs()] if job is None else [job]
     if not known:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 from fastapi import Depends, Query, Request, Response
 
 from commwatch.analysis.queries import QueryService
-from commwatch.core.durations import parse_age
+from commwatch.core.durations import parse_age, parse_last
 from commwatch.nodes.merging import Heard
 from commwatch.server.history_queries import ApiError, Text
 from commwatch.server.history_worker import Worker
@@ -190,6 +190,14 @@ def the_job(job: str | None) -> str:
     if job is None:
         raise ApiError(HTTPStatus.BAD_REQUEST, "scope=job: name the job, as job=NAME; /api/v1/jobs lists the jobs")
     return job
+
+
+def seconds_of_end(last: str) -> float | None:
+    """Return the parameter ``last`` in seconds, ``None`` for the whole job; raise ``ApiError`` (400) if it is not valid."""
+    try:
+        return parse_last(last)
+    except ValueError as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"last={error}") from None
 
 
 def answered(text: Text) -> Response:

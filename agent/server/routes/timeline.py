@@ -8,10 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from commwatch.core.durations import parse_last
 from commwatch.server.history_queries import ApiError, job_exists
 from commwatch.server.problems import ERRORS
-from commwatch.server.routes.params import JobFilter, QueriesOf, ServicesOf, WorkerOf, answered, sound_parameters
+from commwatch.server.routes.params import (
+    JobFilter,
+    QueriesOf,
+    ServicesOf,
+    WorkerOf,
+    answered,
+    seconds_of_end,
+    sound_parameters,
+)
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
@@ -27,10 +34,7 @@ def timeline(
     ] = "30s",
 ) -> Response:
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
-    try:
-        last_s = parse_last(last)
-    except ValueError as error:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"last={error}") from None
+    last_s = seconds_of_end(last)
     job_exists(agent, job)
     named = job or next((each.job_id for each in agent.jobs()), None)
     if named is None:

@@ -126,7 +126,7 @@ def test_latest_run_only(tmp_path: Path) -> None:
 
 
 def test_operations_only_counted(tmp_path: Path) -> None:
-    """Where the probe has only counted operations, nothing is said of waiting."""
+    """If the probe has only counted operations, the comparison has no waiting."""
     watch = watched(tmp_path)
     assert "wait_share" in run_of(watch).shares
     other = Watch(tmp_path / "counted")

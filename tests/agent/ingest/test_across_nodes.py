@@ -75,7 +75,7 @@ def test_parts_that_wait() -> None:
 
 
 def test_parts_do_not_become_many() -> None:
-    """Of parts that nobody asks for, little more is kept than a join keeps."""
+    """Parts without a reader take hardly more memory than those in a join."""
     join = read(Aggregate(), in_turns(20_000, random.Random(1)))
     kept = [len(parts) for parts in vars(join)["_kept"]]
     assert MOST_PENDING * len(HERE) < sum(kept) < 2 * MOST_PENDING * len(HERE)

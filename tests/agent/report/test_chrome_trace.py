@@ -88,7 +88,7 @@ def test_collective() -> None:
     ],
 )
 def test_operations_with_a_root(op: str, arrows: list[tuple[int, int]]) -> None:
-    """Arrows lead from the root, or to it, whoever was last; wait and transfer are not defined."""
+    """Arrows start or end at the root, also if another rank was last; there are no slices for wait and transfer."""
     trace = traced(*(one(op, rank, 1000 * rank, 9000, peer=1) for rank in range(3)))
     assert sorted(trace.arrows) == [(*pair, op) for pair in arrows]
     assert trace.of("wait") == trace.of("transfer") == []
@@ -158,7 +158,7 @@ def test_overlapping_operations() -> None:
 
 
 def test_steps_and_marks() -> None:
-    """Steps are slices and counters in percent, without what is not known; marks are moments of a rank or of all."""
+    """A step is a slice, its known shares are counters in percent; a mark is an instant of one rank or of all ranks."""
     trace = ChromeTrace(100, RANKS)
     events = list(
         trace.of_steps(

@@ -149,7 +149,7 @@ def test_readable(chromium: Chromium, usual: str, width: int, dark: bool) -> Non
 
 
 def test_choices(chromium: Chromium, usual: str) -> None:
-    """What NCCL chose stands in a table, with its own times; what is not known has a dash."""
+    """The report has a table of what NCCL chose, with NCCL's own times; an unknown value is a dash."""
     with chromium.visit(usual) as visit:
         title = visit.page.get_by_role("heading", name="What NCCL chose")
         expect(title).to_be_visible()
