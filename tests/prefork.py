@@ -1,6 +1,6 @@
 """Starts processes of tests as forks of one that has imported what they need: 3 s of a core less for a rank, 1 s less for an agent.
 
-A process gets arguments, environment, folder, standard streams and network from its client. ``command`` is a command line that takes the
+A process gets arguments, environment, folder, standard streams, network and clock from its client. ``command`` is a command line that takes the
 place of ``torchrun`` or of Python: a client that ends as the job does. The variables of the ranks and their store are those of torchrun.
 ``Commwatch`` takes the place of ``subprocess.Popen``.
 """
@@ -41,8 +41,8 @@ PRELOADED = {
         "commwatch.server.web",
     ),
 }
-#: What a rank shares with its client: the network, and ``/sys``, where its devices are seen.
-NAMESPACES = ("net", "mnt")
+#: What a rank shares with its client: the network, ``/sys``, where its devices are seen, and the clock.
+NAMESPACES = ("net", "mnt", "time")
 #: How long a rank has to end after SIGTERM, in seconds.
 _GRACE_S = 30.0
 _MOST_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import prefork
-from tests.e2e.hosts import Host, two_hosts
+from tests.e2e.hosts import Host, joined_hosts
 from tests.faults.run import Place, ranks
 from tests.helpers import PATIENCE_S, RunningAgent, agent
 
@@ -130,7 +130,7 @@ def main() -> int:
     chosen = [trial for trial in TRIALS if trial.rule in (sys.argv[1:] or [trial.rule])]
     failed = 0
     print("| rule | what was done | promised | measured | confirmed |\n|---|---|---|---|---|", flush=True)
-    with two_hosts() as hosts:
+    with joined_hosts(2) as hosts:
         for trial in chosen:
             before, said = played(hosts, trial, trial.before, trial.link)
             named = re.search(r"over (\d+) steps", said["gain"]) if said else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.hosts import Host, two_hosts
+from tests.e2e.hosts import Host, joined_hosts
 from tests.e2e.quiet import QuietJob
 from tests.helpers import agent
 
@@ -14,7 +14,7 @@ from tests.helpers import agent
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
     """Two hosts."""
-    with two_hosts() as made:
+    with joined_hosts(2) as made:
         yield made
 
 

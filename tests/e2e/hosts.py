@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a veth pair, whose rate can be held down."""
+"""Hosts on one machine: network namespaces joined by a bridge, whose rates can be held down and whose clocks can differ."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeVar
 
 from tests.helpers import fetch, needs
 
 _NEW_NET = 0x40000000
+_T = TypeVar("_T")
 
 
 class Host(NamedTuple):
@@ -23,16 +25,23 @@ class Host(NamedTuple):
     name: str
     device: str
     address: str
+    #: Time namespace of its processes; ``None``: the machine's own.
+    clock: Path | None = None
 
     @property
     def there(self) -> tuple[str, ...]:
         """What runs a command on it, in the same process."""
-        return ("ip", "netns", "exec", self.name)
+        enter = () if self.clock is None else ("nsenter", f"--time={self.clock}")
+        return ("ip", "netns", "exec", self.name, *enter)
 
     def fetch(self, url: str) -> tuple[bytes, str]:
-        """Body and content type of a URL, fetched on that host, by a thread in its network namespace."""
+        """Body and content type of a URL, fetched on that host."""
+        return self.call(fetch, url)
+
+    def call(self, function: Callable[[str], _T], argument: str) -> _T:
+        """Call a function in a thread in the network namespace of that host."""
         with ThreadPoolExecutor(1, initializer=self._enter) as inside:
-            return inside.submit(fetch, url).result()
+            return inside.submit(function, argument).result()
 
     def _enter(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -50,24 +59,51 @@ class Host(NamedTuple):
 
 
 @contextmanager
-def two_hosts() -> Iterator[list[Host]]:
-    """10.77.9.1 and .2."""
+def joined_hosts(count: int, ahead_s: Sequence[int] = ()) -> Iterator[list[Host]]:
+    """10.77.9.1, .2 and so on.
+
+    Args:
+        ahead_s: by how many seconds the monotonic clock of each host is ahead of this machine's; empty: all have this machine's.
+    """
     needs(os.geteuid() == 0 and shutil.which("tc"), "root and iproute2, for network namespaces")
-    made = [Host(f"commwatch{os.getpid()}{i}", f"cw{os.getpid()}{i}", f"10.77.9.{n}") for n, i in enumerate("ab", 1)]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
-
-    try:
-        for host in made:
-            ip("netns", "add", host.name)
-        ip("link", "add", made[0].device, "type", "veth", "peer", "name", made[1].device)
-        for host in made:
-            ip("link", "set", host.device, "netns", host.name)
-            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
-            ip("-n", host.name, "link", "set", host.device, "up")
-            ip("-n", host.name, "link", "set", "lo", "up")
+    switch = f"commwatch{os.getpid()}"
+    with ExitStack() as stack:
+        _namespace(stack, switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        made = []
+        for number in range(1, count + 1):
+            clock = _clock(stack, ahead_s[number - 1]) if ahead_s else None
+            host = Host(f"{switch}-{number}", f"cw{os.getpid()}-{number}", f"10.77.9.{number}", clock)
+            _namespace(stack, host.name)
+            port = f"port{number}"
+            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.name)
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
+            _ip("-n", host.name, "link", "set", host.device, "up")
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            made.append(host)
         yield made
-    finally:
-        for host in made:
-            subprocess.run(["ip", "netns", "del", host.name], check=False)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _namespace(stack: ExitStack, name: str) -> None:
+    _ip("netns", "add", name)
+    stack.callback(_ip, "netns", "del", name)
+
+
+def _clock(stack: ExitStack, ahead_s: int) -> Path:
+    """A time namespace, which a file holds until the end."""
+    file = Path(stack.enter_context(TemporaryDirectory())) / "clock"
+    file.touch()
+    ahead = (f"--monotonic={ahead_s}", f"--boottime={ahead_s}")
+    _run("unshare", f"--time={file}", *ahead, "--fork", "true")
+    stack.callback(_run, "umount", str(file))
+    return file

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.hosts import two_hosts
+from tests.e2e.hosts import joined_hosts
 from tests.e2e.torchjob import run_on
 from tests.helpers import agent, commwatch, wait_for
 
@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Path:
     def run(name: str, bucket_mb: float, port: int) -> str:
         return run_on(hosts, place, "compared.py", str(STEPS), str(bucket_mb), job=name, port=port)
 
-    with two_hosts() as hosts, agent(place) as running:
+    with joined_hosts(2) as hosts, agent(place) as running:
         with ThreadPoolExecutor() as both:
             list(both.map(run, ("same", "again"), (SMALL_MB, SMALL_MB), (29701, 29702)))
         run("large", LARGE_MB, 29703)

@@ -1,4 +1,7 @@
-"""All ranks all_reduce for ever, over the job and then over their node; one of them may come late to the job's."""
+"""All ranks all_reduce for ever, over the job and then over their node; one of them may come late to the job's.
+
+Arguments: the late rank, how many numbers, ``steps`` where each round is a step.
+"""
 
 import os
 import sys
@@ -8,9 +11,11 @@ import torch
 import torch.distributed as dist
 from common import begin
 
+import commwatch
+
 
 def main() -> None:
-    culprit, numbers = int(sys.argv[1]), int(sys.argv[2])
+    culprit, numbers, steps = int(sys.argv[1]), int(sys.argv[2]), "steps" in sys.argv[3:]
     rank, size = begin()
     per_node = int(os.environ["PER_NODE"])
     nodes = [list(range(first, first + per_node)) for first in range(0, size, per_node)]
@@ -20,6 +25,8 @@ def main() -> None:
             time.sleep(0.05)
         dist.all_reduce(torch.ones(numbers))
         dist.all_reduce(torch.ones(10), group=mine)
+        if steps:
+            commwatch.step()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,241 @@
+"""A job of eight ranks on four hosts: each agent answers for all of it as the rings do, whatever happens to other agents and to clocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests import prefork
+from tests.e2e.hosts import Host, joined_hosts
+from tests.e2e.torchjob import JOBS, RankRecords, read_rings
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, wait_for
+
+HOSTS, PER_HOST, CULPRIT = 4, 2, 5
+RANKS = HOSTS * PER_HOST
+STEPS = "steps?limit=10000"
+#: Seconds by which the monotonic clocks of hosts are ahead, and how far apart the ends of a collective may be by the compared clocks.
+AHEAD_S, TOGETHER_NS = (0, 5, 90_000, 1), 20_000_000
+
+
+class Site:
+    """The hosts, their agents, and the ranks of the job."""
+
+    def __init__(self, hosts: list[Host], directory: Path, stack: ExitStack) -> None:
+        self.hosts, self._directory, self._stack = hosts, directory, stack
+        for host in hosts:
+            self.directory(host).mkdir(mode=0o700)
+        self.agents = [self.start(host) for host in hosts]
+        self.ranks = [self._rank(rank) for rank in range(RANKS)]
+        stack.callback(self.end)
+
+    def directory(self, host: Host) -> Path:
+        """The run directory of a host."""
+        return self._directory / host.address
+
+    def start(self, host: Host) -> RunningAgent:
+        """Start an agent there, on the port that it had before."""
+        flags = ("--host", host.address, "--port", "9477", "--insecure", "--quiet")
+        return self._stack.enter_context(agent(self.directory(host), *flags, there=host.there, fetch=host.fetch))
+
+    def _rank(self, rank: int) -> subprocess.Popen[bytes]:
+        host = self.hosts[rank // PER_HOST]
+        env = clean_env(
+            MASTER_ADDR=self.hosts[0].address, MASTER_PORT="29700", GLOO_SOCKET_IFNAME=host.device,
+            RANK=str(rank), WORLD_SIZE=str(RANKS), PER_NODE=str(PER_HOST),
+            LOCAL_RANK=str(rank % PER_HOST), LOCAL_WORLD_SIZE=str(PER_HOST),
+            COMMWATCH="1", COMMWATCH_DIR=str(self.directory(host)), COMMWATCH_JOB="four",
+        )  # fmt: skip
+        command = [*host.there, *prefork.command(JOBS / "nodes.py", str(CULPRIT), "1000", "steps")]
+        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def end(self) -> None:
+        """End all ranks at once."""
+        for process in self.ranks:
+            process.send_signal(signal.SIGKILL)
+        for process in self.ranks:
+            process.wait()
+
+    def keep_rings(self, kept: Path) -> Path:
+        """Link the rings of all hosts into one run directory, as agents delete the rings of ranks that ended."""
+        wait_for(lambda: len(self._files("*.ring")) == RANKS, "the rings")
+        (kept / "rings").mkdir(parents=True, mode=0o700)
+        for file in (*self._files("*.ring"), *self._files("*.names")):
+            os.link(file, kept / "rings" / file.name)
+        return kept
+
+    def _files(self, pattern: str) -> list[Path]:
+        return [file for host in self.hosts for file in (self.directory(host) / "rings").glob(pattern)]
+
+    def of_job(self, one: RunningAgent, question: str, answered: int = HOSTS) -> Any:
+        """What an agent answers for the job on so many nodes."""
+        joint = "&" if "?" in question else "?"
+
+        def answer() -> Any:
+            found = asked(one, f"{question}{joint}job=four&scope=job")
+            return found and found["nodes"]["answered"] == answered and found
+
+        found = wait_for(answer, f"{answered} nodes to answer")
+        assert len(found["nodes"]["silent"]) == HOSTS - answered
+        return found["data"]
+
+
+def asked(one: RunningAgent, question: str) -> Any:
+    """What an agent answers; ``None`` while it has not read the job's rings yet."""
+    try:
+        return one.get(f"/api/v1/{question}")
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != HTTPStatus.NOT_FOUND:
+            raise
+        return None
+
+
+@contextmanager
+def site(directory: Path, ahead_s: tuple[int, ...] = ()) -> Iterator[Site]:
+    """A running job whose agents know one another from the job itself."""
+    with joined_hosts(HOSTS, ahead_s) as hosts, ExitStack() as stack:
+        made = Site(hosts, directory, stack)
+        for one in made.agents:
+            wait_for(lambda: len(made.of_job(one, "ranks")) == RANKS, "all ranks")  # noqa: B023
+        yield made
+
+
+def by_rank_and_op(rings: list[RankRecords]) -> dict[tuple[int, str], Any]:
+    """Operations, bytes and seconds of each rank and op, from the records themselves."""
+    sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    for ring in rings:
+        for record in ring.operations:
+            of = sums[ring.rank, ring.op(record)]
+            of[0] += 1
+            of[1] += record.size_bytes
+            of[2] += (record.end_ns - record.start_ns) / 1e9
+    return {key: (int(count), int(size), pytest.approx(took_s)) for key, (count, size, took_s) in sums.items()}
+
+
+def told(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, float]]:
+    """The same of a summary."""
+    return {(row["by"]["rank"], row["by"]["op"]): (row["count"], row["bytes"], row["seconds"]) for row in rows}
+
+
+def test_whole_job(tmp_path: Path) -> None:
+    """While agents are killed, stopped and restarted the others answer for the rest; in the end each agent's figures are those of all rings."""
+    with site(tmp_path) as job:
+        kept = job.keep_rings(tmp_path / "kept")
+        first = job.agents[0]
+        wait_for(lambda: job.of_job(first, "verdicts"), "the verdict")
+        job.agents[3].kill()
+        assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == set(range(RANKS - PER_HOST))
+        job.agents[3] = job.start(job.hosts[3])
+        job.agents[2].process.send_signal(signal.SIGSTOP)
+        try:
+            assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == {0, 1, 2, 3, 6, 7}
+        finally:
+            job.agents[2].process.send_signal(signal.SIGCONT)
+        for one in job.agents:
+            assert len(job.of_job(one, "ranks")) == RANKS
+            (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
+            assert (verdict["kind"], verdict["ranks"]) == ("straggler", [CULPRIT])
+        job.end()
+        rings = read_rings(kept)
+        assert [ring.rank for ring in rings] == list(range(RANKS))
+        assert [ring.lost for ring in rings] == [0] * RANKS
+        expected = by_rank_and_op(rings)
+        for one in job.agents:
+            summary = partial(job.of_job, one, "summary?by=rank,op")
+            wait_for(lambda: told(summary()["rows"]) == expected, "the figures of the rings")  # noqa: B023
+        with agent(kept) as whole:
+            check_against(whole, job, {ring.rank: len(ring.records) for ring in rings})
+
+
+def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> None:
+    """Each agent's percentiles, bandwidths, steps and groups are those of an agent that has all rings."""
+    wait_for(lambda: records_by_rank(asked(whole, "ranks?job=four") or []) == records, "it to read all records")
+    for one in job.agents:
+        assert steps(job.of_job(one, STEPS)) == steps(whole.get(f"/api/v1/{STEPS}&job=four"))
+        for by in ("op,size", "rank", "group_id,rank"):
+            question = f"summary?by={by}"
+            expected = whole.get(f"/api/v1/{question}&job=four")["rows"]
+            assert figures(job.of_job(one, question)["rows"]) == figures(expected)
+        groups = whole.get("/api/v1/groups?job=four")
+        assert members(job.of_job(one, "groups")) == members(groups)
+        assert records_by_rank(top(job, one)["ranks"]) == records
+
+
+def records_by_rank(views: list[dict[str, Any]]) -> dict[int, int]:
+    """How many records of each rank were read."""
+    return {view["rank"]: view["records"] for view in views}
+
+
+def members(groups: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The ranks of each group."""
+    return {group["group_id"]: group["ranks"] for group in groups}
+
+
+def steps(views: list[dict[str, Any]]) -> set[tuple[int, int, str]]:
+    """Steps by rank and number, with their length and their share of communication."""
+    return {(view["rank"], view["seq"], f"{view['duration_s']:.6g} {view['comm_share']}") for view in views}
+
+
+def figures(rows: list[dict[str, Any]]) -> list[str]:
+    """The figures of a summary that do not depend on where the ranks of a group are, to six digits."""
+    names = ("by", "ranks", "group_size", "count", "bytes", "seconds", "p50_s", "p95_s", "p99_s", "algbw", "busbw")
+    values = [[row[name] for name in names] for row in rows]
+    return sorted(str([f"{one:.6g}" if isinstance(one, float) else one for one in row]) for row in values)
+
+
+def top(job: Site, one: RunningAgent) -> Any:
+    """What ``commwatch top --json`` shows on the host of an agent."""
+    host = job.hosts[job.agents.index(one)]
+    command = [*host.there, sys.executable, "-m", "commwatch", "top", "--json", "--job", "four"]
+    done = subprocess.run(
+        [*command, "--dir", str(one.directory)],
+        env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)["shown"]
+
+
+def test_clocks_that_differ(tmp_path: Path) -> None:
+    """On hosts whose clocks differ by a second to a day, the late rank is named, and the timeline has the ranks of all hosts on one clock."""
+    with site(tmp_path, AHEAD_S) as job:
+        for host, one in zip(job.hosts, job.agents, strict=True):
+            (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
+            assert (verdict["kind"], verdict["cause"], verdict["ranks"]) == ("straggler", "late", [CULPRIT])
+            ends = wait_for(partial(ends_of_collectives, host, one), "all ranks in the timeline")
+            assert median(max(of) - min(of) for of in ends) < TOGETHER_NS
+
+
+def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
+    """For each all_reduce of the job in the live page's timeline, the ends of all ranks in ns; empty until it has all ranks."""
+    seen = host.call(latest_timeline, f"{one.url}/api/v1/stream?job=four")
+    if seen is None or [track["rank"] for track in seen["tracks"]] != list(range(RANKS)):
+        return []
+    ends = defaultdict[int, list[int]](list)
+    for track in seen["tracks"]:
+        for start_us, duration_us, _, op, group, seq, _ in track["bars"]:
+            if (seen["ops"][op], seen["groups"][group]) == ("all_reduce", "default_pg"):
+                ends[seq].append(1000 * (start_us + duration_us))
+    return [of for of in ends.values() if len(of) == RANKS]
+
+
+def latest_timeline(url: str) -> Any:
+    """The first timeline that an agent sends to its pages."""
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as stream:
+        for line in stream:
+            if line == b"event: timeline\n":
+                return json.loads(next(stream).removeprefix(b"data: "))
+    return None
