@@ -33,7 +33,7 @@ from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import RunningAgent, agent, clean_env, end_rank, mark, wait_for, write_ring
 
 #: Seconds of the job that the agents tell of: as many as `diagnose` looks back.
-STEPS, SLOW_S, ROUNDS = 30, 30.0, 3
+STEPS, SLOW_S, ROUNDS, WARM = 30, 30.0, 3, 3
 KINDS = ("dead", "slow", "hanging")
 #: What the real agent is asked about the job on all nodes.
 QUESTIONS = (f"ranks?job={JOB}", f"summary?job={JOB}&by=group,op", f"verdicts?job={JOB}")
@@ -156,14 +156,17 @@ def answering(running: RunningAgent) -> list[dict[str, Any]]:
 
 
 def answer_s(running: RunningAgent, question: str) -> dict[str, Any]:
-    """Median seconds of an answer, not from memory, and how many nodes it covers at the worst."""
+    """Median seconds of an answer, not from memory, and how many nodes it covers at the worst.
+
+    The first answers do not count: the simulated agents share a process, which works out what each of them answers.
+    """
     took, covered = list[float](), list[int]()
-    for _ in range(2 * ROUNDS):
+    for _ in range(WARM + 2 * ROUNDS):
         begin = time.perf_counter()
         covered.append(running.get(f"/api/v1/{question}&scope=job")["nodes"]["answered"])
         took.append(time.perf_counter() - begin)
         time.sleep(1.5)  # answers are kept for a second
-    return {"seconds": median(took), "worst_s": max(took), "nodes": min(covered)}
+    return {"seconds": median(took[WARM:]), "worst_s": max(took[WARM:]), "nodes": min(covered[WARM:])}
 
 
 def used_s(pid: int) -> float:

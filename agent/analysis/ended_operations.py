@@ -22,6 +22,8 @@ from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_le
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
+#: Most parts that the answers of all agents should have together, and fewest collectives of a group to judge by.
+_MOST_OF_ALL, _LEAST = 500_000, 64
 #: An answer has the parts of this time up to now.
 WINDOW_NS = WINDOWS_NS[-1]
 #: Longer times (30 years) are not plausible.
@@ -139,6 +141,11 @@ def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
             for seq, parts in join.odd:
                 ago_s = max(0, now_ns - max(part.end_ns for part in parts)) / 1e9
                 yield Disagreement(job.id, group_id, seq, {part.rank: op_of(part) for part in parts}, ago_s)
+
+
+def most_collectives(columns: int) -> int:
+    """Return how many collectives of a group to request; ``columns``: pairs of a group and a rank that the answers have together."""
+    return max(_LEAST, min(MOST_PENDING, _MOST_OF_ALL // max(1, columns)))
 
 
 def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[int, list[RankParts]]:

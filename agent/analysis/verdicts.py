@@ -70,11 +70,12 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     merged: dict[tuple[str, str], GroupView] = {}
     for group in groups:
         merged.setdefault((group.job_id, group.group_id), group)
+    users = _users(known)
     found, certain = [], []
     for group in merged.values():
         if not group.aligned:  # its sequence numbers are not comparable
             continue
-        here = [view for (job, _), view in known.items() if job == group.job_id]
+        here = users.get((group.job_id, group.group_id), [])
         quarrel = _quarrel(group, here)
         if quarrel is not None:
             certain.append(quarrel)
@@ -85,6 +86,16 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, merged, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+
+
+def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
+    """Return the ranks that used each group, by job and group: a job of 1,000 ranks has hundreds of groups, most of them small."""
+    users: dict[tuple[str, str], list[RankView]] = {}
+    for (job_id, _), view in known.items():
+        operations = (*view.in_flight, *view.failed)
+        for group_id in {*view.last_seq, *view.launched_s, *(op.group_id for op in operations)}:
+            users.setdefault((job_id, group_id), []).append(view)
+    return users
 
 
 def combined(*found: Iterable[Verdict]) -> list[Verdict]:

@@ -57,7 +57,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
     """Yield the waits of one group.
 
     Args:
-        here: the ranks of its job, each in its latest life.
+        here: the ranks that used the group, each in its latest life.
         known: the ranks of all jobs, by job and rank.
     """
     collectives: dict[int, InFlight] = {}

@@ -8,20 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from commwatch.analysis.ended_operations import RankParts
+from commwatch.analysis.ended_operations import RankParts, most_collectives
 from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import spans
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
-from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.nodes.merging import Seen, across_nodes, own_records
 from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.watchers.stack_capture import Evidence
 
-#: Most collectives of cross-node groups, counted per rank, to request from all agents together; fewest per group.
-_MOST_PARTS, _LEAST = 500_000, 64
 _T = TypeVar("_T")
 
 
@@ -58,7 +55,7 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
         jobs_at[url] = tuple(group.job_id for group in groups)
     across = across_nodes(seen.groups)
     columns = sum(group.size for group in across)
-    limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
+    limit = most_collectives(columns)
     jobs = {group.job_id for group in across}
     again = {url: sorted(jobs & set(known)) for url, known in jobs_at.items() if jobs & set(known)}
     for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):

@@ -9,6 +9,9 @@ from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
 from commwatch.server.services import Services
 
+#: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
+_COLUMNS = 64
+
 
 def of_node(services: Services, job: str | None) -> list[Verdict]:
     """Return the verdicts of this agent; ``None``: of all jobs."""
@@ -24,5 +27,7 @@ def question_of_job(services: Services, job: str) -> dict[str, Any]:
     which = f"job={quote(job, safe='')}"
     with services.queries.live(job) as (jobs, now_ns):
         _, parts = ended_operations.parts(jobs, now_ns)
-    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts", "parts")))
+    limit = ended_operations.most_collectives(_COLUMNS * len(services.peers.views()))
+    routes = (*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), f"parts?{which}&limit={limit}")
+    heard = services.peers.ask(*routes)
     return {"job": job, "reported": of_node(services, job), "parts": parts, "heard": heard}

@@ -127,14 +127,13 @@ class LiveFeed:
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
         with self._held(wanted) as (job, _, now_ns):
-            part = None if job is None else bars(live_ranks.of_this_run(job), now_ns)
-            job_id = "" if job is None else job.id
-        if part is None:
-            return _json(Timeline | None, None)
-        others = self._others.bars(job_id)
-        # Rows of more ranks could not be read.
-        few = sum(len(each.ranks) for each in (part, *others)) <= MOST_RANKS
-        return _json(Timeline | None, timeline([part, *others] if few else [part]))
+            if job is None:
+                return _json(Timeline | None, None)
+            ranks = list(live_ranks.of_this_run(job))
+            part, job_id = bars(ranks, now_ns), job.id
+            # Rows of more ranks could not be read.
+            few = all(int(each.identity["world_size"]) <= MOST_RANKS for each in ranks)
+        return _json(Timeline | None, timeline([part, *(self._others.bars(job_id) if few else [])]))
 
     def bars(self, job_id: str) -> NodeBars | None:
         """Return what this node contributes to the timeline of a job; ``None``: it is not in memory."""
