@@ -1,44 +1,36 @@
-"""An agent for a long time under full load: eight ranks at 2,000 operations a second each.
+"""An agent for a long time under full load: eight ranks at 2,000 operations a second each, or as many jobs of eight ranks as given.
 
-``python bench/soak.py [MINUTES]`` (default 30). Memory is sampled, and what it does after the first fifth of the time is
-given as a line through it: growth an hour with its standard error, the highest and the lowest, and the medians of 24 parts of that time, in
-which a step shows that a line would hide. At the end every record that was written has to be in the agent's books, and none lost; time of a
-scrape and size of the history are given for the beginning (after the first fifth) and the end. Last of all a summary of all of it is asked for.
+``python bench/soak.py [MINUTES] [--jobs N] [--per-second N]`` (default 30 minutes, one job, 2,000). Memory is sampled, and what it does after
+the first fifth of the time is given as a line through it: growth an hour with its standard error, the highest and the lowest, and the
+medians of 24 parts of that time, in which a step shows that a line would hide. At the end every record that was written has to be in the
+agent's books, and none lost; time of a scrape and size of the history are given for the beginning (after the first fifth) and the end. Last
+of all a summary of all of it is asked for.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from math import sqrt
 from pathlib import Path
 from statistics import linear_regression, median
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench.agent_load import PER_SECOND, Agent, ended, running_agent, wait_for
+from bench.agent_load import PER_SECOND, Agent, ended, running_agent, scrapes, wait_for
 from bench.chaos import written
-from bench.common import emit, memory_mb, scratch
-from bench.synthetic import WORLD_SIZE
+from bench.common import cpu_s, emit, memory_mb, scratch
+from bench.synthetic import JOB, WORLD_SIZE
+from commwatch.collectors.wire.ring import DEFAULT_SLOTS
 from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.history.history import History
 
-MINUTES = 30.0
 SAMPLE_S = 5.0
-SCRAPES = 7
 #: Into which samples are put together: those that follow on one another are too much alike to tell the error of a line.
 PARTS = 24
-
-
-def scrape_ms(agent: Agent) -> float:
-    """Median time of a scrape."""
-    times = []
-    for _ in range(SCRAPES):
-        begin = time.perf_counter()
-        agent.get("/metrics")
-        times.append(time.perf_counter() - begin)
-    return 1e3 * median(times)
 
 
 def state_mb(state: Path) -> float:
@@ -87,7 +79,7 @@ def settled(agent: Agent, state: Path) -> dict[str, float]:
     descriptors = len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
     threads = len(list(Path(f"/proc/{agent.pid}/task").iterdir()))
     return {
-        "memory_mb": memory_mb(agent.pid), "scrape_ms": scrape_ms(agent), "history_mb": state_mb(state),
+        "memory_mb": memory_mb(agent.pid), "scrape_ms": scrapes(agent)["scrape_ms"], "history_mb": state_mb(state),
         "descriptors": descriptors, "threads": threads,
     }  # fmt: skip
 
@@ -99,21 +91,24 @@ def ended_of(state: Path) -> dict[str, tuple[int, int]]:
         return {row.uid: (row.next_n, row.lost) for row in history.rings() if row.state != "running"}
 
 
-def soak(run: Path, state: Path, seconds: float) -> dict[str, float | list[float]]:
-    """All of it, in one run of agent and job."""
-    rings = run / "rings"
-    generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(PER_SECOND))
+def soak(run: Path, state: Path, seconds: float, jobs: int, per_second: int) -> dict[str, float | list[float]]:
+    """All of it, in one run of agent and jobs."""
+    rings, ranks = run / "rings", jobs * WORLD_SIZE
+    generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(per_second), str(DEFAULT_SLOTS))
     with running_agent(run, state) as agent:
-        with ended(*generator):
-            wait_for(lambda: len(list(rings.glob("*.ring"))) == WORLD_SIZE, "the rings")
+        with ExitStack() as generators:
+            for number in range(jobs):
+                generators.enter_context(ended(*generator, f"{JOB}{number}"))
+            wait_for(lambda: len(list(rings.glob("*.ring"))) == ranks, "the rings")
             readers = [RingReader(path) for path in rings.glob("*.ring")]
             list(sampled(agent, seconds / 5))
-            first = settled(agent, state)
+            first, cpu, began_s = settled(agent, state), cpu_s(agent.pid), time.monotonic()
             samples = list(sampled(agent, seconds * 4 / 5))
+            cpu_percent = 100 * (cpu_s(agent.pid) - cpu) / (time.monotonic() - began_s)
             last = settled(agent, state)
             highest_mb = memory_mb(agent.pid, "VmHWM")
             summary = asked(agent)
-        wait_for(lambda: len(ended_of(state)) == WORLD_SIZE, "the agent to take what is left")
+        wait_for(lambda: len(ended_of(state)) == ranks, "the agent to take what is left")
         found = ended_of(state)
         counts = {str(reader.path.absolute()): written(reader) for reader in readers}
     for uid, count in counts.items():
@@ -123,7 +118,8 @@ def soak(run: Path, state: Path, seconds: float) -> dict[str, float | list[float
     slope, error = growth(medians)
     memory = [mb for _, mb in samples]
     return {
-        "minutes": seconds / 60, "records": sum(counts.values()), "lost": 0, "memory_growth_mb_per_h": slope,
+        "minutes": seconds / 60, "ranks": ranks, "operations_per_s": per_second,
+        "records": sum(counts.values()), "lost": 0, "cpu_percent": cpu_percent, "memory_growth_mb_per_h": slope,
         "memory_growth_error_mb_per_h": error, "memory_lowest_mb": min(memory), "memory_highest_mb": max(memory), "memory_peak_mb": highest_mb,
         **{f"first_{name}": value for name, value in first.items()}, **{f"last_{name}": value for name, value in last.items()},
         **summary, "memory_mb": [round(mb, 1) for _, mb in medians],
@@ -132,9 +128,13 @@ def soak(run: Path, state: Path, seconds: float) -> dict[str, float | list[float
 
 def main() -> None:
     """Measure and print."""
-    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else MINUTES
+    parser = argparse.ArgumentParser()
+    parser.add_argument("minutes", type=float, nargs="?", default=30.0)
+    parser.add_argument("--jobs", type=int, default=1, help=f"jobs of {WORLD_SIZE} ranks")
+    parser.add_argument("--per-second", type=int, default=PER_SECOND, help="operations of each rank")
+    chosen = parser.parse_args()
     with scratch(in_memory=True) as memory, scratch() as disk:
-        emit(soak(memory / "run", disk, minutes * 60))
+        emit(soak(memory / "run", disk, chosen.minutes * 60, chosen.jobs, chosen.per_second))
 
 
 if __name__ == "__main__":

@@ -163,10 +163,10 @@ class Rank:
         self.ring.write(*head, 0, end - 100_000, end, ev.EXPOSED, 0, 0)
 
 
-def write_at_pace(directory: Path, per_second: float, slots: int = DEFAULT_SLOTS) -> None:
+def write_at_pace(directory: Path, per_second: float, slots: int = DEFAULT_SLOTS, job: str = JOB) -> None:
     """All ranks' rings, in bursts of 10 ms, until this process is ended."""
     begin = time.monotonic_ns()
-    ranks = [Rank(directory, rank, begin, per_second, slots=slots) for rank in range(WORLD_SIZE)]
+    ranks = [Rank(directory, rank, begin, per_second, job, slots=slots) for rank in range(WORLD_SIZE)]
     parent = os.getppid()
     while os.getppid() == parent:
         now = time.monotonic_ns()
@@ -176,4 +176,9 @@ def write_at_pace(directory: Path, per_second: float, slots: int = DEFAULT_SLOTS
 
 
 if __name__ == "__main__":
-    write_at_pace(Path(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))
+    write_at_pace(
+        Path(sys.argv[1]),
+        float(sys.argv[2]),
+        int(sys.argv[3]) if len(sys.argv) > 3 else DEFAULT_SLOTS,
+        sys.argv[4] if len(sys.argv) > 4 else JOB,
+    )
