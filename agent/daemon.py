@@ -372,6 +372,9 @@ class Daemon:
             log.warning("profiles: %s", error)
 
     def _tick(self) -> None:
+        sample = self._watchers.sample(time.monotonic(), time.time_ns())
+        if sample is not None:
+            self._store.node_sample(sample)
         try:
             self._intake.tick(time.monotonic_ns(), time.time_ns())
         except OSError as error:

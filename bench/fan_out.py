@@ -33,7 +33,7 @@ from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import RunningAgent, agent, clean_env, end_rank, mark, wait_for, write_ring
 
 #: Seconds of the job that the agents tell of: as many as `diagnose` looks back.
-STEPS, SLOW_S, ROUNDS, WARM = 30, 30.0, 3, 3
+STEPS, SLOW_S, ROUNDS = 30, 30.0, 3
 KINDS = ("dead", "slow", "hanging")
 #: What the real agent is asked about the job on all nodes.
 QUESTIONS = (f"ranks?job={JOB}", f"summary?job={JOB}&by=group,op", f"verdicts?job={JOB}")
@@ -136,8 +136,9 @@ def whole_job(nodes: int, bad: int) -> dict[str, Any]:
             peers.write_text(json.dumps([{"targets": here.recv()}]))
             mine = write_ring(rings_of(directory), [mark(0, 1)], job=JOB, rank=8 * nodes, world_size=8 * nodes + 1)
             with agent(directory, env=clean_env(COMMWATCH_PEERS=str(peers))) as running:
-                wait_for(lambda: len(answering(running)) == nodes - len(KINDS) * bad, "the agents to answer")
-                found: dict[str, Any] = {question: answer_s(running, question) for question in QUESTIONS}
+                good = nodes - len(KINDS) * bad
+                wait_for(lambda: len(answering(running)) == good, "the agents to answer")
+                found: dict[str, Any] = {question: answer_s(running, question, good + 1) for question in QUESTIONS}
                 idle = used_s(running.process.pid)
                 with subprocess.Popen(
                     ["curl", "-sN", "-o", "/dev/null", f"{running.url}/api/v1/stream?job={JOB}"]
@@ -155,18 +156,21 @@ def answering(running: RunningAgent) -> list[dict[str, Any]]:
     return [peer for peer in running.get("/api/v1/peers") if peer["state"] == "answers"]
 
 
-def answer_s(running: RunningAgent, question: str) -> dict[str, Any]:
+def answer_s(running: RunningAgent, question: str, nodes: int) -> dict[str, Any]:
     """Median seconds of an answer, not from memory, and how many nodes it covers at the worst.
 
-    The first answers do not count: the simulated agents share a process, which works out what each of them answers.
+    Answers count from the first one that covers ``nodes``: before, the process of the simulated agents works out what each of them answers.
     """
-    took, covered = list[float](), list[int]()
-    for _ in range(WARM + 2 * ROUNDS):
-        begin = time.perf_counter()
-        covered.append(running.get(f"/api/v1/{question}&scope=job")["nodes"]["answered"])
-        took.append(time.perf_counter() - begin)
+
+    def ask() -> tuple[float, int]:
         time.sleep(1.5)  # answers are kept for a second
-    return {"seconds": median(took[WARM:]), "worst_s": max(took[WARM:]), "nodes": min(covered[WARM:])}
+        begin = time.perf_counter()
+        covered = running.get(f"/api/v1/{question}&scope=job")["nodes"]["answered"]
+        return time.perf_counter() - begin, covered
+
+    wait_for(lambda: ask()[1] == nodes, "all agents to know their answers")
+    took, covered = zip(*(ask() for _ in range(2 * ROUNDS)), strict=True)
+    return {"seconds": median(took), "worst_s": max(took), "nodes": min(covered)}
 
 
 def used_s(pid: int) -> float:

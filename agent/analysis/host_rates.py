@@ -13,6 +13,7 @@ from commwatch.collectors.node.host import Cpu, Memory
 from commwatch.collectors.node.nics import Counts, Nic
 from commwatch.collectors.node.pci import GPU_VENDORS, Function
 from commwatch.core.host_views import CpuView, GpuView, HostView, MemoryView, NicView, PciView, TrafficView
+from commwatch.core.node_counters import RECEIVED, SENT, NodeCounter
 from commwatch.reference.links import of_device
 
 #: Window of rates, and the shortest time that gives a rate.
@@ -88,6 +89,16 @@ def answer(node: Node | None, job: str | None) -> HostView:
     )
 
 
+def counters(node: Node) -> list[NodeCounter]:
+    """Return what each network device receives and sends per second, where known."""
+    return [
+        NodeCounter(kind, nic.name, rate)
+        for nic in node.nics
+        for kind, rate in zip((RECEIVED, SENT), _rates(node, nic.name), strict=True)
+        if rate is not None
+    ]
+
+
 def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficView:
     samples = []
     for reading in node.samples:
@@ -108,9 +119,7 @@ def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficVie
 
 def _nic(nic: Nic, node: Node) -> NicView:
     counts = node.counts[nic.name]
-    received, sent = (
-        _rate([(reading.at_ns, _bytes(reading, nic.name, way)) for reading in node.samples]) for way in (0, 1)
-    )
+    received, sent = _rates(node, nic.name)
     rates = [rate for rate in (received, sent) if rate is not None]
     return NicView(
         device=nic.name,
@@ -133,6 +142,12 @@ def _nic(nic: Nic, node: Node) -> NicView:
         errors_lately={name: more for name, more in _grown(nic.name, node.slow_samples).items() if more},
         packets_lately=_packets_lately(nic.name, node.slow_samples),
     )
+
+
+def _rates(node: Node, name: str) -> tuple[float | None, float | None]:
+    """Return the bytes per second that a device has received and sent in the last ten seconds."""
+    received, sent = (_rate([(one.at_ns, _bytes(one, name, way)) for one in node.samples]) for way in (0, 1))
+    return received, sent
 
 
 def _bytes(reading: NodeSample, name: str, way: int) -> float | None:

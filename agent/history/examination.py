@@ -29,6 +29,7 @@ _KEYS = {
     "rollup": "rowid",
     "step": "ring, seq",
     "job_exit": "job",
+    "node_sample": "at_ns",
 }
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from commwatch.collectors.wire.events import OPS
 from commwatch.core.cells import SLOT_NS, GroupInfo, StepSums
+from commwatch.core.node_counters import CounterSample, NodeCounter
 from commwatch.history.chunks import Damaged
 from commwatch.history.extents import ANY, Filter
 from commwatch.history.opening import connect
@@ -112,6 +113,15 @@ class History:
             "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
             (from_ns, until_ns, json.dumps(rings)),
         )
+
+    def node_samples(self, from_ns: int, until_ns: int) -> Iterator[CounterSample]:
+        """Yield the measurements of the node in ``[from_ns, until_ns)``, oldest first."""
+        where = f"at_ns >= ? AND at_ns < ? AND {SOUND['node_sample']}"
+        rows = self._db.execute(
+            f"SELECT at_ns, counters FROM node_sample WHERE {where} ORDER BY at_ns", (from_ns, until_ns)
+        )
+        for at_ns, counters in rows:
+            yield CounterSample(at_ns, [NodeCounter(*each) for each in json.loads(counters)])
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""

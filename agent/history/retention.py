@@ -16,7 +16,7 @@ from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS, rings, rollup_ro
 #: Rows of a slice, which takes some milliseconds.
 _ROWS, _CHUNKS = 500, 50
 #: Key of the rows of a table, and the time that counts.
-_AGED = (("rollup", "rowid", "slot_ns"), ("step", "ring, seq", "end_ns"))
+_AGED = (("rollup", "rowid", "slot_ns"), ("step", "ring, seq", "end_ns"), ("node_sample", "at_ns", "at_ns"))
 
 
 def slices(db: sqlite3.Connection, now_ns: int, raw_bytes: int, keep_ns: int) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commwatch.core.cells import CELL_SUMS
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
@@ -14,6 +14,8 @@ _EXTENT = (
     " ops INTEGER, groups INTEGER, longest_ns INTEGER, seq_from INTEGER, seq_until INTEGER, crc INTEGER)",
     "CREATE INDEX extent_until ON extent (until_ns)",
 )
+#: ``CounterSample``; ``counters`` is JSON.
+_NODE_SAMPLE = "CREATE TABLE node_sample (at_ns INTEGER PRIMARY KEY, counters TEXT NOT NULL, crc INTEGER)"
 #: Rollups that will be merged: an hour of them, among a week of others.
 _ROLLUP_FINE = "CREATE INDEX rollup_fine ON rollup (slot_ns) WHERE coarse = 0"
 #: Checksum of each row; NULL in rows of an earlier version.
@@ -45,7 +47,7 @@ CREATE INDEX rollup_slot ON rollup (slot_ns);
 {_STEP};
 CREATE INDEX step_end ON step (end_ns);
 {_JOB_EXIT};
-{";".join((*_CHECKSUMS, *_EXTENT))}
+{";".join((*_CHECKSUMS, *_EXTENT, _NODE_SAMPLE))}
 """
 #: Statements that upgrade a history of each version to the next.
 UPGRADES = {
@@ -70,4 +72,5 @@ UPGRADES = {
         *_EXTENT,
         "INSERT INTO extent (chunk, ring, from_ns, until_ns) SELECT id, ring, from_ns, until_ns FROM chunk",
     ),
+    5: (_NODE_SAMPLE,),
 }

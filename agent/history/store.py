@@ -20,6 +20,7 @@ from typing import Any
 from commwatch.collectors.wire.events import RECORD_SIZE
 from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch.core.endings import Ending
+from commwatch.core.node_counters import CounterSample
 from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement, statements
 from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
@@ -162,6 +163,11 @@ class Writer:
             row = (ring.id, step.seq, start, end, *what)
             self._pending.append(("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
+
+    def node_sample(self, sample: CounterSample) -> None:
+        """Store measurements of the node."""
+        row = sample.at_ns, json.dumps(sample.counters)
+        self._pending.append(("INSERT OR REPLACE INTO node_sample VALUES (?,?,?)", (*row, seal(row))))
 
     def commit(self) -> bool:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""

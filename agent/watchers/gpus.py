@@ -32,6 +32,7 @@ from commwatch.collectors.node.gpu_nvidia import NvidiaSource
 from commwatch.collectors.node.gpu_xids import meaning
 from commwatch.collectors.registry import Reading
 from commwatch.config import GPUS_OFF, GPUS_REQUIRED
+from commwatch.core.node_counters import GPU_BUSY, NodeCounter
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 
@@ -263,6 +264,16 @@ class Gpus:
         """Return the label ``gpu`` of ``/metrics``: the index of the GPU that a rank runs on; empty where not known."""
         gpu = self.place(where)
         return "" if gpu is None else str(gpu.card.index)
+
+    def counters(self) -> list[NodeCounter]:
+        """Return how busy each GPU is, by the latest reading; empty if it is old or there is none."""
+        with self._lock:
+            gpus = self._snapshot.gpus if self._snapshot is not None and self._state().state == "up" else ()
+        return [
+            NodeCounter(GPU_BUSY, str(gpu.card.index), gpu.measured.utilization)
+            for gpu in gpus
+            if gpu.measured.utilization is not None
+        ]
 
     def view(self, jobs: Iterable[Job], now_ns: int) -> GpuViews:
         """Return the GPUs with the live ranks on them.

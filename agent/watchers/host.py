@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import time
 
-from commwatch.analysis.host_rates import Node, NodeSample, SlowSample, answer
+from commwatch.analysis.host_rates import Node, NodeSample, SlowSample, answer, counters
 from commwatch.analysis.traffic import parts
 from commwatch.collectors.node import host, pci
 from commwatch.collectors.node.infiniband import Infiniband
@@ -21,6 +21,7 @@ from commwatch.collectors.node.network import Network
 from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic
 from commwatch.collectors.registry import Reading
 from commwatch.core.host_views import HostView
+from commwatch.core.node_counters import NodeCounter
 from commwatch.ingest.jobs import Aggregate
 from commwatch.reference.links import of_device
 
@@ -30,6 +31,8 @@ WINDOW_NS, LATELY_NS = 60_000_000_000, 600_000_000_000
 _SELDOM_NS = 10_000_000_000
 #: After so long without a sample a driver hangs, and the latest values are out of date.
 _STUCK_NS = 30_000_000_000
+#: After so long without a sample its rates do not go into the history.
+_OLD_NS = 5_000_000_000
 #: Virtual devices reported, the oldest first: a Kubernetes node has one per pod.
 MOST_VIRTUAL = 16
 _WAYS = ("receive", "transmit")
@@ -115,6 +118,13 @@ class HostWatch:
         self._down[name] = str(error)
 
     # -- answers ------------------------------------------------------------------------------
+
+    def counters(self) -> list[NodeCounter]:
+        """Return the traffic of the network devices; empty if the latest sample is old."""
+        node = self._node
+        if node is None or self._now_ns() - node.samples[-1].at_ns > _OLD_NS:
+            return []
+        return counters(node)
 
     def view(self, job: str | None = None) -> HostView:
         """Return the node as of the latest sample.

@@ -9,6 +9,7 @@ from functools import partial
 from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config
 from commwatch.core.addresses import hosts_and_ports
+from commwatch.core.node_counters import CounterSample
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.processes import Processes
 from commwatch.runtime.periodic import Beside
@@ -21,6 +22,8 @@ from commwatch.watchers.ras import Ras
 
 #: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state.
 _LOGS_S, _RAS_S, GPUS_S, _HOST_S, _PROCESSES_S = 0.5, 1.0, 1.0, 1.0, 1.0
+#: Seconds between two samples of the history: 26 values (8 GPUs, 9 network devices) take 1 kB.
+_SAMPLES_S = 5.0
 
 
 class Watchers:
@@ -38,6 +41,7 @@ class Watchers:
         self.gpus = Gpus(config.gpus)
         self.host = HostWatch(aggregate, lock, time.monotonic_ns)
         self._collectors = Collectors()
+        self._aggregate, self._lock, self._sampled_s = aggregate, lock, -_SAMPLES_S
         processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
         self.threads = [
             Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close),
@@ -59,3 +63,18 @@ class Watchers:
             *self.inspector.readings(),
             *self.ras.readings(),
         ]
+
+    def sample(self, now_s: float, wall_ns: int) -> CounterSample | None:
+        """Return measurements of GPUs and network devices for the history; ``None``: it is not time yet, or no rank runs.
+
+        Args:
+            now_s: monotonic seconds.
+            wall_ns: Unix time.
+        """
+        if now_s - self._sampled_s < _SAMPLES_S:
+            return None
+        self._sampled_s = now_s
+        with self._lock:
+            runs = any(totals.alive for job in self._aggregate.jobs.values() for totals in job.rank_totals.values())
+        counters = [*self.gpus.counters(), *self.host.counters()] if runs else []
+        return CounterSample(wall_ns, counters) if counters else None

@@ -36,7 +36,7 @@ def change(state: Path, *statements: str) -> None:
 
 
 #: From what this version writes to what the fourth, second and first one wrote.
-FOURTH = ("DROP TABLE extent", "DROP INDEX rollup_fine", "PRAGMA user_version = 4")
+FOURTH = ("DROP TABLE node_sample", "DROP TABLE extent", "DROP INDEX rollup_fine", "PRAGMA user_version = 4")
 SECOND = (
     *FOURTH,
     *(f"ALTER TABLE {table} DROP COLUMN crc" for table in ("ring", "grp", "name", "chunk", "rollup", "step")),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.analysis.time_buckets import slots_of
+from commwatch.core.node_counters import SENT, CounterSample, NodeCounter
 from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.soundness import mark
@@ -154,6 +155,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "identity": lambda path: change(path, "UPDATE ring SET identity = '{'"),
     "group": lambda path: change(path, "UPDATE grp SET label = 'other'"),
     "ranks": lambda path: change(path, "UPDATE grp SET ranks = '[1'"),
+    "measurement": lambda path: change(path, "UPDATE node_sample SET at_ns = at_ns + 1"),
     "step": lambda path: change(path, "UPDATE chunk SET until_ns = 1.5"),
 }
 
@@ -165,6 +167,7 @@ def test_damaged_rows(tmp_path: Path, damage: Callable[[Path], None]) -> None:
         watch = Watch(tmp_path)
         rank.call("name", [(group_entry(),)])
         rank.write([FINE] * 50)
+        watch.store.node_sample(CounterSample(1, [NodeCounter(SENT, "eth0", 1.5)]))
         watch.tick()
         rank.kill()
         watch.tick(1)

@@ -201,6 +201,7 @@ def test_fourth_version(tmp_path: Path) -> None:
         for chunk, data in rows:
             db.execute("UPDATE chunk SET data = ? WHERE id = ?", (zlib.compress(unpack(data, 1 << 20), 1), chunk))
         db.execute("DROP TABLE extent")
+        db.execute("DROP TABLE node_sample")
         db.execute("DROP INDEX rollup_fine")
         db.execute("PRAGMA user_version = 4")
     Writer(path).close()

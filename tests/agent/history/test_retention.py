@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.core.cells import SLOT_NS, Cell, CellKey
+from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch.history.chunks import CHUNK_RECORDS
 from commwatch.history.history import History
 from commwatch.history.rows import COARSE_NS
@@ -37,6 +38,25 @@ def counts(path: Path) -> int:
     """Operations in all rollups."""
     with History(path) as history:
         return sum(row.cell.count for row in history.rollups(0, 1 << 62, [1, 2]))
+
+
+def test_measurements(tmp_path: Path) -> None:
+    """Measurements of the node are read as they were stored, until the retention deletes them."""
+    store, path = Writer(tmp_path / "h.sqlite"), tmp_path / "h.sqlite"
+    samples = [
+        CounterSample(NOW + at * HOUR, [NodeCounter(GPU_BUSY, "0", 0.25 * at), NodeCounter(SENT, "eth0", 1e9)])
+        for at in range(4)
+    ]
+    for sample in samples:
+        store.node_sample(sample)
+    assert store.commit()
+    with History(path) as history:
+        assert list(history.node_samples(0, 1 << 62)) == samples
+        assert list(history.node_samples(NOW + HOUR, NOW + 2 * HOUR)) == [samples[1]]
+    assert sum(1 for _ in store.tidy(NOW + 4 * HOUR, 1 << 30, 2 * HOUR + 1)) > 0
+    store.close()
+    with History(path) as history:
+        assert list(history.node_samples(0, 1 << 62)) == samples[2:]
 
 
 @pytest.mark.parametrize("slices", [0, 1, 2, 3, 4, 6, 9, 100])

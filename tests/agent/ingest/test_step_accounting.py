@@ -185,6 +185,7 @@ def _forget_the_fourth(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE ring DROP COLUMN ending")
     db.execute("DROP TABLE job_exit")
     db.execute("DROP TABLE extent")
+    db.execute("DROP TABLE node_sample")
     db.execute("DROP INDEX rollup_fine")
 
 

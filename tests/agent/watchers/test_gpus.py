@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from commwatch.collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
+from commwatch.core.node_counters import GPU_BUSY
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.watchers.gpus import Gpus
@@ -107,7 +108,9 @@ def test_driver_that_hangs() -> None:
     gpus.tick()
     clock.now += 10
     assert gpus.state().state == "up"
+    assert [(each.kind, each.device) for each in gpus.counters()] == [(GPU_BUSY, "0"), (GPU_BUSY, "1")]
     clock.now += 1
+    assert gpus.counters() == []
     assert gpus.readings() == [("gpu", None)]
     assert "has not answered for 11 s" in str(gpus.state().says)
     gpus.tick()

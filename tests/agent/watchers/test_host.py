@@ -19,6 +19,7 @@ from commwatch.analysis.gpu_nic_affinity import places
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Reading
 from commwatch.core.host_views import HostView, NicView
+from commwatch.core.node_counters import SENT, NodeCounter
 from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.metrics import METRICS
 from commwatch.reference.links import links, of_device
@@ -82,6 +83,7 @@ def test_rates(tmp_path: Path) -> None:
     port = nic(view, "mlx5_0:1")
     assert (port.sent_bytes_per_s, port.received_bytes_per_s) == (10e9, 0)
     assert port.utilization == pytest.approx(10e9 / 50e9)
+    assert NodeCounter(SENT, "mlx5_0:1", 10e9) in watched.watch.counters()
     assert (port.kind, port.link, port.netdev, port.state) == ("infiniband", "ib-ndr", "ibs1", "active")
     watched.say(f"{MLX5_0}/counters/port_xmit_data", 0)  # the driver was loaded anew
     assert nic(watched.later(1), "mlx5_0:1").sent_bytes_per_s is None
@@ -283,7 +285,10 @@ def test_route(tmp_path: Path) -> None:
 def test_stuck(tmp_path: Path) -> None:
     """While a driver blocks the reading, no old values are shown as new: both collectors are down."""
     watched = Watched("infiniband", tmp_path)
+    watched.later(1)
+    assert watched.watch.counters()
     watched.now_ns += 31 * S
+    assert watched.watch.counters() == []
     assert watched.watch.readings() == [("network", None), ("infiniband", None)]
     watched.later(0)
     assert all(found for _, found in watched.watch.readings())
