@@ -155,7 +155,8 @@ def hear(visit: Visit, topic: str, times: int = 2) -> None:
     """Wait until the agent has sent its pages a topic this many times more."""
     visit.page.evaluate(
         """([topic, times]) => new Promise((done) => {
-            const source = new EventSource(`/api/v1/stream${location.search}`);
+            const job = new URLSearchParams(location.search).get("job");
+            const source = new EventSource(`/api/v1/stream${job === null ? "" : `?job=${encodeURIComponent(job)}`}`);
             source.addEventListener(topic, () => --times || (source.close(), done()));
         })""",
         [topic, times + 1],  # the first is what was told last

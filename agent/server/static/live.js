@@ -4,6 +4,7 @@ import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { begin, showJob, showOperations, showInsights } from "./show.js";
+import { onChange, set, state } from "./state.js";
 import { Timeline } from "./timeline.js";
 
 // The agent sends an event each second.
@@ -12,12 +13,14 @@ const AGAIN_MS = 2000;
 
 const plots = new Plots();
 const timeline = new Timeline();
-const wanted = new URLSearchParams(location.search).get("job");
+const wanted = state().job;
 let source = null;
 let heardAt = Date.now();
 let heard = false;
 let shown = null;
 let pausedAt = null;
+// A page that is opened paused shows each topic once. These are still to come.
+const firsts = new Set(state().paused ? ["past", "timeline", "operations", "told", "moment"] : []);
 // The agent's reason for refusing the stream.
 let refusal = "";
 
@@ -31,6 +34,7 @@ function listen() {
   on("told", showInsights);
   on("moment", show);
   source.addEventListener("moment", () => {
+    if (state().paused) pausedAt ??= Date.now();
     heardAt = Date.now();
     heard = true;
     refusal = "";
@@ -46,7 +50,10 @@ function listen() {
 
 // Events are dropped while the page is paused, because the agent sends all data again when the page continues.
 function on(topic, showIt) {
-  source.addEventListener(topic, (event) => pausedAt || showIt(JSON.parse(event.data)));
+  source.addEventListener(topic, (event) => {
+    const first = firsts.delete(topic);
+    if (!pausedAt || first) showIt(JSON.parse(event.data));
+  });
 }
 
 // An EventSource does not give the reason of a refusal.
@@ -126,18 +133,27 @@ function watch() {
   else if (pausedAt !== null) say(find("stale"), `Paused at ${timeOfDay(pausedAt / 1000)}. The values below are frozen; the agent continues.`);
 }
 
-find("pause").addEventListener("click", () => {
-  pausedAt = pausedAt === null ? Date.now() : null;
-  find("pause").setAttribute("aria-pressed", String(pausedAt !== null));
-  if (pausedAt === null) listen();
-  watch();
-});
+find("pause").addEventListener("click", () => set({ paused: state().paused ? null : 1 }, { replace: true }));
 find("jobs").addEventListener("change", (event) => {
   location.search = event.target.value ? `?job=${encodeURIComponent(event.target.value)}` : "";
 });
+onChange((before) => {
+  if (state().paused === before.paused) return;
+  firsts.clear();
+  pausedAt = state().paused ? Date.now() : null;
+  pauses();
+  if (pausedAt === null) listen();
+  watch();
+});
+
+function pauses() {
+  find("pause").ariaPressed = String(Boolean(state().paused));
+}
+
 // While the page is hidden, the agent need not send events.
 document.addEventListener("visibilitychange", listen);
 
 begin();
+pauses();
 setInterval(watch, 1000);
 listen();

@@ -1,6 +1,7 @@
 // Shows the state of a job in words, numbers and tables.
 
-import { each, find, make, say, table } from "./elements.js";
+import { each, find, make, say } from "./elements.js";
+import { table } from "./tables.js";
 import { UNKNOWN, binary, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
@@ -104,6 +105,7 @@ function ranks(job) {
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
         op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
       ],
+      values: [rank.rank, , rank.step, rank.step_s, rank.comm, rank.exposed, rank.wait, rank.gpu, , op ? op.age_s : null],
     };
   });
   // Ranks in trouble come first, however many ranks there are.
@@ -119,11 +121,13 @@ export function showOperations({ covered_s: covered, rows: found, chosen }) {
   const rows = found.map((row) => {
     const time = row.ranks * covered;
     const waited = row.wait_s ?? row.p2p_wait_s;
+    const share = row.p50_s === null ? null : row.seconds / time;
     return {
       cells: [
         plain(row.by.group), plain(row.by.op), row.group_size === null ? UNKNOWN : String(row.group_size), perSecond(row.count / time), seconds(row.p50_s), seconds(row.p99_s),
-        rate(row.algbw), rate(row.busbw), percent(row.p50_s === null ? null : row.seconds / time), waited === null ? UNKNOWN : percent(waited / time),
+        rate(row.algbw), rate(row.busbw), percent(share), waited === null ? UNKNOWN : percent(waited / time),
       ],
+      values: [, , row.group_size, row.count / time, row.p50_s, row.p99_s, row.algbw, row.busbw, share, waited === null ? null : waited / time],
     };
   });
   table(find("operations"), OPERATIONS, rows, "no operation has ended in the last minute");
@@ -143,6 +147,7 @@ function showChosen(chosen) {
       plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : binary(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
       each.channels === null ? UNKNOWN : String(each.channels), String(each.count), seconds(each.mean_s), seconds(each.queued_s), rate(each.busbw),
     ],
+    values: [, , each.size_log2, , , each.channels, each.count, each.mean_s, each.queued_s, each.busbw],
   }));
   table(find("chosen"), CHOSEN, rows, "");
 }
@@ -153,6 +158,7 @@ function inFlight(job) {
   const rows = job.in_flight.map((op) => ({
     kind: op.age_s > Math.max(10, 5 * (op.usual_s ?? 0)) ? "bad" : "",
     cells: [String(op.rank), plain(op.op), plain(op.group), String(op.seq), bytes(op.size_bytes), seconds(op.age_s), seconds(op.usual_s)],
+    values: [op.rank, , , op.seq, op.size_bytes, op.age_s, op.usual_s],
   }));
   table(find("flight"), FLIGHT, rows, "nothing right now");
   say(find("flight-more"), job.in_flight_more ? `and ${job.in_flight_more} more` : "");
