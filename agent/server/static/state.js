@@ -1,13 +1,25 @@
 // What is shown, as the page's address has it. The address is the only copy: views read it here and change it only with `set`.
 
-const whole = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : null);
+const whole = (text) => (/^\d{1,15}$/.test(text) ? Number(text) : null);
 const name = (text) => text;
+const time = (text) => (/^\d{1,10}$/.test(text) ? Number(text) : null);
 // A column's heading, after a minus sign if the largest value comes first.
 const sorting = (text) => (/^-?[a-z0-9 ]{1,40}$/i.test(text) ? text : null);
+
+// Seconds; null: the whole job.
+export const LASTS = { "30s": 30, "5m": 300, "30m": 1800, all: null };
 
 // Each parameter of the address, and what its text means; null: not valid, as if it were absent.
 const PARAMETERS = {
   job: name,
+  // The end of the job: a key of LASTS. Or a time range in Unix seconds.
+  last: (text) => (text in LASTS ? text : null),
+  from: time,
+  to: time,
+  rank: whole,
+  group: name,
+  op: name,
+  size: whole,
   paused: (text) => (text === "1" ? 1 : null),
   "sort-ranks": sorting,
   "sort-operations": sorting,
@@ -20,8 +32,14 @@ let now = read();
 
 function read() {
   const given = new URLSearchParams(location.search);
-  return Object.fromEntries(Object.entries(PARAMETERS).map(([key, parse]) => [key, given.has(key) ? parse(given.get(key)) : null]));
+  const found = Object.fromEntries(Object.entries(PARAMETERS).map(([key, parse]) => [key, given.has(key) ? parse(given.get(key)) : null]));
+  const whole = found.from !== null && found.to !== null && found.from < found.to;
+  return whole ? { ...found, last: null } : { ...found, from: null, to: null };
 }
+
+// Removes the time range: the page shows the present again.
+export const LIVE = { last: null, from: null, to: null };
+export const ALL = { rank: null, group: null, op: null, size: null };
 
 // A value is null where the address has none.
 export const state = () => now;
