@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from playwright.sync_api import expect
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import ring_prefix
@@ -14,7 +18,7 @@ from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, RunningAgent, end_rank, group_entry, identity, mark, operation, wait_for
 
 if TYPE_CHECKING:
-    from tests.browser import Visit
+    from tests.browser import Chromium, Visit
 
 #: A step, and when its all_reduce begins and what it takes; the late rank enters so much later than the others.
 PERIOD_MS, BEGINS_MS, TRANSFER_MS, LATE_MS = 120, 60, 10, 40
@@ -131,6 +135,16 @@ class HandMade:
             end_rank(writer)
 
 
+@contextmanager
+def opened(
+    chromium: Chromium, running: RunningAgent, job: HandMade, query: str = "", width: int = 1280, dark: bool = False
+) -> Iterator[Visit]:
+    """The page of a job, with further parameters of its address; its ranks are shown."""
+    with chromium.visit(f"{running.url}/?job={quote(job.job)}{query}", width=width, dark=dark) as visit:
+        expect(visit.page.locator("#ranks tbody tr")).to_have_count(job.ranks)
+        yield visit
+
+
 def table(visit: Visit, name: str) -> list[dict[str, str]]:
     """The rows of a table of the page as it is now, each cell under its column's head."""
     rows: list[list[str]] = visit.page.locator(f"#{name} tr").evaluate_all(
@@ -155,7 +169,8 @@ def hear(visit: Visit, topic: str, times: int = 2) -> None:
     """Wait until the agent has sent its pages a topic this many times more."""
     visit.page.evaluate(
         """([topic, times]) => new Promise((done) => {
-            const source = new EventSource(`/api/v1/stream${location.search}`);
+            const job = new URLSearchParams(location.search).get("job");
+            const source = new EventSource(`/api/v1/stream${job === null ? "" : `?job=${encodeURIComponent(job)}`}`);
             source.addEventListener(topic, () => --times || (source.close(), done()));
         })""",
         [topic, times + 1],  # the first is what was told last

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.summary import identify, merged, summarise
-from commwatch.analysis.time_buckets import SlotSums
+from commwatch.analysis.time_buckets import FINE, Lengths, SlotSums
 from commwatch.analysis.totals import Totals, Waits, totals_of
 from commwatch.collectors.node.gpu import Gpu, GpuPlace
 from commwatch.collectors.wire import events as ev
@@ -282,14 +282,12 @@ class QueryService:
         gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)
         return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
 
-    def slots(self, from_ns: int, until_ns: int, job: str) -> list[SlotSums]:
-        """Return the sums of a job's buckets of 10 s, oldest first, as far as they are in the history."""
+    def slots(self, from_ns: int, until_ns: int, job: str, of: Lengths = FINE) -> list[SlotSums]:
+        """Return the sums of a job's buckets, oldest first, as far as they are in the history."""
         with History(self.path, self._damaged) as history:
             rings = [ring.id for ring in history.rings(job)]
-            steps, sums = (
-                history.step_sums_by_slot(from_ns, until_ns, rings),
-                history.bus_sums(from_ns, until_ns, rings),
-            )
+            steps = history.step_sums_by_slot(from_ns, until_ns, rings, of.steps_ns)
+            sums = history.bus_sums(from_ns, until_ns, rings, of.busbw_ns)
         return [SlotSums(at, steps.get(at) or added(()), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]
 
     @contextmanager

@@ -13,10 +13,14 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK
 from commwatch.core.cells import GroupInfo
 from commwatch.core.clocks import Clock, compare
+from commwatch.history.operations import Names as RecordNames
+from commwatch.history.rows import RingRow
 from commwatch.ingest.rank_totals import RankTotals
 
 #: Most operations in one picture, and of one rank; but at least so many of each rank, however many ranks there are.
 MOST_BARS, MOST_OF_RANK, LEAST_OF_RANK = 1024, 256, 24
+#: Most ranks that one picture has rows for.
+MOST_RANKS = 64
 #: Longest time that one picture covers.
 LONGEST_NS = 10_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
@@ -226,13 +230,48 @@ def _ended(totals: RankTotals, most: int, names: _Names) -> list[Ended]:
             continue
         if (op, group) not in known:
             name, info = totals.op_name(op), totals.group(group)
-            symmetric = name in ev.SYMMETRIC and info.aligned and info.size > 1
-            known[op, group] = names.op(name), names.group(info), symmetric
+            known[op, group] = names.op(name), names.group(info), _ends_together(name, info)
         op_at, group_at, compares = known[op, group]
-        # An end that was seen only when the caller began to wait is not the time when the ranks finished.
-        compares = compares and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
+        compares = compares and _is_end(flags, timing)
         found.append(Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
     return found
+
+
+def _ends_together(op: str, group: GroupInfo) -> bool:
+    """Return whether all ranks of a group finish the operation at the same time."""
+    return op in ev.SYMMETRIC and group.aligned and group.size > 1
+
+
+def _is_end(flags: int, timing: int) -> bool:
+    """Return whether the end in a record is the time when the ranks finished, and not when the caller began to wait."""
+    return not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
+
+
+def past_bars(records: Iterable[tuple[RingRow, ev.Record]], known: RecordNames) -> NodeBars:
+    """Return the latest operations of the ranks of this node from the history.
+
+    Args:
+        records: of one job, newest first; only those of the newest record's run and boot are used.
+        known: what the numbers in records mean.
+    """
+    names, newest = _Names(), None
+    by_rank: dict[int, list[Ended]] = {}
+    end_ns = rank = 0
+    for count, (ring, record) in enumerate(records):
+        run = ring.restart, ring.identity.get("boot_id")
+        newest, end_ns = newest or run, end_ns or record.end_ns
+        if run != newest or record.end_ns < end_ns - LONGEST_NS or count == MOST_BARS:
+            break
+        if record.flags & _UNMEASURED or not record.start_ns <= record.end_ns < ev.MAX_PLAUSIBLE:
+            continue
+        op, group, rank = known.op(ring.id, record.op), known.group(ring.id, record.group), ring.rank
+        size = None if record.flags & ev.NO_SIZE else record.size_bytes
+        compares = _ends_together(op, group) and _is_end(record.flags, record.timing)
+        where = names.op(op), names.group(group), record.seq
+        by_rank.setdefault(rank, []).append(Ended(record.start_ns, record.end_ns, *where, size, compares))
+    # Nothing is known of the time before the oldest record.
+    found = [RankBars(each, ended[::-1], [], each == rank) for each, ended in by_rank.items()]
+    return NodeBars(end_ns, list(names.ops), list(names.groups), found)
 
 
 def _span(ranks: list[RankBars]) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from commwatch.core.node_counters import CounterSample, NodeCounter
 from commwatch.history.chunks import Damaged
 from commwatch.history.extents import ANY, Filter
 from commwatch.history.opening import connect
-from commwatch.history.rows import RingRow, Rollup, raw_since, rings, rollups
+from commwatch.history.rows import COARSE_NS, RingRow, Rollup, raw_since, rings, rollups
 from commwatch.history.soundness import SOUND
 
 #: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
@@ -150,13 +150,15 @@ class History:
         )
         return int(end)
 
-    def step_sums_by_slot(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, StepSums]:
-        """Return the sums over the rings' steps by slot of 10 s in ns, without long steps."""
+    def step_sums_by_slot(
+        self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
+    ) -> dict[int, StepSums]:
+        """Return the sums over the rings' steps by slot in ns, without long steps."""
         rows = self._db.execute(
             f"SELECT end_ns / ?1 * ?1, {_STEP_SUMS} FROM step"
             # No checksums here: a plot of a week reads millions of steps. `Examination` finds and reports damaged ones.
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
-            (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
+            (length_ns, from_ns, until_ns, json.dumps(rings)),
         )
         return {slot: StepSums(*sums) for slot, *sums in rows}
 
@@ -179,12 +181,14 @@ class History:
         )
         return None if median is None else float(median)
 
-    def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
-        """Return bus bytes and their busy time in ns, of the rings' operations, by slot of 10 s and op."""
+    def bus_sums(
+        self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
+    ) -> dict[int, dict[str, tuple[float, float]]]:
+        """Return bus bytes and their busy time in ns, of the rings' operations, by slot in ns and op, without longer rollups."""
         rows = self._db.execute(
-            "SELECT slot_ns, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
-            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['rollup']} GROUP BY 1, 2",
-            (from_ns, until_ns, len(OPS), json.dumps(rings)),
+            "SELECT slot_ns / ?1 * ?1, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ?2 AND slot_ns < ?3 AND coarse <= ?4"
+            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ?5 AND ring IN (SELECT value FROM json_each(?6)) AND {SOUND['rollup']} GROUP BY 1, 2",
+            (length_ns, from_ns, until_ns, length_ns >= COARSE_NS, len(OPS), json.dumps(rings)),
         )
         found: dict[int, dict[str, tuple[float, float]]] = {}
         for slot, op, bus_bytes, busy_ns in rows:

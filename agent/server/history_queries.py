@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.time_buckets import SlotSums
+from commwatch.analysis.time_buckets import FINE, Lengths, SlotSums
+from commwatch.analysis.timeline import NodeBars, past_bars
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import Summary
 from commwatch.core.errors import CommwatchError
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
-from commwatch.history.operations import Cursor, Operation
+from commwatch.history.history import History
+from commwatch.history.operations import Cursor, Operation, Reader
 from commwatch.nodes.queries import Cells, view_of
 from commwatch.reference.efficiency import Efficiency, Line
 from commwatch.report.chrome_trace import TraceMark
@@ -134,22 +136,37 @@ def cells(agent: QueryService, from_ns: int, until_ns: int, job: str) -> Cells:
     return Cells(covered[0], covered[1], [view_of(one) for one in found])
 
 
-def slots(agent: QueryService, from_ns: int, until_ns: int, job: str) -> list[SlotSums]:
-    """Return the sums of a job's buckets of 10 s for another agent."""
+def slots(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Lengths = FINE) -> list[SlotSums]:
+    """Return the sums of a job's buckets for another agent."""
     job_exists(agent, job)
-    return agent.slots(from_ns, until_ns, job)
+    return agent.slots(from_ns, until_ns, job, of)
 
 
-def operations(agent: QueryService, wanted: Wanted) -> Operations:
-    """Single operations, newest first."""
-    job_exists(agent, wanted.job)
-    checks = [(name, value) for name, value in wanted.same.items() if value is not None]
+def bars(agent: QueryService, from_ns: int, until_ns: int, job: str) -> NodeBars:
+    """Return the latest operations of a job that ended in a window."""
+    job_exists(agent, job)
+    with History(agent.path) as history:
+        reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
+        return past_bars(reader.records(from_ns, until_ns, go_on=_deadline()), reader.names)
+
+
+def _deadline() -> Callable[[], None]:
+    """Return a function that raises ``ApiError`` once a search that begins now has taken too long."""
     end = time.monotonic() + MOST_LOOKING_S
 
     def in_time() -> None:
         if time.monotonic() > end:
             detail = f"since, until: a search of this window takes more than {MOST_LOOKING_S:g} s; use a shorter window"
             raise ApiError(HTTPStatus.BAD_REQUEST, detail)
+
+    return in_time
+
+
+def operations(agent: QueryService, wanted: Wanted) -> Operations:
+    """Single operations, newest first."""
+    job_exists(agent, wanted.job)
+    checks = [(name, value) for name, value in wanted.same.items() if value is not None]
+    in_time = _deadline()
 
     def fits(operation: Operation) -> bool:
         in_time()
@@ -264,6 +281,7 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
         summary,
         cells,
         slots,
+        bars,
         operations,
         operations_csv,
         collective,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.pipelines import Pipeline, over_nodes
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.time_buckets import SlotSums
+from commwatch.analysis.time_buckets import Lengths, Slot, SlotSums, slots_of
+from commwatch.analysis.timeline import MOST_RANKS, NodeBars, Timeline, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.api_views import AlertsView, AlertView, Summary
 from commwatch.core.views import GroupView, JobView, RankView, StepView
@@ -128,6 +129,30 @@ def slots(agent: QueryService, *, heard: Heard) -> list[SlotSums]:
     return [each for (sums,) in found for each in sums]
 
 
+@dataclass(frozen=True)
+class Past:
+    """What the live page shows of a time range."""
+
+    #: Lengths in s of the slots with shares, and of those with bus bandwidth. Where they differ, a slot has one or the other.
+    length_s: float
+    busbw_length_s: float
+    slots: list[Slot]
+    #: The latest operations that ended in the range; ``None``: none is stored.
+    timeline: Timeline | None
+
+
+def past(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Lengths, heard: Heard) -> JobWide[Past]:
+    """Return what the live page shows of a time range."""
+    found, nodes = read(heard, list[SlotSums], NodeBars)
+    sums = history_queries.slots(agent, from_ns, until_ns, job, of=of)
+    own = history_queries.bars(agent, from_ns, until_ns, job)
+    every = slots_of([*sums, *(each for (of_node, _) in found for each in of_node)], of)
+    bars = [own, *(part for _, part in found)]
+    few = sum(len(part.ranks) for part in bars) <= MOST_RANKS
+    data = Past(of.steps_ns / 1e9, of.busbw_ns / 1e9, every, timeline(bars if few else [own]))
+    return JobWide(nodes, data)
+
+
 def _once(alerts: Iterable[AlertView]) -> list[AlertView]:
     """Return alerts, the oldest first, and of those with the same name and labels that overlap only the first."""
     found: dict[tuple[object, ...], AlertView] = {}
@@ -174,5 +199,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 #: Functions by name; each is called with the agent and the arguments of the question.
 JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
     f"job_{each.__name__}": each
-    for each in (jobs, ranks, groups, steps, summary, efficiency, verdicts, pipelines, alerts, slots)
+    for each in (jobs, ranks, groups, steps, summary, efficiency, verdicts, pipelines, alerts, slots, past)
 }

@@ -19,14 +19,14 @@ from commwatch.analysis import live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
 from commwatch.analysis.time_buckets import Slot, slots_of
-from commwatch.analysis.timeline import NodeBars, Timeline, bars, timeline
+from commwatch.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import AlertView
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Job
 from commwatch.nodes.merging import Nodes
-from commwatch.server.live_view import MOST_RANKS, JobNow, job_now
+from commwatch.server.live_view import JobNow, job_now
 from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch.server.other_nodes import OtherNodes
 from commwatch.server.routes.alerts import view_of

@@ -10,14 +10,15 @@ from statistics import mean, median
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import begun, culprits, shedding, urgency
 from commwatch.analysis.time_buckets import Slot, slots_of
+from commwatch.analysis.timeline import MOST_RANKS
 from commwatch.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
 from commwatch.core.views import RankView
 from commwatch.nodes.merging import Seen, conclude
 from commwatch.server.node_now import NodeNow, RankLine, RankNow
 
-#: Operations in flight that are listed, the longest first, and ranks, the worst first; the rest are counted.
-_MOST_IN_FLIGHT, MOST_RANKS = 50, 64
+#: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
+_MOST_IN_FLIGHT = 50
 
 
 @dataclass(frozen=True)

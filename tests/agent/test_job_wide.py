@@ -133,6 +133,18 @@ def test_ranks_groups_steps(site: Site) -> None:
         assert len(whole(node, f"steps?{JOB}&limit=3")) == 3
 
 
+def test_past(site: Site) -> None:
+    """Shares and bandwidths of a time range are those of one agent over all rings, from whichever agent."""
+    expected = site.whole.get("/api/v1/past?job=train&since=1h")["data"]
+    assert expected["slots"]
+    for node in site.nodes:
+        found = whole(node, "past?job=train&since=1h")
+        assert [(slot["at"], slot["comm"], slot["exposed"], slot["busbw"]) for slot in found["slots"]] == [
+            (slot["at"], *(pytest.approx(slot[name]) for name in ("comm", "exposed", "busbw")))
+            for slot in expected["slots"]
+        ]
+
+
 def test_jobs(site: Site) -> None:
     """A job of several nodes is one job, with the ranks and records of all."""
     for node in site.nodes:

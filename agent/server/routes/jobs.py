@@ -14,17 +14,19 @@ from fastapi.responses import Response
 from commwatch import __version__
 from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.summary import DIMENSIONS
-from commwatch.analysis.time_buckets import SlotSums
+from commwatch.analysis.time_buckets import Lengths, SlotSums, lengths
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
 from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
+from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch.nodes.merging import JobWide
 from commwatch.nodes.queries import Cells
 from commwatch.runtime.peers import PeerView
 from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
+from commwatch.server.job_questions import Past
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     MOST_ROWS,
@@ -90,6 +92,7 @@ def summary(
     group: str | None = None,
     op: str | None = None,
     rank: int | None = None,
+    size: Annotated[int | None, Query(ge=1, description="Size class: its upper end in bytes, a power of two.")] = None,
 ) -> Response:
     """Operations by group and op, or by other dimensions: counts, bytes, percentiles, bandwidths, waits."""
     dimensions = [part.strip() for part in by.split(",") if part.strip()]
@@ -98,7 +101,7 @@ def summary(
             raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; choose from {', '.join(DIMENSIONS)}"
             )
-    same = {"group": group, "op": op, "rank": rank}
+    same = {"group": group, "op": op, "rank": rank, "size": size}
     wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job, "by": dimensions, "same": same}
     if scope == "job":
         the_job(job)
@@ -112,10 +115,30 @@ def cells(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="J
     return answered(worker.text("cells", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
+_Length = Annotated[int, Query(ge=10, le=86_400, multiple_of=10, description="Seconds of a slot.")]
+
+
 @router.get("/slots", response_model=list[SlotSums])
-def slots(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="Job id.")]) -> Response:
-    """Sums of a job by slots of 10 s: its steps, and the bytes and time of its operations, for the live page of another agent."""
-    return answered(worker.text("slots", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+def slots(
+    worker: WorkerOf,
+    span: Span,
+    job: Annotated[str, Query(description="Job id.")],
+    length: _Length = 10,
+    busbw_length: _Length = 10,
+) -> Response:
+    """Sums of a job by slots: its steps, and the bytes and time of its operations, for the live page of another agent."""
+    of = Lengths(length * 10**9, busbw_length * 10**9)
+    return answered(worker.text("slots", from_ns=span.from_ns, until_ns=span.until_ns, job=job, of=of))
+
+
+@router.get("/past", response_model=JobWide[Past])
+def past(worker: WorkerOf, span: Span, others: OthersOf, job: Annotated[str, Query(description="Job id.")]) -> Response:
+    """What the live page shows of a time range, of all nodes of a job: shares and bus bandwidth in at most 360 slots, and the latest operations."""
+    of = lengths(span.from_ns, span.until_ns, time.time_ns() - COARSEN_AFTER_NS, COARSE_NS)
+    each = f"length={of.steps_ns // 10**9},busbw_length={of.busbw_ns // 10**9}"
+    heard = others.ask(f"slots?job,since,until,{each}", "bars?job,since,until")
+    window = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
+    return answered(worker.text("job_past", **window, of=of, heard=heard))
 
 
 @router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})

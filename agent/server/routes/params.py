@@ -45,13 +45,13 @@ class Window:
     until_ns: int
 
 
-def window(
-    since: Annotated[
-        str | None,
-        Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept."),
-    ] = None,
-    until: Annotated[str | None, Query(description="End, in the same forms. Default: now.")] = None,
-) -> Window:
+Since = Annotated[
+    str | None, Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept.")
+]
+Until = Annotated[str | None, Query(description="End, in the same forms. Default: now.")]
+
+
+def window(since: Since = None, until: Until = None) -> Window:
     """Query parameters ``since`` and ``until``."""
     now = time.time()
     bounds = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from commwatch.analysis.timeline import NodeBars
@@ -14,7 +14,7 @@ from commwatch.server.history_queries import ApiError
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.node_now import NodeNow
 from commwatch.server.problems import ERRORS
-from commwatch.server.routes.params import JobFilter, sound_parameters
+from commwatch.server.routes.params import JobFilter, Since, Until, WorkerOf, answered, sound_parameters, window
 
 _T = TypeVar("_T")
 
@@ -34,10 +34,18 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
         """What this node contributes to the live page of a job that another agent shows."""
         return _in_memory(live.node(job), job)
 
-    @routes.get("/bars")
-    def bars(job: Annotated[str, Query(description="Job id.")]) -> NodeBars:
-        """The latest operations of a job's ranks, for the timeline on the live page of another agent."""
-        return _in_memory(live.bars(job), job)
+    @routes.get("/bars", response_model=NodeBars)
+    def bars(
+        worker: WorkerOf, job: Annotated[str, Query(description="Job id.")], since: Since = None, until: Until = None
+    ) -> NodeBars | Response:
+        """The latest operations of a job's ranks, for the timeline on the live page of another agent.
+
+        With `since` or `until`: the latest that ended in this time.
+        """
+        if since is None and until is None:
+            return _in_memory(live.bars(job), job)
+        span = window(since, until)
+        return answered(worker.text("bars", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
     return routes
 

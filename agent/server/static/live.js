@@ -3,7 +3,11 @@
 import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
-import { begin, showJob, showOperations, showInsights } from "./show.js";
+import { beginFilters, offer, offerAll } from "./filters.js";
+import { OperationsTable } from "./operations.js";
+import { Range } from "./range.js";
+import { begin, inFlight, showChosen, showInsights, showJob } from "./show.js";
+import { onChange, set, state } from "./state.js";
 import { Timeline } from "./timeline.js";
 
 // The agent sends an event each second.
@@ -12,12 +16,18 @@ const AGAIN_MS = 2000;
 
 const plots = new Plots();
 const timeline = new Timeline();
-const wanted = new URLSearchParams(location.search).get("job");
+const operations = new OperationsTable();
+const range = new Range(showRange);
+const wanted = state().job;
 let source = null;
 let heardAt = Date.now();
 let heard = false;
 let shown = null;
+// The latest state of a job.
+let latest = null;
 let pausedAt = null;
+// A page that is opened paused shows each topic once. These are still to come.
+const firsts = new Set(state().paused ? ["past", "timeline", "operations", "told", "moment"] : []);
 // The agent's reason for refusing the stream.
 let refusal = "";
 
@@ -31,6 +41,7 @@ function listen() {
   on("told", showInsights);
   on("moment", show);
   source.addEventListener("moment", () => {
+    if (state().paused) pausedAt ??= Date.now();
     heardAt = Date.now();
     heard = true;
     refusal = "";
@@ -46,7 +57,10 @@ function listen() {
 
 // Events are dropped while the page is paused, because the agent sends all data again when the page continues.
 function on(topic, showIt) {
-  source.addEventListener(topic, (event) => pausedAt || showIt(JSON.parse(event.data)));
+  source.addEventListener(topic, (event) => {
+    const first = firsts.delete(topic);
+    if (!pausedAt || first) showIt(JSON.parse(event.data));
+  });
 }
 
 // An EventSource does not give the reason of a refusal.
@@ -62,12 +76,28 @@ async function ask(url) {
   watch();
 }
 
+function showOperations(event) {
+  operations.hear(event);
+  showChosen(event);
+  offer({ group: event.rows.map(({ by }) => by.group), op: event.rows.map(({ by }) => by.op) });
+}
+
+// What follows from the time range; `stored`: what the agent has of it, null: nothing is needed, or it has not come yet.
+function showRange(window, stored) {
+  plots.range(window, stored);
+  const moves = window === null || (state().from === null && latest.job.state !== "ended");
+  const why = stored === null ? "Not loaded yet." : "No operation of this time is stored.";
+  timeline.range(moves ? null : { to: window.to, timeline: stored?.timeline ?? null, why });
+  operations.tick(latest, window);
+}
+
 function show(moment) {
   const { job } = moment;
   if (job !== null && shown !== null && shown !== job.job_id) {
     plots.begin([]);
     listen(); // the past data shown is that of the previous job
   }
+  if (job !== null && shown !== job.job_id) offerAll(job.job_id);
   shown = job?.job_id ?? shown;
   find("empty").hidden = job !== null;
   find("job").hidden = job === null;
@@ -82,8 +112,11 @@ function show(moment) {
   const which = `job=${encodeURIComponent(job.job_id)}`;
   find("get-timeline").href = `/api/v1/timeline?${which}&last=30s`;
   find("get-operations").href = `/api/v1/ops?${which}&limit=10000&format=csv`;
+  latest = moment;
   showJob(moment);
+  offer({ rank: job.ranks.map(({ rank }) => rank) });
   plots.add(job.slots);
+  range.tick(moment);
 }
 
 // The node, or how many nodes have answered.
@@ -126,18 +159,29 @@ function watch() {
   else if (pausedAt !== null) say(find("stale"), `Paused at ${timeOfDay(pausedAt / 1000)}. The values below are frozen; the agent continues.`);
 }
 
-find("pause").addEventListener("click", () => {
-  pausedAt = pausedAt === null ? Date.now() : null;
-  find("pause").setAttribute("aria-pressed", String(pausedAt !== null));
-  if (pausedAt === null) listen();
-  watch();
-});
+find("pause").addEventListener("click", () => set({ paused: state().paused ? null : 1 }, { replace: true }));
 find("jobs").addEventListener("change", (event) => {
   location.search = event.target.value ? `?job=${encodeURIComponent(event.target.value)}` : "";
 });
+onChange((before) => {
+  if (latest !== null) inFlight(latest.job);
+  if (state().paused === before.paused) return;
+  firsts.clear();
+  pausedAt = state().paused ? Date.now() : null;
+  pauses();
+  if (pausedAt === null) listen();
+  watch();
+});
+
+function pauses() {
+  find("pause").ariaPressed = String(Boolean(state().paused));
+}
+
 // While the page is hidden, the agent need not send events.
 document.addEventListener("visibilitychange", listen);
 
 begin();
+beginFilters();
+pauses();
 setInterval(watch, 1000);
 listen();

@@ -1,6 +1,9 @@
-// The last hour: shares of the steps against the 30 % line, and bus bandwidth by operation. One point each ten seconds.
+// Shares of the steps against the 30 % line, and bus bandwidth by operation: of the last hour, one point each ten seconds, or of a time range.
 
 import { colour, find, opColour, say } from "./elements.js";
+import { filtered, passes } from "./filters.js";
+import { live, zoom } from "./range.js";
+import { onChange } from "./state.js";
 import { percent, plain, rate, timeOfDay } from "./words.js";
 
 const LIMIT = 0.3;
@@ -10,8 +13,11 @@ const SLOT_S = 10;
 export class Plots {
   constructor() {
     this.slots = new Map();
+    // The time range, and what is stored of it; null: the last hour.
+    this.window = this.stored = null;
     this.plots = {};
     this.drawn = {};
+    onChange(() => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.rebuild());
     new ResizeObserver(() => this.fit()).observe(find("shares"));
   }
@@ -20,34 +26,57 @@ export class Plots {
   begin(slots) {
     this.slots = new Map();
     this.add(slots);
+    this.draw();
   }
 
   add(slots) {
     for (const slot of slots) this.slots.set(slot.at, slot);
     const latest = Math.max(...this.slots.keys());
     for (const at of this.slots.keys()) if (at < latest - HOUR_S) this.slots.delete(at);
+  }
+
+  range(window, stored) {
+    this.window = window;
+    this.stored = stored;
     this.draw();
   }
 
+  // The slots in the range, and the lengths of those with shares and of those with bandwidths.
+  shown() {
+    const { window, stored } = this;
+    const own = [...this.slots.values()].filter(({ at }) => window === null || (at > window.from && at - SLOT_S < window.to));
+    // What the page has received itself may be later than what is stored, but only in slots of ten seconds.
+    const slots = stored === null ? own : stored.busbw_length_s > SLOT_S ? stored.slots : [...new Map([...own, ...stored.slots].map((slot) => [slot.at, slot])).values()];
+    return [slots.sort((a, b) => a.at - b.at), stored?.length_s ?? SLOT_S, stored?.busbw_length_s ?? SLOT_S];
+  }
+
   draw() {
-    const slots = [...this.slots.values()].sort((a, b) => a.at - b.at);
-    const ops = [...new Set(slots.flatMap((slot) => Object.keys(slot.busbw)))].sort();
-    this.show("shares", ["communication", "exposed"], ["--c1", "--c3"], columns(slots, [(s) => s.comm, (s) => s.exposed]));
-    this.show("busbw", ops, ops.map(opColour), columns(slots, ops.map((op) => (s) => s.busbw[op] ?? null)));
+    const [slots, length, busbwLength] = this.shown();
+    const ops = [...new Set(slots.flatMap((slot) => Object.keys(slot.busbw)))].filter((op) => passes({ op })).sort();
+    const withShares = slots.filter((slot) => slot.comm !== null || length === busbwLength);
+    const withRates = slots.filter((slot) => Object.keys(slot.busbw).length || length === busbwLength);
+    this.show("shares", ["communication", "exposed"], ["--c1", "--c3"], columns(withShares, [(s) => s.comm, (s) => s.exposed], length));
+    this.show("busbw", ops, ops.map(opColour), columns(withRates, ops.map((op) => (s) => s.busbw[op] ?? null), busbwLength));
+    this.tell(slots, length);
+  }
+
+  tell(slots, length) {
     const last = slots.findLast((slot) => slot.comm !== null);
-    const first = slots.length ? `Since ${timeOfDay(slots[0].at - SLOT_S)}. ` : "";
+    const first = slots.length ? `Since ${timeOfDay(slots[0].at - length)}. ` : "";
     const exposed = last && last.exposed !== null ? `, exposed ${percent(last.exposed)}` : "";
-    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}. Dashed: the 30 % line.` : "No share is known yet.");
+    const all = filtered("rank", "group", "op", "size") ? " Of all operations of all ranks: shares cannot be filtered." : "";
+    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}. Dashed: the 30 % line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
     const rates = slots.findLast((slot) => Object.keys(slot.busbw).length)?.busbw ?? {};
-    const said = Object.entries(rates).map(([op, value]) => `${plain(op)} ${rate(value)}`);
-    say(find("busbw-said"), said.length ? `Latest: ${said.join(", ")}.` : "No operation whose bandwidth is known yet.");
+    const said = Object.entries(rates).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
+    const every = filtered("rank", "group", "size") ? " Of all ranks, groups and sizes: bandwidth is filtered by operation only." : "";
+    say(find("busbw-said"), said.length ? `Latest: ${said.join(", ")}.${every}` : `No operation whose bandwidth is known ${this.window === null ? "yet" : "in this range"}.`);
   }
 
   show(id, names, colours, data) {
     const key = names.join("\n");
     if (this.drawn[id] !== key) {
       this.plots[id]?.destroy();
-      this.plots[id] = names.length ? plot(find(id), id, names, colours, data) : null;
+      this.plots[id] = names.length ? plot(find(id), id, names, colours, data, () => this.window) : null;
       this.drawn[id] = key;
     } else this.plots[id]?.setData(data);
   }
@@ -63,11 +92,11 @@ export class Plots {
 }
 
 // uPlot's data: x, then one array per series; null where nothing was measured.
-function columns(slots, series) {
+function columns(slots, series, length) {
   const data = [[], ...series.map(() => [])];
   slots.forEach((slot, i) => {
-    if (i && slot.at - slots[i - 1].at > 1.5 * SLOT_S) {
-      data[0].push(slots[i - 1].at + SLOT_S);
+    if (i && slot.at - slots[i - 1].at > 1.5 * length) {
+      data[0].push(slots[i - 1].at + length);
       series.forEach((_, k) => data[k + 1].push(null));
     }
     data[0].push(slot.at);
@@ -78,7 +107,7 @@ function columns(slots, series) {
 
 const size = (place) => ({ width: place.clientWidth, height: 200 });
 
-function plot(place, id, names, colours, data) {
+function plot(place, id, names, colours, data, window) {
   const share = id === "shares";
   const words = share ? percent : rate;
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 } };
@@ -86,9 +115,9 @@ function plot(place, id, names, colours, data) {
   const options = {
     ...size(place),
     padding: [null, 30, null, null], // for the last label of the axis
-    cursor: { drag: { x: false, y: false } },
+    cursor: { drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => live } },
     legend: { live: true },
-    scales: { x: { range: (_, from, to) => (to === null ? [0, 60] : [Math.min(from, to - 60), to]) }, y: { range } },
+    scales: { x: { range: (_, from, to) => extent(window(), from, to) }, y: { range } },
     axes: [
       { ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
       { ...axis, size: 74, values: (_, marks) => marks.map(words) },
@@ -97,11 +126,20 @@ function plot(place, id, names, colours, data) {
       { value: (_, at) => (at === null ? "–" : timeOfDay(at)) },
       ...names.map((name, i) => ({ label: plain(name), stroke: colour(colours[i]), width: 2, value: (_, value) => words(value) })),
     ],
-    hooks: share ? { draw: [limitLine] } : {},
+    hooks: { draw: share ? [limitLine] : [], setSelect: [selected] },
   };
   const made = new uPlot(options, data, place);
   made.ctx.canvas.ariaHidden = "true"; // the text below it has the values
   return made;
+}
+
+const extent = (window, from, to) => (window !== null ? [window.from, window.to] : to === null ? [0, 60] : [Math.min(from, to - 60), to]);
+
+function selected(u) {
+  const { left, width } = u.select;
+  if (!width) return;
+  u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
 }
 
 function limitLine(u) {

@@ -1,6 +1,8 @@
 // Shows the state of a job in words, numbers and tables.
 
-import { each, find, make, say, table } from "./elements.js";
+import { each, find, make, say } from "./elements.js";
+import { filtered, passes, sizeClass } from "./filters.js";
+import { table } from "./tables.js";
 import { UNKNOWN, binary, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
@@ -55,7 +57,7 @@ function wrong(job, alerts, trouble, nodes) {
 export function begin() {
   ranks({ ranks: [], in_flight: [] });
   inFlight({ in_flight: [], in_flight_more: 0 });
-  showOperations({ covered_s: 0, rows: [], chosen: [] });
+  showChosen({ chosen: [] });
 }
 
 function tiles(job) {
@@ -104,30 +106,11 @@ function ranks(job) {
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
         op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
       ],
+      values: [rank.rank, , rank.step, rank.step_s, rank.comm, rank.exposed, rank.wait, rank.gpu, , op ? op.age_s : null],
     };
   });
   // Ranks in trouble come first, however many ranks there are.
   table(find("ranks"), RANKS, rows.sort((a, b) => order(a) - order(b)), "no rank is known");
-}
-
-const OPERATIONS = [
-  ["group", true], ["op", true], ["size", false, "ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
-  ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
-];
-
-export function showOperations({ covered_s: covered, rows: found, chosen }) {
-  const rows = found.map((row) => {
-    const time = row.ranks * covered;
-    const waited = row.wait_s ?? row.p2p_wait_s;
-    return {
-      cells: [
-        plain(row.by.group), plain(row.by.op), row.group_size === null ? UNKNOWN : String(row.group_size), perSecond(row.count / time), seconds(row.p50_s), seconds(row.p99_s),
-        rate(row.algbw), rate(row.busbw), percent(row.p50_s === null ? null : row.seconds / time), waited === null ? UNKNOWN : percent(waited / time),
-      ],
-    };
-  });
-  table(find("operations"), OPERATIONS, rows, "no operation has ended in the last minute");
-  showChosen(chosen);
 }
 
 const CHOSEN = [
@@ -135,7 +118,7 @@ const CHOSEN = [
   ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the begin of the kernels"], ["busbw", false, "while the kernels ran"],
 ];
 
-function showChosen(chosen) {
+export function showChosen({ chosen }) {
   find("chosen-section").hidden = !chosen.length;
   const rows = chosen.map((each) => ({
     kind: each.remark ? "warn" : "",
@@ -143,19 +126,24 @@ function showChosen(chosen) {
       plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : binary(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
       each.channels === null ? UNKNOWN : String(each.channels), String(each.count), seconds(each.mean_s), seconds(each.queued_s), rate(each.busbw),
     ],
+    values: [, , each.size_log2, , , each.channels, each.count, each.mean_s, each.queued_s, each.busbw],
   }));
   table(find("chosen"), CHOSEN, rows, "");
 }
 
 const FLIGHT = [["rank"], ["op", true], ["group", true], ["number", false, "of the collective in its group"], ["size"], ["for"], ["usually", false, "median of such operations of this rank"]];
 
-function inFlight(job) {
-  const rows = job.in_flight.map((op) => ({
+const inFlightPasses = ({ rank, op, group, size_bytes: size }) => passes({ rank, op, group, size: sizeClass(size) });
+
+export function inFlight(job) {
+  const rows = job.in_flight.filter(inFlightPasses).map((op) => ({
     kind: op.age_s > Math.max(10, 5 * (op.usual_s ?? 0)) ? "bad" : "",
     cells: [String(op.rank), plain(op.op), plain(op.group), String(op.seq), bytes(op.size_bytes), seconds(op.age_s), seconds(op.usual_s)],
+    values: [op.rank, , , op.seq, op.size_bytes, op.age_s, op.usual_s],
   }));
-  table(find("flight"), FLIGHT, rows, "nothing right now");
-  say(find("flight-more"), job.in_flight_more ? `and ${job.in_flight_more} more` : "");
+  table(find("flight"), FLIGHT, rows, job.in_flight.length && !rows.length ? "nothing that passes the filter" : "nothing right now");
+  const some = filtered("rank", "group", "op", "size") ? `the filter sees only the ${job.in_flight.length} oldest; there are ` : "and ";
+  say(find("flight-more"), job.in_flight_more ? `${some}${job.in_flight_more} more` : "");
 }
 
 export function showInsights({ findings, advice }) {

@@ -1,7 +1,9 @@
 // The latest operations, a row for each rank: pale while it waits for the last rank, full while it transfers, dashed while it has not ended.
 
 import { colour, each, find, opColour, say } from "./elements.js";
-import { bytes, count, plain, seconds } from "./words.js";
+import { passes, sizeClass } from "./filters.js";
+import { onChange } from "./state.js";
+import { bytes, count, plain, seconds, timeOfDay } from "./words.js";
 
 const NAME_PX = 64;
 const AXIS_PX = 22;
@@ -16,6 +18,8 @@ export class Timeline {
     this.canvas = this.place.querySelector("canvas");
     // The timeline shown, and the latest one received.
     this.seen = this.next = null;
+    // Of a time range that has ended: its end, and its timeline, or why there is none; null: the present is shown.
+    this.past = null;
     // The collective whose text is shown, as "group number/seq/op number".
     this.chosen = null;
     this.hits = [];
@@ -24,6 +28,7 @@ export class Timeline {
     this.place.addEventListener("blur", () => this.choose(null));
     this.place.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.place);
+    onChange(() => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
@@ -31,8 +36,8 @@ export class Timeline {
   show(timeline) {
     this.next = timeline;
     if (this.chosen !== null) return;
-    this.seen = timeline;
-    const ops = timeline?.ops ?? [];
+    this.seen = this.past === null ? timeline : this.past.timeline;
+    const ops = this.seen?.ops ?? [];
     const legend = ops.map((op) => ({ text: plain(op), kind: "", colour: opColour(op) }));
     if (ops.length) legend.push({ text: "waiting for the last rank", kind: "waiting", colour: "--quiet" }, { text: "not ended", kind: "open", colour: "--quiet" });
     each(find("timeline-legend"), "li", legend, (item, { text, kind, colour: name }) => {
@@ -44,18 +49,41 @@ export class Timeline {
     this.draw();
   }
 
-  summary() {
+  // Shows the latest operations of a range that ended at `to`; past: null shows the present.
+  range(past) {
+    if (["to", "timeline", "why"].every((key) => past?.[key] === this.past?.[key])) return;
+    this.past = past;
+    this.chosen = null;
+    this.show(this.next);
+  }
+
+  // What passes the filters: [ranks' tracks]. The bars of groups and sizes that do not are left out.
+  tracks() {
+    const { seen } = this;
+    const shown = (op, group, size) => passes({ op: seen.ops[op], group: seen.groups[group], size: sizeClass(size) });
+    return (seen?.tracks ?? [])
+      .filter(({ rank }) => passes({ rank }))
+      .map(({ rank, bars, pending }) => ({
+        rank,
+        bars: bars.filter(([, , , op, group, , size]) => shown(op, group, size)),
+        // The size of an operation that has not ended is not known here.
+        pending: pending.filter(([, , op, group]) => passes({ op: seen.ops[op], group: seen.groups[group] })),
+      }));
+  }
+
+  summary(ranks) {
     const { seen } = this;
     const open = this.hits.filter((hit) => hit.age !== undefined).length;
-    const old = seen.age_s > 2 ? `; nothing has ended or begun for ${seconds(seen.age_s)}` : "";
-    say(find("timeline-said"), `The latest ${count(this.hits.length, "operation")} of ${count(seen.tracks.length, "rank")}, in ${seconds(seen.span_s - this.begin_us / 1e6)}, ${open} not ended${old}.`);
+    const old = this.past === null && seen.age_s > 2 ? `; nothing has ended or begun for ${seconds(seen.age_s)}` : "";
+    const until = this.past === null ? "" : ` until ${timeOfDay(this.past.to)}`;
+    say(find("timeline-said"), `The latest ${count(this.hits.length, "operation")}${until} of ${count(ranks, "rank")}, in ${seconds(seen.span_s - this.begin_us / 1e6)}, ${open} not ended${old}.`);
   }
 
   // -- drawing -------------------------------------------------------------------------------
 
   draw() {
     const { seen, canvas } = this;
-    const tracks = seen?.tracks ?? [];
+    const tracks = this.tracks();
     const row = Math.max(11, Math.min(46, Math.floor(300 / Math.max(1, tracks.length))));
     const width = this.place.clientWidth;
     const height = Math.max(1, tracks.length) * row + AXIS_PX;
@@ -63,8 +91,9 @@ export class Timeline {
     canvas.height = Math.round(height * devicePixelRatio);
     canvas.style.height = `${height}px`;
     this.hits = [];
-    if (!seen) say(find("timeline-said"), "No operation whose time is known yet.");
+    if (!seen) say(find("timeline-said"), this.past === null ? "No operation whose time is known yet." : this.past.why);
     if (!seen || width <= NAME_PX) return;
+    if (!tracks.length) return say(find("timeline-said"), "No operation here passes the filter.");
     const pen = canvas.getContext("2d");
     pen.scale(devicePixelRatio, devicePixelRatio);
     pen.font = "12px system-ui, sans-serif";
@@ -75,7 +104,7 @@ export class Timeline {
     const scale = (width - NAME_PX) / (span * (tracks.some((track) => track.pending.length) ? 1.12 : 1));
     this.axis(pen, span, scale, tracks.length * row);
     tracks.forEach((track, i) => this.track(pen, track, i * row, row, scale, width));
-    if (this.chosen === null) this.summary();
+    if (this.chosen === null) this.summary(tracks.length);
   }
 
   axis(pen, span, scale, bottom) {

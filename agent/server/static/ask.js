@@ -1,0 +1,38 @@
+// Requests to the agent's API.
+
+// Returns the answer to a route with parameters; those that are null are left out. Throws an Error with the agent's reason.
+export async function ask(route, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined);
+  let answer;
+  try {
+    answer = await fetch(`/api/v1/${route}?${new URLSearchParams(given)}`);
+  } catch {
+    throw new Error("the agent does not answer");
+  }
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.detail ?? `status ${answer.status}`);
+  return found;
+}
+
+// Calls `show` with the latest answer only: an earlier question whose answer comes later is dropped.
+export class Latest {
+  constructor(show) {
+    this.show = show;
+    this.number = 0;
+  }
+
+  async ask(question) {
+    const number = ++this.number;
+    let found;
+    try {
+      found = { data: await question() };
+    } catch (error) {
+      found = { why: error.message };
+    }
+    if (number === this.number) this.show(found);
+  }
+
+  drop() {
+    this.number += 1;
+  }
+}

@@ -1,0 +1,95 @@
+// Tables that can be sorted by each column. The address has the order.
+
+import { each, make } from "./elements.js";
+import { onChange, set, state } from "./state.js";
+
+// What each table was last filled with, to show it in another order.
+const filled = new Map();
+
+// columns: [name, is text, what it means]; rows: { kind, cells, values }. The first cell names its row. `values` has
+// what to sort by where that is not the text: a number, or null, which comes last.
+export function table(element, columns, rows, empty) {
+  filled.set(element, [columns, rows, empty]);
+  if (!element.tHead) heads(element, columns);
+  mark(element, columns);
+  const shown = rows.length ? sorted(element, columns, rows) : [{ kind: "quiet", cells: [empty] }];
+  each(element.tBodies[0], "tr", shown, (line, row) => fill(line, row, columns, !rows.length));
+}
+
+function heads(element, columns) {
+  const line = element.createTHead().insertRow();
+  for (const [name, text, means] of columns) {
+    const head = make("th", undefined, text ? "text" : "");
+    head.scope = "col";
+    const button = make("button", name);
+    button.type = "button";
+    if (means) button.title = means;
+    button.addEventListener("click", () => set({ [key(element)]: following(element, name, text) }, { replace: true }));
+    head.append(button);
+    line.append(head);
+  }
+  element.createTBody();
+}
+
+const key = (element) => `sort-${element.id}`;
+
+// Numbers begin with the largest, texts with the first; then the other order; then that of the page again.
+function following(element, name, text) {
+  const orders = text ? [name, `-${name}`, null] : [`-${name}`, name, null];
+  return orders[(orders.indexOf(state()[key(element)]) + 1) % 3];
+}
+
+function chosen(element, columns) {
+  const order = state()[key(element)];
+  const name = order?.replace(/^-/, "");
+  const at = order ? columns.findIndex((column) => column[0] === name) : -1;
+  return { at, down: order?.startsWith("-") };
+}
+
+function mark(element, columns) {
+  const { at, down } = chosen(element, columns);
+  [...element.tHead.rows[0].cells].forEach((head, i) => {
+    const order = i === at ? (down ? "descending" : "ascending") : null;
+    if (head.ariaSort !== order) head.ariaSort = order;
+  });
+}
+
+function sorted(element, columns, rows) {
+  const { at, down } = chosen(element, columns);
+  if (at < 0) return rows;
+  const value = (row) => row.values?.[at] ?? (columns[at][1] ? row.cells[at] : null);
+  return rows
+    .map((row) => [value(row), row])
+    .sort(([a], [b]) => {
+      if (a === null || b === null) return (a === null) - (b === null);
+      const order = typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
+      return down ? -order : order;
+    })
+    .map(([, row]) => row);
+}
+
+function fill(line, row, columns, spans) {
+  if (line.className !== (row.kind ?? "")) line.className = row.kind ?? "";
+  while (line.cells.length > row.cells.length) line.lastElementChild.remove();
+  row.cells.forEach((content, i) => {
+    let cell = line.cells[i];
+    if (!cell) {
+      cell = make(i ? "td" : "th");
+      if (!i) cell.scope = "row";
+      line.append(cell);
+    }
+    cell.colSpan = spans ? columns.length : 1;
+    const kind = columns[i][1] || spans ? "text" : "";
+    if (cell.className !== kind) cell.className = kind;
+    if (cell.textContent !== content) {
+      cell.textContent = content;
+      cell.title = kind && content.length > 24 ? content : "";
+    }
+  });
+}
+
+onChange((before) => {
+  for (const [element, [columns, rows, empty]] of filled) {
+    if (before[key(element)] !== state()[key(element)]) table(element, columns, rows, empty);
+  }
+});
