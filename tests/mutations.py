@@ -43,8 +43,8 @@ MUTATIONS = (
     # Steps, waits, stragglers.
     Mutation("waits = [(part, part.duration_ns - late.duration_ns) for part in parts]", "waits = [(part, part.duration_ns) for part in parts]", "agent/ingest"),
     Mutation("most = np.where(own == NOT_KNOWN_NS, 0, own - usual[:, None])", "most = np.where(own == NOT_KNOWN_NS, 0, own)", "agent/ingest"),
-    Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/ingest"),
-    Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/ingest"),
+    Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/analysis"),
+    Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/analysis"),
     Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest"),
     Mutation("or _any_in(self._untimed, start_ns, end_ns))", "or False)", "agent/ingest"),
     # Verdicts, alerts, queries of rules.

@@ -18,7 +18,7 @@ from commwatch.ingest.cell_totals import op_of
 from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, GroupJoin, Part
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
-from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_least
+from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
@@ -82,12 +82,14 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
         rank_totals = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
         if not rank_totals:
             continue
-        late = [
+        from commwatch.analysis.straggler_search import stragglers_in  # brings in numpy
+
+        of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
-            for each in join.window.late(now_ns, _steps(rank_totals, join.window.ranks))
+            for each in stragglers_in(join.window, now_ns, _steps(rank_totals, join.window.ranks))
         ]
-        for group_id, each in (*late, *_late_senders(rank_totals, now_ns)):
+        for group_id, each in (*of_groups, *_late_senders(rank_totals, now_ns)):
             found.setdefault((job.id, each.rank), (job.id, group_id, each))
     return list(found.values())
 
@@ -97,11 +99,10 @@ def _late_senders(rank_totals: Mapping[int, RankTotals], now_ns: int) -> Iterato
     for group_id, ranks in _senders(rank_totals).items():
         of_group = [rank_totals[rank] for rank in ranks]
         if all(_waits_are_known(totals, rank_totals, now_ns) for totals in of_group):
-            bins: dict[int, dict[int, int]] = {}
-            for totals in of_group:
-                for at, waited_ns in totals.binned_waits_ns.items():
-                    bins.setdefault(at, {})[totals.rank] = waited_ns
-            yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(rank_totals, ranks)))
+            from commwatch.analysis.straggler_search import waiting_least  # brings in numpy
+
+            waited_ns = {totals.rank: totals.binned_waits_ns for totals in of_group}
+            yield from ((group_id, late) for late in waiting_least(waited_ns, now_ns, _steps(rank_totals, ranks)))
 
 
 def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:

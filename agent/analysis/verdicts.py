@@ -2,7 +2,7 @@
 
 The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
 trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.
-``lateness`` and ``disagreement`` put into words what ``ingest/stragglers.py`` and the join of collectives have found.
+``lateness`` and ``disagreement`` put into words what ``straggler_search`` and the join of collectives have found.
 """
 
 from __future__ import annotations

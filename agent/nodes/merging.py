@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -64,20 +64,27 @@ def conclude(seen: Seen) -> list[Verdict]:
     """Return the verdicts on the combined answers."""
     found = verdicts(seen.ranks, seen.groups)
     groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
-    # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-    across = [
-        lateness(late, groups[job, group_id])
-        for job, group_id, window in put_together(seen.parts)
-        if (job, group_id) in groups
-        for late in window.late(0, least_ns=0)
-    ]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     reported: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.reported, *across):  # drop duplicates from an agent that was queried under two names
+    for verdict in (
+        *seen.reported,
+        *_across(seen.parts, groups),
+    ):  # drop duplicates from an agent that was queried under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
             reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
     return combined(found, reported.values())
+
+
+def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
+    """Yield the stragglers of groups with ranks on several nodes."""
+    for job, group_id, window in put_together(parts):
+        from commwatch.analysis.straggler_search import stragglers_in  # brings in numpy
+
+        if (job, group_id) in groups:
+            # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
+            for late in stragglers_in(window, 0, least_ns=0):
+                yield lateness(late, groups[job, group_id])
 
 
 def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:

@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from commwatch.prometheus.exposition import rendered
 from commwatch.runtime.offload import Aside
 
 #: A page is cached for so many times the CPU time it took, and for at most so many seconds. A costly page thus takes at
@@ -24,7 +25,8 @@ class _Form:
     """The page in one format."""
 
     def __init__(self, registry: CollectorRegistry, accept: str, clock: Callable[[], float]) -> None:
-        self._encode, self.content_type = choose_encoder(accept)
+        self.content_type = choose_encoder(accept)[1]
+        self._openmetrics = accept == _OPENMETRICS
         self._registry, self._clock = registry, clock
         self._aside = Aside("metrics", self._render)
         self._text, self._until_s = b"", clock()
@@ -41,7 +43,7 @@ class _Form:
 
     def _render(self) -> None:
         began_s = time.thread_time()
-        self._text = self._encode(self._registry)
+        self._text = rendered(self._registry.collect(), self._openmetrics)
         self._until_s = self._clock() + min(MOST_S, _HOLDS * (time.thread_time() - began_s))
 
 

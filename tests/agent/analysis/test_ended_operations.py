@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from commwatch.analysis.ended_operations import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
+from commwatch.analysis.straggler_search import stragglers_in
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import events as ev
 from commwatch.ingest.collective_join import MOST_PENDING
@@ -55,7 +56,7 @@ def parts_of(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST
 
 def named(columns: Iterable[RankParts]) -> list[Late]:
     """Who is late in the groups that are whole."""
-    return [late for _, _, window in put_together(columns) for late in window.late(0, least_ns=0)]
+    return [each for _, _, window in put_together(columns) for each in stragglers_in(window, 0, least_ns=0)]
 
 
 def test_agent_with_some_ranks_blames_nobody() -> None:

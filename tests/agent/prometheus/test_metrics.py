@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from commwatch.collectors.node.gpu import GpuPlace, Measured, Xid
@@ -29,6 +29,7 @@ from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_GROUPS, Exporter
+from commwatch.prometheus.exposition import rendered
 from commwatch.prometheus.metrics import METRICS
 from tests.gpus import DRIVER, UUIDS, full, lost
 from tests.helpers import MS, end_rank, group_entry, mark, needs, operation, packed, write_ring
@@ -53,7 +54,7 @@ def exporter(
 
 def page(aggregate: Aggregate, readings: list[tuple[str, list[Reading] | None]] | None = None) -> str:
     """The text Prometheus gets."""
-    return generate_latest(exporter(aggregate, readings)).decode()
+    return rendered(exporter(aggregate, readings).collect(), openmetrics=False).decode()
 
 
 def samples(text: str) -> Samples:
@@ -162,7 +163,7 @@ def golden_page() -> str:
     """The page for the recorded rings."""
     with TemporaryDirectory() as rings:
         registry = exporter(recorded(Path(rings)), READINGS, lambda where: "0" if where is not None else "")
-        return generate_latest(registry).decode()
+        return rendered(registry.collect(), openmetrics=False).decode()
 
 
 def test_whole_page() -> None:
@@ -312,7 +313,7 @@ def test_group_labels_are_capped() -> None:
     book.ingest(packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(MOST_GROUPS + more))))
     registry = exporter(aggregate)
     for _ in range(2):  # a second scrape counts nothing again
-        found = samples(generate_latest(registry).decode())
+        found = samples(rendered(registry.collect(), openmetrics=False).decode())
         counts = {
             dict(labels)["group"]: v for (name, labels), v in found.items() if name == "commwatch_collectives_total"
         }

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from commwatch.ingest.stragglers import BIN_NS, COSTS, LEAST_NS, MOST_BINS, Late, LateWindow, waiting_least
+from commwatch.analysis.straggler_search import LEAST_NS, stragglers_in, waiting_least
+from commwatch.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
 from tests.helpers import MS
 
 S = 1000 * MS
@@ -65,7 +66,7 @@ class Loop:
 
     def named(self, marked: bool = True) -> list[Late]:
         """The stragglers now."""
-        return self.window.late(self.now_ns, self.steps if marked else ())
+        return stragglers_in(self.window, self.now_ns, self.steps if marked else ())
 
 
 def ranks(found: Sequence[Late]) -> list[int]:
@@ -184,15 +185,15 @@ def test_start() -> None:
     assert loop.named() == []
     loop.run(1)
     assert ranks(loop.named()) == [2]
-    assert ranks(loop.window.late(loop.now_ns, loop.steps[:20], least_ns=0)) == [2]
+    assert ranks(stragglers_in(loop.window, loop.now_ns, loop.steps[:20], least_ns=0)) == [2]
 
 
 def test_still() -> None:
     """A straggler stays one in a pause, as for an evaluation, but not where nothing has moved for 30 s."""
     loop = Loop(delay=late(2))
     loop.run(20)
-    assert ranks(loop.window.late(loop.now_ns + 29 * S, loop.steps)) == [2]
-    assert loop.window.late(loop.now_ns + 31 * S, loop.steps) == []
+    assert ranks(stragglers_in(loop.window, loop.now_ns + 29 * S, loop.steps)) == [2]
+    assert stragglers_in(loop.window, loop.now_ns + 31 * S, loop.steps) == []
 
 
 def test_end_of_the_far_future() -> None:
@@ -214,10 +215,11 @@ def test_what_is_kept_is_bounded() -> None:
 def stages(waited_ms: Sequence[float], noise_ms: float = 3.0) -> list[Late]:
     """Who is named of the stages of a pipeline that wait so long in each step of 100 ms, for 20 s."""
     chance = random.Random(0)
-    bins: dict[int, dict[int, int]] = {}
+    waited_ns: dict[int, dict[int, int]] = {rank: {} for rank in range(len(waited_ms))}
     for step in range(200):
-        bins[step] = {rank: int(max(0.0, each + chance.gauss(0, noise_ms)) * MS) for rank, each in enumerate(waited_ms)}
-    return waiting_least(bins, range(len(waited_ms)), 20 * S, [(n + 1) * BIN_NS - 1 for n in range(200)])
+        for rank, each in enumerate(waited_ms):
+            waited_ns[rank][step] = int(max(0.0, each + chance.gauss(0, noise_ms)) * MS)
+    return waiting_least(waited_ns, 20 * S, [(n + 1) * BIN_NS - 1 for n in range(200)])
 
 
 @pytest.mark.parametrize("slow", range(4))
