@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.framework_settings import is_model
@@ -19,7 +19,7 @@ from commwatch.core.cells import SLOT_NS
 from commwatch.core.durations import LAST, parse_age
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclOperations
-from commwatch.core.views import GroupView, JobView, StepView
+from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Operation
 from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
@@ -34,19 +34,15 @@ _ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
 _MOST_OPERATIONS, MOST_TIMED = 1_000, 10_000
 
 
-class Counts(NamedTuple):
-    """Steps and sums of operations over a part of a job's history."""
+@dataclass(frozen=True)
+class JobSteps:
+    """The steps in a part of a job's history."""
 
     #: Begin of that part in ns of Unix time; 0: begin of the job.
     since_ns: int
     #: By rank of this run: all its steps, and its usual steps (see ``usual_steps``).
     steps_of: Mapping[int, list[StepView]]
     usual_of: Mapping[int, list[StepView]]
-    #: One row per group and op; one row per rank.
-    operations: list[Row]
-    by_rank: list[Row]
-    #: Share of the usual steps that operations of a group took, by its label, the largest first.
-    group_shares: Mapping[str, float]
 
     @property
     def steps(self) -> list[StepView]:
@@ -66,25 +62,64 @@ class Counts(NamedTuple):
         return bool(total_s) and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
 
 
-def count(agent: QueryService, job_id: str, since_ns: int = 0) -> Counts:
-    """Read a job's history from ``since_ns`` on; if there are too many steps, only the time of the latest."""
-    until = time.time_ns()
-    steps = agent.steps(since_ns, until, job_id, None, MOST_STEPS)
-    if len(steps) == MOST_STEPS:  # sums and steps must cover equal times
-        _, since_ns = slot_of(steps[-1].end_at, until)
+@dataclass(frozen=True)
+class Counts(JobSteps):
+    """Steps and sums of operations over a part of a job's history."""
+
+    #: One row per group and op; one row per rank.
+    operations: list[Row]
+    by_rank: list[Row]
+    #: Share of the usual steps that operations of a group took, by its label, the largest first.
+    group_shares: Mapping[str, float]
+
+
+def count(agent: QueryService, job_id: str) -> Counts:
+    """Read a job's history; if there are too many steps, only the time of the latest."""
+    return _with_sums(agent, job_id, steps_since(agent, job_id))
+
+
+def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts:
+    """Read the steps of ``last_steps``, and the operations of that time."""
+    return _with_sums(agent, job_id, last_steps(agent, job_id, last_s))
+
+
+def steps_since(agent: QueryService, job_id: str, since_ns: int = 0) -> JobSteps:
+    """Read a job's steps from ``since_ns`` on; if they are too many, only the latest."""
+    steps, more = agent.latest_steps(since_ns, job_id, MOST_STEPS)
+    if more and steps:  # sums and steps must cover equal times
+        _, since_ns = slot_of(steps[-1].end_at, time.time_ns())
     steps_of: dict[int, list[StepView]] = {view.rank: [] for view in agent.ranks(job_id)}
     for step in steps:
         if step.rank in steps_of and step.end_at * 1e9 >= since_ns:
             steps_of[step.rank].append(step)
-    usual_of = {rank: usual_steps(of_rank) for rank, of_rank in steps_of.items()}
-    operations, by_rank = sums(agent, job_id, since_ns)
-    known = [step for of_rank in usual_of.values() for step in of_rank if step.comm_s is not None]
+    return JobSteps(since_ns, steps_of, {rank: usual_steps(of_rank) for rank, of_rank in steps_of.items()})
+
+
+def last_steps(agent: QueryService, job_id: str, last_s: float | None) -> JobSteps:
+    """Read the ``last_s`` seconds up to the job's last step; read the whole job if that is too little, or with ``None``.
+
+    An earlier run of that name is left out.
+    """
+    now_ns = time.time_ns()
+    begun_ns, _ = slot_of(agent.begun_at(job_id), now_ns)
+    latest, _ = agent.latest_steps(0, job_id, 1)
+    if last_s is not None and latest:
+        since_ns, _ = slot_of(latest[0].end_at - last_s, now_ns)
+        steps = steps_since(agent, job_id, max(begun_ns, since_ns))
+        if steps.enough:
+            return steps
+    return steps_since(agent, job_id, begun_ns)
+
+
+def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
+    operations, by_rank = sums(agent, job_id, steps.since_ns)
+    known = [step for of_rank in steps.usual_of.values() for step in of_rank if step.comm_s is not None]
     return Counts(
-        since_ns,
-        steps_of,
-        usual_of,
+        steps.since_ns,
+        steps.steps_of,
+        steps.usual_of,
         operations,
-        by_rank=[row for row in by_rank if row.by["rank"] in steps_of],
+        by_rank=[row for row in by_rank if row.by["rank"] in steps.steps_of],
         group_shares=_group_shares(known),
     )
 
@@ -94,22 +129,6 @@ def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[list[Row]
     until = time.time_ns()
     _, (operations, by_rank) = agent.summaries(since_ns, until, [["group", "op"], ["rank"]], {"job_id": job_id})
     return operations, by_rank
-
-
-def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts:
-    """Read the ``last_s`` seconds up to the job's last step; read the whole job if that is too little, or with ``None``.
-
-    An earlier run of that name is left out.
-    """
-    now_ns = time.time_ns()
-    begun_ns, _ = slot_of(agent.begun_at(job_id), now_ns)
-    latest = agent.steps(0, now_ns, job_id, None, 1)
-    if last_s is not None and latest:
-        since_ns, _ = slot_of(latest[0].end_at - last_s, now_ns)
-        counts = count(agent, job_id, max(begun_ns, since_ns))
-        if counts.enough:
-            return counts
-    return count(agent, job_id, begun_ns)
 
 
 def slot_of(at: float, now_ns: int) -> tuple[int, int]:
@@ -145,15 +164,13 @@ def facts(
     counts: Counts,
     findings: Iterable[Finding],
     *,
-    host: HostView | None = None,
-    gpus: Mapping[int, str] | None = None,
+    network: Network | None = None,
     late: Mapping[int, float] | None = None,
 ) -> Facts | None:
     """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
 
     Args:
-        host: the node's state, if an agent watches it right now.
-        gpus: PCI addresses of the GPUs of this node's ranks, as far as they are known.
+        network: the state of the nodes' networks, if agents watch them right now.
         late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     """
     if not counts.enough:
@@ -172,10 +189,16 @@ def facts(
         waits=_waits(counts),
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
-        network=Network() if host is None else Network(places(gpus or {}, host), host.complaints),
+        network=network or Network(),
         late=late or {},
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
     )
+
+
+def network_of(host: HostView, ranks: Iterable[RankView]) -> Network:
+    """Return the facts about the network of a node and its ``ranks``."""
+    gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
+    return Network(places(gpus, host), host.complaints)
 
 
 def nccl_choices(agent: QueryService, job_id: str) -> list[NcclOperations]:

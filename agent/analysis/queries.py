@@ -209,6 +209,11 @@ class QueryService:
         ]
         return found, collective_join.split(parts)
 
+    def latest_steps(self, from_ns: int, job: str, most: int) -> tuple[list[StepView], bool]:
+        """Return a job's latest steps since ``from_ns``, newest first, at most so many, and whether there may be earlier ones."""
+        steps = self.steps(from_ns, time_ns(), job, None, most)
+        return steps, len(steps) == most
+
     def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
         """Return the steps that ended in the window, newest first."""
         with History(self.path, self._damaged) as history:

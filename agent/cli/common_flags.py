@@ -45,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
     return common
 
 
+def add_node(command: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that show all nodes of a job by default, if the agent knows the agents of the others."""
+    command.add_argument(
+        "--node", action="store_true", help="only this node, from its history (default: all nodes that the agent knows)"
+    )
+
+
 def last_seconds(text: str) -> float | None:
     """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import urllib.error
 import urllib.parse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,12 +84,8 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
         if not _flat_enough(value):
             raise ValueError("it is nested too deeply")
         return Answer(value, None)
-    except urllib.error.HTTPError as error:
-        return Answer(None, client.detail(error) or f"{error.code} {error.reason}")
-    except OSError as error:
-        return Answer(None, str(getattr(error, "reason", error)))
-    except ValueError as error:
-        return Answer(None, f"does not answer as an agent: {error}")
+    except (OSError, ValueError) as error:
+        return Answer(None, client.reason(error))
 
 
 def _flat_enough(value: Any) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commwatch.cli.common_flags import last_seconds
+from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.durations import LAST, parse_age
+
+if TYPE_CHECKING:
+    from commwatch.report.report import Report
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -18,7 +22,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "report",
         parents=[common],
         help="report on a finished or running job",
-        description="Print the report on a job from the history.",
+        description="Print the report on a job: on all its nodes, if the agent here knows the agents of the others (docs/api.md), "
+        "else on this node, from the history.",
     )
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
     report.add_argument(
@@ -28,6 +33,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="AGE",
         help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
     )
+    add_node(report)
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
@@ -41,17 +47,41 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
 
     with reading(config) as agent:
         job = job_in(agent, arguments.job).job_id
-        topology = kept(config.state, job)
-        findings = [] if topology is None else topology.findings
         command = f"{again(arguments)}{_other_last(arguments.last)} {job}"
-        built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
-        assert built is not None
-        page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
-    if page is None:
-        print(report.as_json(built) if arguments.json else report.text(built))
-    else:
+        wide = None if arguments.node else _of_all_nodes(config, job, arguments)
+        page = built = None
+        if wide is None:
+            topology = kept(config.state, job)
+            findings = [] if topology is None else topology.findings
+            built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
+            assert built is not None
+            page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
+        elif arguments.html is None:
+            built = replace(_as_report(wide), command=command)
+        else:
+            page = wide.decode()
+    if page is not None:
         write(arguments.html, page)
+    elif built is not None:
+        print(report.as_json(built) if arguments.json else report.text(built))
     return 0
+
+
+def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:
+    """Return the agent's report on all nodes; ``None``: there is none, or it does not answer."""
+    from commwatch.cli.whole_job import answer
+
+    form = "json" if arguments.html is None else "html"
+    last = "all" if arguments.last is None else f"{arguments.last:g}s"
+    return answer(config, "report", {"job": job, "last": last, "format": form})
+
+
+def _as_report(text: bytes) -> Report:
+    from pydantic import TypeAdapter  # here, because it takes as long to load as a report on one node
+
+    from commwatch.report.report import Report
+
+    return TypeAdapter(Report).validate_json(text)
 
 
 def again(arguments: argparse.Namespace) -> str:
@@ -61,7 +91,8 @@ def again(arguments: argparse.Namespace) -> str:
         for name in ("config", "dir", "state")
         if getattr(arguments, name) is not None
     ]
-    return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
+    node = ["--node"] if getattr(arguments, "node", False) else []
+    return shlex.join(["commwatch", "report", *node, *(str(part) for flag in flags for part in flag)])
 
 
 def _other_last(last_s: float | None) -> str:

@@ -16,7 +16,7 @@ from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
-from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, together
+from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.watchers.stack_capture import Evidence
 
 _T = TypeVar("_T")
@@ -79,10 +79,8 @@ def _answer(question: Callable[[str], _T], url: str) -> _T | str:
     """Return the agent's answer, or the reason why there is none."""
     try:
         return question(url)
-    except OSError as error:
-        return str(getattr(error, "reason", error))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"does not answer as an agent of this version: {error}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return reason(error)
 
 
 def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[GroupView], list[Verdict]]:

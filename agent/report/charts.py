@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, log10
@@ -51,7 +50,7 @@ def gather(agent: QueryService, job_id: str) -> Material:
     totals = agent.totals(job_id, [["group", "op", "size"], ["rank", "group"]])
     by_size, waits = totals.rows
     return Material(
-        steps=agent.steps(0, time.time_ns(), job_id, None, MOST_STEPS),
+        steps=agent.latest_steps(0, job_id, MOST_STEPS)[0],
         by_size=by_size,
         waits=waits,
         waits_at=totals.waits,

@@ -15,16 +15,17 @@ from commwatch.analysis.advice import Advice, advice_on
 from commwatch.analysis.advice_facts import Facts
 from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
 from commwatch.core.api_views import Row
-from commwatch.core.host_views import HostView
 from commwatch.core.terminal_text import width
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
+from commwatch.nodes.merging import Nodes
 
 _MOST_ADVICE = 5
 
@@ -83,9 +84,9 @@ class Report:
     #: Share in which a thread waited for sends and receives; ``None``: there were none.
     p2p_wait_share: float | None
     long_steps: LongSteps | None
-    #: Hours of this node's ranks, which are GPU-hours if each rank has a GPU: all, with exposed communication (``None``:
-    #: not known), and waiting for late ranks (``None``: nothing was joined, or more than one in ten symmetric operations
-    #: have no times).
+    #: Hours of these nodes' ranks, which are GPU-hours if each rank has a GPU: all, with exposed communication (``None``:
+    #: not known), and waiting for late ranks (``None``: not known for more than one in ten symmetric operations, which have
+    #: no times or whose groups span nodes).
     rank_hours: float
     exposed_hours: float | None
     wait_hours: float | None
@@ -101,6 +102,8 @@ class Report:
     advice_last_s: float | None
     #: From NCCL's logs, the worst first.
     findings: list[Finding]
+    #: The nodes that it covers; ``None``: only the node of the history.
+    nodes: Nodes | None = None
 
 
 def build(
@@ -111,11 +114,13 @@ def build(
     findings: Iterable[Finding] = (),
     *,
     last_s: float | None = LAST_S,
+    nodes: Nodes | None = None,
 ) -> Report | None:
     """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
+        nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -132,7 +137,7 @@ def build(
     advice, advice_last_s = _advice_on_end(agent, job, findings, known, last_s)
     lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
     waited = None
-    if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
+    if _are_joined([row for row in operations if row.by["op"] in SYMMETRIC and row.group_size != 1]):
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
     return Report(
         job=job,
@@ -163,6 +168,7 @@ def build(
         advice=advice,
         advice_last_s=advice_last_s,
         findings=findings,
+        nodes=nodes,
     )
 
 
@@ -187,24 +193,23 @@ def lately(
     findings: Iterable[Finding],
     last_s: float | None,
     *,
-    host: HostView | None = None,
-    late: Mapping[int, float] | None = None,
+    network: Network,
+    late: Mapping[int, float],
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 
     Args:
-        host: the node's state, if an agent watches it right now.
+        network: the state of the nodes' networks.
         late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     """
-    gpus = {rank.rank: rank.gpu_bus_id for rank in agent.ranks(job.job_id) if rank.gpu_bus_id is not None}
-    return advice_on(
-        facts(agent, job, count_last(agent, job.job_id, last_s), findings, host=host, gpus=gpus, late=late)
-    )
+    latest = count_last(agent, job.job_id, last_s)
+    return advice_on(facts(agent, job, latest, findings, network=network, late=late))
 
 
-def _have_times(rows: list[Row]) -> bool:
-    """Return whether at most one operation in ten has no time."""
-    return 10 * sum(row.untimed for row in rows) <= sum(row.count for row in rows)
+def _are_joined(rows: list[Row]) -> bool:
+    """Return whether the waits in at most one operation in ten are not known: it has no time, or its group spans nodes."""
+    unknown = sum(row.count if row.wait_s is None else row.untimed for row in rows)
+    return 10 * unknown <= sum(row.count for row in rows)
 
 
 def _long(steps: list[StepView]) -> LongSteps | None:
@@ -272,6 +277,8 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
     facts = [("job", f"{job.job_id} ({job_state(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    if report.nodes is not None:
+        facts.append(("nodes", _nodes(report.nodes)))
     if job.ending:
         facts.append(("how", job.ending))
     if job.restarts:
@@ -308,6 +315,14 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     )
     facts.append(("lost", f"{lost} ({report.records} records read)"))
     return facts
+
+
+def _nodes(nodes: Nodes) -> str:
+    """Return how many nodes the report covers, and which agents did not answer."""
+    if not nodes.silent:
+        return str(nodes.answered)
+    silent = "; ".join(f"{url} does not answer: {why}" for url, why in nodes.silent.items())
+    return f"{nodes.answered} of {nodes.answered + len(nodes.silent)}; {silent}"
 
 
 def job_state(job: JobView) -> str:

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -60,6 +61,15 @@ def keys_of(config: Config) -> Keys:
 def local_agents(directory: Path) -> list[str]:
     """Return the URLs of a run directory's agents: its own, and those of ``commwatch run`` in ``run-*`` folders."""
     return list(_places(directory))
+
+
+def agent_of(directory: Path, history: Path) -> str | None:
+    """Return the URL of the agent of a run directory that writes this history; ``None``: there is none."""
+    for url, (_, about) in _places(directory).items():
+        with suppress(OSError):  # one of them was deleted
+            if history.samefile(about.history):
+                return url
+    return None
 
 
 def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
@@ -119,6 +129,16 @@ def detail(error: urllib.error.HTTPError) -> str | None:
             return str(json.loads(error.read(_MOST_DETAIL))["detail"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
         return None
+
+
+def reason(error: Exception) -> str:
+    """Return why an agent does not answer, from what a request raised or from what reading its answer raised."""
+    if isinstance(error, urllib.error.HTTPError):
+        return detail(error) or f"{error.code} {error.reason}"
+    if isinstance(error, OSError):
+        cause = getattr(error, "reason", error)
+        return str(getattr(cause, "strerror", None) or cause)
+    return f"does not answer as an agent of this version: {error}"
 
 
 def _body_of(url: str, path: str, content: bytes | None, keys: Keys, *, limits: tuple[float, int]) -> bytes:

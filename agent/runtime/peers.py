@@ -16,7 +16,7 @@ from commwatch.config import Config
 from commwatch.core.addresses import BadAddress
 from commwatch.nodes.merging import Heard
 from commwatch.runtime.agents import addresses
-from commwatch.runtime.client import Keys, decoded, detail, fetch
+from commwatch.runtime.client import Keys, decoded, fetch, reason
 from commwatch.runtime.concurrency import at_once
 
 log = logging.getLogger("commwatch")
@@ -100,15 +100,13 @@ class Peers:
                 answer = decoded(about[url][0], _MOST_VALUES)
                 host, version, its_id = (str(answer[name]) for name in ("host", "version", "id"))
             except (ValueError, KeyError, TypeError) as error:
-                self._set(
-                    url, replace(view, state=SILENT, reason=f"does not answer as an agent of this version: {error}")
-                )
+                self._set(url, replace(view, state=SILENT, reason=reason(error)))
                 continue
             self._set(url, PeerView(url, SELF if its_id in ids else ANSWERS, "", host, version))
             ids.add(its_id)
 
-    def ask(self, *paths: str) -> Heard:
-        """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``MOST_S`` at the latest.
+    def ask(self, *paths: str, within_s: float = MOST_S) -> Heard:
+        """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``within_s`` at the latest.
 
         An agent that refuses one of them with 404 does not have the job.
         """
@@ -118,10 +116,10 @@ class Peers:
             first = found is None
             if found is None:
                 found = Future()
-                self._recent[paths] = time.monotonic() + MOST_S + _FRESH_S, found
+                self._recent[paths] = time.monotonic() + within_s + _FRESH_S, found
         if first:
             try:
-                found.set_result(self._asked(paths))
+                found.set_result(self._asked(paths, within_s))
             except BaseException as error:
                 found.set_exception(error)
                 raise
@@ -135,32 +133,32 @@ class Peers:
         with self._lock:
             self._recent = {key: kept for key, kept in self._recent.items() if kept[0] > now}
 
-    def _asked(self, paths: tuple[str, ...]) -> Heard:
+    def _asked(self, paths: tuple[str, ...], within_s: float) -> Heard:
         with self._lock:
             known = dict(self._known)
         good = [url for url, view in known.items() if view.state == ANSWERS]
-        answers, failed = self._gather(good, lambda url: self._of_job(url, paths))
+        answers, failed = self._gather(good, lambda url: self._of_job(url, paths, within_s), within_s)
         silent = failed | {url: view.reason for url, view in known.items() if view.state == SILENT}
         return Heard({url: each for url, each in answers.items() if each}, silent)
 
-    def _of_job(self, url: str, paths: Sequence[str]) -> list[bytes]:
+    def _of_job(self, url: str, paths: Sequence[str], within_s: float) -> list[bytes]:
         """Return an agent's answers; none if it does not have the job."""
         try:
-            return [self._fetch(url, path) for path in paths]
+            return [self._fetch(url, path, within_s) for path in paths]
         except HTTPError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 error.close()
                 return []
             raise
 
-    def _fetch(self, url: str, path: str) -> bytes:
+    def _fetch(self, url: str, path: str, within_s: float = MOST_S) -> bytes:
         """Return an agent's answer. A job could report any address, so the token goes only to agents that are named or certified."""
         certified = url.startswith("https:") and self._keys.ca_file is not None
         keys = self._keys if url in self._named or certified else replace(self._keys, token_file=None)
-        return fetch(url, path, keys, timeout_s=MOST_S, most_bytes=_MOST_OF_ONE)
+        return fetch(url, path, keys, timeout_s=within_s, most_bytes=_MOST_OF_ONE)
 
     def _gather(
-        self, urls: Sequence[str], question: Callable[[str], list[bytes]]
+        self, urls: Sequence[str], question: Callable[[str], list[bytes]], within_s: float = MOST_S
     ) -> tuple[dict[str, list[bytes]], dict[str, str]]:
         """Return the answers and the reasons for missing ones, by URL."""
 
@@ -168,7 +166,7 @@ class Peers:
             overdue = self._overdue & set(urls)
         targets = [url for url in urls if url not in overdue]
         futures = dict(zip(targets, at_once(question, targets, _AT_ONCE), strict=True))
-        wait(futures.values(), MOST_S)
+        wait(futures.values(), within_s)
         for url, future in futures.items():
             if not future.done():
                 with self._lock:
@@ -178,7 +176,7 @@ class Peers:
         silent = dict.fromkeys(overdue, "an earlier request is still without an answer")
         room = _MOST_BYTES
         for url, future in futures.items():
-            why = _reason(future)
+            why = _reason(future, within_s)
             if why is None:
                 room -= sum(map(len, future.result()))
                 why = (
@@ -200,18 +198,13 @@ class Peers:
                 self._known[url] = view
 
 
-def _reason(future: Future[list[bytes]]) -> str | None:
+def _reason(future: Future[list[bytes]], within_s: float) -> str | None:
     """Return why there is no answer; ``None``: there is one."""
     if not future.done():
-        return f"no answer within {MOST_S:g} s"
+        return f"no answer within {within_s:g} s"
     error = future.exception()
-    if isinstance(error, HTTPError):
-        return detail(error) or f"{error.code} {error.reason}"
-    if isinstance(error, OSError):
-        cause = getattr(error, "reason", error)
-        return str(getattr(cause, "strerror", None) or cause)
-    if isinstance(error, ValueError):
-        return f"does not answer as an agent: {error}"
-    if error is not None:
-        raise error
-    return None
+    if error is None:
+        return None
+    if isinstance(error, (OSError, ValueError)):
+        return reason(error)
+    raise error

@@ -35,7 +35,11 @@ MOST_REQUESTS, MOST_OF_ONE = 32, 16
 HISTORY, JOB, LIVE = "history", "job", "live"
 _AT_ONCE = {HISTORY: 1, JOB: 4, LIVE: 2}
 _OF_HISTORY = frozenset(
-    f"/api/v1/{name}" for name in ("summary", "cells", "slots", "ops", "collectives", "steps", "efficiency", "advice")
+    f"/api/v1/{name}"
+    for name in (
+        *("summary", "cells", "slots", "ops", "collectives", "steps", "efficiency", "advice", "report", "report_part"),
+        "timeline",
+    )
 )
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0

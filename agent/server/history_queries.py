@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
+from commwatch.analysis.advice_input import network_of
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.time_buckets import FINE, Lengths, SlotSums
 from commwatch.analysis.timeline import NodeBars, past_bars
@@ -260,7 +261,9 @@ def advice(
 ) -> list[Advice]:
     """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers."""
     known = next((each for each in agent.jobs() if each.job_id == job), None)
-    return [] if known is None else lately(agent, known, findings, last_s, host=host, late=late)
+    if known is None:
+        return []
+    return lately(agent, known, findings, last_s, network=network_of(host, agent.ranks(job)), late=late)
 
 
 def timeline(agent: QueryService, job: str, *, last_s: float | None, marks: list[TraceMark]) -> Text:

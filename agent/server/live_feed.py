@@ -29,6 +29,7 @@ from commwatch.nodes.merging import Nodes
 from commwatch.server.live_view import JobNow, job_now
 from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch.server.other_nodes import OtherNodes
+from commwatch.server.report_sources import own_facts
 from commwatch.server.routes.alerts import view_of
 from commwatch.server.services import Services
 
@@ -188,11 +189,9 @@ class LiveFeed:
         return text
 
     def _compute_insights(self, job_id: str) -> bytes:
-        findings = [finding for view in self._services.logs.topology(job_id) for finding in view.findings]
-        with self._agent.live(job_id) as (jobs, now_ns):
-            late = live_ranks.late_now(jobs, now_ns)
-        host = self._services.host.view(job_id)
-        advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late, last_s=LAST_S)
+        own = own_facts(self._services, job_id)
+        findings = [] if own.topology is None else own.topology.findings
+        advice = self._worker.find("advice", job=job_id, findings=findings, host=own.host, late=own.late, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
 
     def _more_verdicts(self, job: Job, now_ns: int) -> list[Verdict]:

@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.communicators import Communicator, communicators
 from commwatch.collectors.spans import gaps, spans
 
 #: Most entries of a list that grows with the ranks, or with their square.
-_MOST = 400
+MOST_ENTRIES = 400
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def view(comm: Communicator) -> CommunicatorView:
     channels, layout = comm.channels, comm.layout
     links = [
         LinkView(*link[:4], link.gdr if link.transport.startswith("NET/") else None, lines)
-        for link, lines in sorted(comm.links().items(), key=lambda item: item[0][:2])[:_MOST]
+        for link, lines in sorted(comm.links().items(), key=lambda item: item[0][:2])[:MOST_ENTRIES]
     ]
     return CommunicatorView(
         comm_id=comm.comm_id,
@@ -107,7 +107,7 @@ def view(comm: Communicator) -> CommunicatorView:
         nnodes=layout.nnodes if layout is not None else None,
         complete=comm.complete,
         in_sight=spans(comm.ranks),
-        missing_ranks=list(islice(chain.from_iterable(gaps(comm.ranks, comm.nranks)), _MOST)),
+        missing_ranks=list(islice(chain.from_iterable(gaps(comm.ranks, comm.nranks)), MOST_ENTRIES)),
         coll_channels=None if channels is None else channels.coll,
         nvls_channels=None if channels is None else channels.nvls,
         p2p_channels=None if channels is None else channels.p2p,

@@ -1,4 +1,4 @@
-"""Routes of the API with conclusions: verdicts, efficiency, pipelines and advice."""
+"""Routes of the API with conclusions: verdicts, efficiency and pipelines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from commwatch.analysis import ended_operations, live_ranks
-from commwatch.analysis.advice import Advice
+from commwatch.analysis import ended_operations
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict
-from commwatch.core.durations import LAST
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.nodes.merging import JobWide
 from commwatch.server import current_verdicts
@@ -26,7 +24,6 @@ from commwatch.server.routes.params import (
     Span,
     WorkerOf,
     answered,
-    seconds_of_end,
     sound_parameters,
     the_job,
 )
@@ -87,26 +84,3 @@ def job_pipelines(
         return answered(text_of(own))
     the_job(job)
     return answered(worker.text("job_pipelines", own=own, heard=others.ask("pipelines?job")))
-
-
-@router.get("/advice", response_model=list[Advice])
-def job_advice(
-    agent: QueriesOf,
-    worker: WorkerOf,
-    services: ServicesOf,
-    job: JobFilter = None,
-    last: Annotated[
-        str, Query(description="How much of the job's end it covers, such as 90s, 5m or 2h; all: the whole job.")
-    ] = LAST,
-) -> Response:
-    """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
-    last_s = seconds_of_end(last)
-    job_exists(agent, job)
-    known = [each.job_id for each in agent.jobs()] if job is None else [job]
-    if not known:
-        return answered(text_of([]))
-    findings = [finding for view in services.logs.topology(known[0]) for finding in view.findings]
-    with agent.live(known[0]) as (jobs, now_ns):
-        late = live_ranks.late_now(jobs, now_ns)
-    host_view = services.host.view(known[0])
-    return answered(worker.text("advice", job=known[0], findings=findings, host=host_view, late=late, last_s=last_s))

@@ -18,7 +18,7 @@ from fastapi import Depends, Query, Request, Response
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age, parse_last
 from commwatch.nodes.merging import Heard
-from commwatch.server.history_queries import ApiError, Text
+from commwatch.server.history_queries import ApiError, Text, job_exists
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
 
@@ -190,6 +190,12 @@ def the_job(job: str | None) -> str:
     if job is None:
         raise ApiError(HTTPStatus.BAD_REQUEST, "scope=job: name the job, as job=NAME; /api/v1/jobs lists the jobs")
     return job
+
+
+def job_or_latest(agent: QueryService, job: str | None) -> str | None:
+    """Return the job, by default the latest; ``None``: there is none. Raise ``ApiError`` (404) for an unknown one."""
+    job_exists(agent, job)
+    return job if job is not None else next((each.job_id for each in agent.jobs()), None)
 
 
 def seconds_of_end(last: str) -> float | None:

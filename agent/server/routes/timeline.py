@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from commwatch.server.history_queries import ApiError, job_exists
+from commwatch.server.history_queries import ApiError
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     JobFilter,
@@ -16,6 +16,7 @@ from commwatch.server.routes.params import (
     ServicesOf,
     WorkerOf,
     answered,
+    job_or_latest,
     seconds_of_end,
     sound_parameters,
 )
@@ -35,8 +36,7 @@ def timeline(
 ) -> Response:
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     last_s = seconds_of_end(last)
-    job_exists(agent, job)
-    named = job or next((each.job_id for each in agent.jobs()), None)
+    named = job_or_latest(agent, job)
     if named is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "no job in the history yet")
     return answered(worker.text("timeline", job=named, last_s=last_s, marks=services.evidence.marks(named)))

@@ -11,6 +11,7 @@ import pytest
 
 from commwatch.analysis.advice_input import LAST_S, count, facts
 from commwatch.analysis.gpu_nic_affinity import for_traffic, places
+from commwatch.analysis.network_advice import Network
 from commwatch.core.host_views import GroupTraffic, HostView
 from commwatch.report import report
 from tests.agent.watchers.test_host import Watched
@@ -189,12 +190,12 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     end_rank(write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=0))
     watch.tick()
     (job,) = watch.agent.jobs()
-    (slow,) = [
-        each for each in report.lately(watch.agent, job, (), None, host=host) if each.rule == "nic_below_its_rate"
-    ]
+    network = Network(places({0: GPUS[2]}, carried_by(host, "mlx5_0:1")), host.complaints)
+    advice = report.lately(watch.agent, job, (), None, network=network, late={})
+    (slow,) = [each for each in advice if each.rule == "nic_below_its_rate"]
     assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     counts = count(watch.agent, "job")
-    known = facts(watch.agent, job, counts, (), host=carried_by(host, "mlx5_0:1"), gpus={0: GPUS[2]})
+    known = facts(watch.agent, job, counts, (), network=network)
     assert known is not None
     assert [(each.rank, each.distance) for each in known.network.places] == [(0, "SYS")]
     alone = facts(watch.agent, job, counts, ())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from commwatch.analysis.host_rates import answer
 from commwatch.collectors.node import process
 from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
@@ -66,7 +67,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "slots": {**ALWAYS, "job": "job"},
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
-    "advice": {"job": "job", "findings": [], "host": None, "late": {}, "last_s": None},
+    "advice": {"job": "job", "findings": [], "host": answer(None, None), "late": {}, "last_s": None},
     "job_figures": {"most": 5},
     "timeline": {
         "job": "job",

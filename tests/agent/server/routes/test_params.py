@@ -108,11 +108,11 @@ REFUSED = b"HTTP/1.1 400 Bad\x1b[31m\r\n\r\n"
 @pytest.mark.parametrize(
     ("behave", "why"),
     [
-        (says(b"", b"220 \x1b[31mhere is mail\r\n\r\n"), "does not answer as an agent: 220 \N{REPLACEMENT CHARACTER}[31m"),
-        (says(b"zz\r\n", b"HTTP/1.1 200 OK\r\n" + CHUNKED), "does not answer as an agent: IncompleteRead"),
-        (says(b"here is no JSON"), "does not answer as an agent: Expecting value"),
-        (says(b"[" * 100_000), "does not answer as an agent: "),
-        (says(b"[" * 700 + b"]" * 700), "does not answer as an agent: "),
+        (says(b"", b"220 \x1b[31mhere is mail\r\n\r\n"), "does not answer as an agent of this version: 220 \N{REPLACEMENT CHARACTER}[31m"),
+        (says(b"zz\r\n", b"HTTP/1.1 200 OK\r\n" + CHUNKED), "does not answer as an agent of this version: IncompleteRead"),
+        (says(b"here is no JSON"), "does not answer as an agent of this version: Expecting value"),
+        (says(b"[" * 100_000), "does not answer as an agent of this version: "),
+        (says(b"[" * 700 + b"]" * 700), "does not answer as an agent of this version: "),
         (says(b"[" * 100_000, REFUSED), "400 Bad\N{REPLACEMENT CHARACTER}[31m"),
         (says(b"zz\r\n", b"HTTP/1.1 400 Bad\r\n" + CHUNKED), "400 Bad"),
         (says(b"[]", REFUSED), "400 Bad\N{REPLACEMENT CHARACTER}[31m"),

@@ -1,0 +1,133 @@
+"""API queries for reports and advice on a job, on this node or on all its nodes; they run in the worker process.
+
+The other agents are asked twice: for their ranks, groups and steps, and then for the operations in the windows that follow from all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch.analysis.queries import QueryService
+from commwatch.core.host_views import HostView
+from commwatch.core.nccl_views import Topology
+from commwatch.core.views import JobView
+from commwatch.nodes.job_report import (
+    MOST_STEPS,
+    NodeData,
+    ReportPart,
+    ReportQueries,
+    findings_of,
+    network_of_all,
+    rows_of,
+)
+from commwatch.nodes.merging import Heard, JobWide, Nodes
+from commwatch.nodes.queries import Cells
+from commwatch.nodes.topologies import merged_topology
+from commwatch.report import charts, report_page
+from commwatch.report.report import Report, build, lately
+from commwatch.server.history_queries import ApiError, Operations, Text, job_exists
+from commwatch.server.job_questions import read
+
+
+class Own(NamedTuple):
+    """What this agent knows beside its history: as in ``ReportPart``."""
+
+    host: HostView
+    late: dict[int, float]
+    topology: Topology | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers of the other agents."""
+
+    #: Most steps that each agent was asked for; and the begins of the windows of operations, in ns of Unix time.
+    most_steps: int = MOST_STEPS
+    windows: tuple[int, ...] = ()
+    parts: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: To each of ``windows``, and the latest operations.
+    operations: Heard = field(default_factory=lambda: Heard({}, {}))
+
+
+def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> ReportPart:
+    """Return what a report of another agent needs of this node; ``steps``: at most so many."""
+    return ReportPart(
+        job=_job(agent, job),
+        begun_at=agent.begun_at(job),
+        ranks=agent.ranks(job),
+        groups=agent.groups(job),
+        steps=rows_of(*agent.latest_steps(0, job, steps)),
+        waits=agent.totals(job, []).waits,
+        **own._asdict(),
+    )
+
+
+def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked: Asked) -> list[int]:
+    """Return where the windows of operations begin that a report needs, in ns of Unix time."""
+    found, _ = read(asked.parts, ReportPart)
+    every = ReportQueries(agent, job, [NodeData(part, {}, ()) for (part,) in found], asked.most_steps)
+    return sorted({0, steps_since(every, job).since_ns, last_steps(every, job, last_s).since_ns})
+
+
+def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None, asked: Asked) -> JobWide[list[Advice]]:
+    """Return advice from the last ``last_s`` s of a job on all nodes; ``None``: from all of it."""
+    others, nodes = _others(asked)
+    every = ReportQueries(agent, job, others, asked.most_steps)
+    ranks = agent.ranks(job)
+    network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
+    late = own.late | {rank: share for each in others for rank, share in each.part.late.items()}
+    findings = findings_of([own.topology, *(each.part.topology for each in others)])
+    return JobWide(nodes, lately(every, _job(every, job), findings, last_s, network=network, late=late))
+
+
+def report(
+    agent: QueryService, job: str, *, own: Own, last_s: float | None, command: str, as_page: bool, asked: Asked | None
+) -> Report | Text:
+    """Return the report on a job as values, or as a page.
+
+    Args:
+        command: shows it again.
+        asked: ``None``: the report is on this node.
+    """
+    others, nodes = ([], None) if asked is None else _others(asked)
+    every = agent if asked is None else ReportQueries(agent, job, others, asked.most_steps)
+    job_exists(agent, job)
+    topologies = [own.topology, *(each.part.topology for each in others)]
+    built = build(every, job, agent.path, command, findings_of(topologies), last_s=last_s, nodes=nodes)
+    assert built is not None
+    if not as_page:
+        return built
+    page = report_page.html(built, charts.gather(every, job), merged_topology(topologies))
+    return Text(page.encode(), "text/html", {})
+
+
+def _job(agent: QueryService, job: str) -> JobView:
+    found = next((each for each in agent.jobs() if each.job_id == job), None)
+    if found is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+    return found
+
+
+def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
+    """Return the data of the agents that have answered both times."""
+    parts, operations = asked.parts, asked.operations
+    silent = parts.silent | operations.silent
+    both = {
+        url: [*answers, *operations.answers[url]] for url, answers in parts.answers.items() if url in operations.answers
+    }
+    found, nodes = read(Heard(both, silent), ReportPart, *(Cells for _ in asked.windows), Operations)
+    return [
+        NodeData(part, dict(zip(asked.windows, cells, strict=True)), latest.operations)
+        for part, *cells, latest in found
+    ], nodes
+
+
+#: Functions by name, as in ``history_queries.QUESTIONS``.
+REPORT_QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (report_part, report_windows, job_advice, report)
+}

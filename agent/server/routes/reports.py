@@ -1,0 +1,106 @@
+"""Routes of reports and advice on a job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from commwatch.analysis.advice import Advice
+from commwatch.core.durations import LAST
+from commwatch.nodes.job_report import MOST_STEPS, ReportPart
+from commwatch.nodes.merging import JobWide
+from commwatch.report.report import Report
+from commwatch.server.history_queries import ApiError, job_exists, text_of
+from commwatch.server.problems import ERRORS
+from commwatch.server.report_sources import asked_of_others, own_facts
+from commwatch.server.routes.params import (
+    JobFilter,
+    QueriesOf,
+    Scope,
+    ServicesOf,
+    WorkerOf,
+    answered,
+    job_or_latest,
+    seconds_of_end,
+    sound_parameters,
+    the_job,
+)
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+Last = Annotated[
+    str, Query(description="How much of the job's end the advice covers, such as 90s, 5m or 2h; all: the whole job.")
+]
+
+
+@router.get("/advice", response_model=list[Advice] | JobWide[list[Advice]])
+def job_advice(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    *,
+    job: JobFilter = None,
+    last: Last = LAST,
+    scope: Scope = "node",
+) -> Response:
+    """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
+    last_s = seconds_of_end(last)
+    named = job_or_latest(agent, the_job(job) if scope == "job" else job)
+    if named is None:
+        return answered(text_of([]))
+    own = own_facts(services, named)
+    if scope == "job":
+        asked = asked_of_others(services, named, last_s)
+        return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
+    findings = [] if own.topology is None else own.topology.findings
+    return answered(worker.text("advice", job=named, findings=findings, host=own.host, late=own.late, last_s=last_s))
+
+
+@router.get("/report", response_model=Report, responses={200: {"content": {"text/html": {}}}})
+def report(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    *,
+    job: JobFilter = None,
+    last: Last = LAST,
+    scope: Scope = "node",
+    format: Annotated[Literal["json", "html"], Query()] = "json",  # noqa: A002 - the name in the URL
+) -> Response:
+    """The report on a job (the latest by default), as `commwatch report` prints it; `html`: one self-contained page."""
+    last_s = seconds_of_end(last)
+    named = job_or_latest(agent, the_job(job) if scope == "job" else job)
+    if named is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "no job in the history yet")
+    asked = asked_of_others(services, named, last_s) if scope == "job" else None
+    command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
+    found = worker.text(
+        "report",
+        job=named,
+        own=own_facts(services, named),
+        last_s=last_s,
+        command=command,
+        as_page=format == "html",
+        asked=asked,
+    )
+    response = answered(found)
+    if format == "html":
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", named)[:80]
+        response.headers["Content-Disposition"] = f'attachment; filename="report-{name}.html"'
+    return response
+
+
+@router.get("/report_part", response_model=ReportPart)
+def report_part(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    job: Annotated[str, Query(description="Job id.")],
+    steps: Annotated[int, Query(ge=1, le=MOST_STEPS, description="Most steps: the latest.")] = MOST_STEPS,
+) -> Response:
+    """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
+    job_exists(agent, job)
+    return answered(worker.text("report_part", job=job, own=own_facts(services, job), steps=steps))

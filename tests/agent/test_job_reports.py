@@ -1,0 +1,209 @@
+"""Reports and advice on a job on several nodes: each agent gives what one agent over all rings gives."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors.wire.ring import RingWriter
+from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.test_job_wide import states
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    agent,
+    clean_env,
+    commwatch,
+    end_rank,
+    free_port,
+    group_entry,
+    mark,
+    operation,
+    wait_for,
+    write_ring,
+)
+
+#: Which ranks of the job each node has, and how many records each rank.
+NODES, STEPS = ((0, 1), (2, 3), (4, 5)), 60
+S = 1000 * MS
+BASE = int(time.time()) // 10 * 10 - 300
+#: What depends on the moment, or on the agent that answers.
+MOMENT = ("history", "command", "nodes", "duration_s", "rank_hours", "last_seen_at")
+#: What is not known of groups that span nodes.
+OF_WAITS = ("wait_s", "wait_hours", "wait_share", "efficiency", "reference", "advice")
+
+
+def one_rank(rings: Path, rank: int, job: str) -> RingWriter:
+    """A rank of a group on its own node, in which the odd rank is late, and in the job ``train`` of one over all nodes.
+
+    Every 20th step is long.
+    """
+    first = rank // 2 * 2
+    records = [mark(0, 0)]
+    for step in range(STEPS):
+        begin = 1 + step * 900 * MS
+        late = 200 * MS * (rank % 2)
+        small = {"group": 1, "seq": step, "size": 1 << 20}
+        if job == "train":
+            end = begin + (100 + 10 * rank) * MS
+            records.append(operation("all_reduce", start_ns=begin, end_ns=end, seq=step, size=8 << 20))
+        records += [
+            operation("all_gather", start_ns=begin + 300 * MS + late, end_ns=begin + 600 * MS, **small),
+            mark(step + 1, begin + (899 if step % 20 else 800) * MS, exposed_ns=(50 + rank) * MS),
+        ]
+    names = [
+        group_entry(0, tuple(range(6)), "fsdp", group_id="world"),
+        group_entry(1, (first, first + 1), "tp", group_id=f"tp{first}"),
+        {"dtype": 1, "name": "bfloat16"},
+    ]
+    return write_ring(rings, records, names, job=job, rank=rank, world_size=6, wall_offset_ns=BASE * S)
+
+
+class Site:
+    """Agents that are each other's peers, and one that has all rings."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.peers = directory / "peers.json"
+        places = [directory / "whole", *(directory / f"node{number}" for number in range(len(NODES)))]
+        self.writers = [
+            one_rank(rings, rank, job)
+            for rings, ranks in zip(map(rings_of, places), (range(6), *NODES), strict=True)
+            for rank in ranks
+            for job in ("train", "local")
+        ]
+        self.peers.write_text("[]")
+        env = clean_env(COMMWATCH_PEERS=str(self.peers))
+        self.whole = stack.enter_context(agent(places[0]))
+        self.nodes = [stack.enter_context(agent(place, env=env)) for place in places[1:]]
+        expected = len(NODES) * [2 * 5 * STEPS + 4]
+        every = [sum(expected), *expected]
+        wait_for(lambda: [_records(node) for node in (self.whole, *self.nodes)] == every, "the records")
+        self.meet()
+
+    def meet(self, *more: str) -> None:
+        """Make every agent know every agent, and the addresses ``more``, and wait until the first one has tried them."""
+        urls = [*(node.url for node in self.nodes), *more]
+        self.peers.write_text(json.dumps([{"targets": urls}]))
+        for node in self.nodes:
+            wait_for(partial(_knows, node, set(urls)), "the peers")
+
+
+def _knows(node: RunningAgent, urls: set[str]) -> bool:
+    """Whether an agent has tried these addresses, and knows no others."""
+    found = states(node)
+    return found.keys() == urls and all(peer["reason"] != "not asked yet" for peer in found.values())
+
+
+def _records(running: RunningAgent) -> int:
+    return sum(rank["records"] for rank in running.get("/api/v1/ranks"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """All agents know one another."""
+    with ExitStack() as stack:
+        made = Site(tmp_path_factory.mktemp("site"), stack)
+        yield made
+    for writer in made.writers:
+        end_rank(writer)
+
+
+def comparable(found: Any, but_for: tuple[str, ...]) -> Any:
+    """An answer without some of its fields."""
+    if isinstance(found, dict):
+        return {name: comparable(value, but_for) for name, value in found.items() if name not in but_for}
+    return [comparable(each, but_for) for each in found] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize(("job", "but_for"), [("local", MOMENT), ("train", MOMENT + OF_WAITS)])
+def test_report(site: Site, job: str, but_for: tuple[str, ...]) -> None:
+    """Steps, shares, ranks, operations, costs and advice are those of one agent over all rings, from whichever agent."""
+    expected = site.whole.get(f"/api/v1/report?job={job}")
+    assert expected["nodes"] is None
+    assert [line["steps"] for line in expected["ranks"]] == [STEPS] * 6
+    assert expected["advice"]
+    for node in site.nodes:
+        found = node.get(f"/api/v1/report?job={job}&scope=job")
+        assert found["nodes"] == {"answered": 3, "silent": {}}
+        assert comparable(found, but_for) == comparable(expected, but_for)
+
+
+def test_waits_that_are_not_known(site: Site) -> None:
+    """Where a group spans nodes, the time spent waiting is not known; the report does not take the rest for all of it."""
+    found = site.nodes[0].get("/api/v1/report?job=train&scope=job")
+    assert (found["wait_hours"], found["wait_share"]) == (None, None)
+
+
+@pytest.mark.parametrize("last", ["5m", "30s", "all"])
+def test_advice(site: Site, last: str) -> None:
+    """Advice is that of one agent over all rings, for any part of the job."""
+    expected = site.whole.get(f"/api/v1/advice?job=local&last={last}")
+    assert expected
+    for node in site.nodes:
+        found = node.get(f"/api/v1/advice?job=local&last={last}&scope=job")
+        assert found == {"nodes": {"answered": 3, "silent": {}}, "data": expected}
+
+
+def test_command(site: Site, tmp_path: Path) -> None:
+    """``commwatch report`` shows the whole job, from any node, with the lines of one agent over all rings."""
+    expected = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()
+    for node in site.nodes:
+        done = commwatch("report", "local", "--dir", node.directory)
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        assert [line.split() for line in lines if line not in expected and _is_lasting(line)] == [["nodes", "3"]]
+        assert [line for line in expected if line not in lines and _is_lasting(line)] == []
+        assert f"commwatch report --dir {node.directory} local" in done.stdout
+    page = tmp_path / "report.html"
+    assert commwatch("report", "local", "--dir", site.nodes[1].directory, "--html", page).returncode == 0
+    assert {f">rank {rank}<" for rank in range(6)} <= set(re.findall(">rank \\d<", page.read_text())), (
+        "one matrix of waits"
+    )
+    as_json = json.loads(commwatch("report", "local", "--json", "--dir", site.nodes[1].directory).stdout)
+    assert as_json["nodes"] == {"answered": 3, "silent": {}}
+
+
+def _is_lasting(line: str) -> bool:
+    """Whether a line of a report is the same a second later, and on another agent."""
+    return not line.strip().startswith(("job", "cost", "history", "again"))
+
+
+def test_one_node(site: Site) -> None:
+    """``--node`` shows the ranks of this node; so does a report without an agent."""
+    found = commwatch("report", "local", "--node", "--json", "--dir", site.nodes[1].directory)
+    assert [line["rank"] for line in json.loads(found.stdout)["ranks"]] == [2, 3]
+    assert json.loads(found.stdout)["nodes"] is None
+
+
+def test_silent_agents(site: Site) -> None:
+    """An agent that does not answer is named in the report, with the reason, and all others count."""
+    dead = f"http://127.0.0.1:{free_port()}"
+    site.meet(dead)
+    done = commwatch("report", "local", "--dir", site.nodes[0].directory)
+    assert f"nodes       3 of 4; {dead} does not answer: Connection refused" in done.stdout
+    assert site.nodes[0].get("/api/v1/advice?job=local&scope=job")["nodes"]["silent"].keys() == {dead}
+    site.meet()
+
+
+def test_wrong_requests(site: Site) -> None:
+    """A report on the whole job needs the name of the job, as other answers do; unknown jobs are refused by name."""
+    for query, status, detail in (
+        ("report?scope=job", 400, "name the job"),
+        ("report?scope=job&job=none", 404, "no job 'none'"),
+        ("advice?scope=job&job=none", 404, "no job 'none'"),
+        ("report_part?job=none", 404, "no job 'none'"),
+        ("report?last=5&job=local", 400, "last=5"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            site.nodes[0].get(f"/api/v1/{query}")
+        with refused.value as error:
+            assert (error.code, detail in json.load(error)["detail"]) == (status, True)
