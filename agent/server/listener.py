@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from commwatch.alerting.notifications import address_of
+from commwatch.alerting.notifications import url_of
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.runtime import tokens
@@ -33,9 +33,13 @@ _PATIENCE_S = 0.1
 
 
 def reachable_at(config: Config, listening: socket.socket) -> str | None:
-    """Return the URL at which agents of other nodes reach this one; ``None``: they cannot, or are not to learn it."""
+    """Return the URL at which agents of other nodes reach this one; ``None``: they cannot, or are not to learn it.
+
+    An agent that listens on all addresses of its machine gives ``0.0.0.0`` or ``::``, for which a rank puts the one that leads to the other
+    nodes. With TLS it gives the name, because certificates are for names.
+    """
     address, port = listening.getsockname()[:2]
-    return address_of(config, port) if config.discover_peers and access.beyond_loopback(address) else None
+    return url_of(config, port) if config.discover_peers and access.beyond_loopback(address) else None
 
 
 def listen(config: Config) -> socket.socket:

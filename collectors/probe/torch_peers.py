@@ -7,12 +7,14 @@ the store ever waits. It needs an agent that other machines can reach; the agent
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -27,6 +29,8 @@ _KEY = "commwatch/agents/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
 _MOST_BYTES = 1 << 16
+#: Addresses that mean all addresses of a machine.
+_ALL = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - nothing is bound here
 
 
 def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[list[str]], object]) -> None:
@@ -66,7 +70,7 @@ def _exchange(place: tuple[str, int], file: Path, key: str, nodes: int, note: Ca
     while len(known) < nodes and time.monotonic() < end_s:
         try:
             if not ours:
-                ours = _address(file)
+                ours = _reachable(_address(file), place)
             if ours and store is None:
                 timeout = timedelta(seconds=_STORE_S)
                 store = TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -79,6 +83,26 @@ def _exchange(place: tuple[str, int], file: Path, key: str, nodes: int, note: Ca
         except (RuntimeError, OSError, ValueError):  # the store has ended, or the agent restarts
             store = None
         time.sleep(_EVERY_S)
+
+
+def _reachable(url: str, place: tuple[str, int]) -> str:
+    """Return an agent's URL with an address of this machine instead of one that means all of them.
+
+    The address is that of the way to the store, which all nodes use. The store may be on this machine, under an address that only this machine
+    has (``127.0.1.1``); then it is the machine's name.
+
+    >>> _reachable("http://10.0.0.7:9477", ("node1", 29500))
+    'http://10.0.0.7:9477'
+    """
+    family = _ALL.get(urlsplit(url).hostname or "")
+    if family is None:
+        return url
+    (where, *_) = [each[4] for each in socket.getaddrinfo(*place, family, socket.SOCK_DGRAM)]
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        way.connect(where)  # sends nothing
+        address = str(way.getsockname()[0])
+    name = socket.gethostname() if address.startswith(("127.", "::1")) else address
+    return f"http://{f'[{name}]' if ':' in name else name}:{urlsplit(url).port}"
 
 
 def _address(file: Path) -> str:

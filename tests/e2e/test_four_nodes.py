@@ -48,8 +48,8 @@ class Site:
         return self._directory / host.address
 
     def start(self, host: Host) -> RunningAgent:
-        """Start an agent there, on the port that it had before."""
-        flags = ("--host", host.address, "--port", "9477", "--insecure", "--quiet")
+        """Start an agent there, on all of the host's addresses and on the port that it had before."""
+        flags = ("--host", "0.0.0.0", "--port", "9477", "--insecure", "--quiet")
         return self._stack.enter_context(agent(self.directory(host), *flags, there=host.there, fetch=host.fetch))
 
     def _rank(self, rank: int) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -69,6 +70,22 @@ def test_agent_on_loopback(store: TCPStore, tmp_path: Path) -> None:
     other.join(PATIENCE_S)
     assert theirs == [["http://node1:1"]]
     assert (thread.is_alive(), found) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("announced_as", "reported"),
+    [
+        ("http://10.0.0.7:9477", "http://10.0.0.7:9477"),
+        ("https://node1:9477", "https://node1:9477"),
+        # The store is on this machine, under an address that no other machine can use.
+        ("http://0.0.0.0:9477", f"http://{socket.gethostname()}:9477"),
+    ],
+)
+def test_reported_address(store: TCPStore, tmp_path: Path, announced_as: str, reported: str) -> None:
+    """An agent that listens on all addresses is reported under one that other machines can use, any other as it announces itself."""
+    thread, found = exchange(("127.0.0.1", store.port), announced(tmp_path / "here", announced_as), 1)
+    thread.join(PATIENCE_S)
+    assert found == [[reported]]
 
 
 def test_store_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
