@@ -136,6 +136,7 @@ def _merged_job(views: list[JobView]) -> JobView:
     running = any(view.state == "running" for view in views)
     failures = [view.failed for view in views]
     codes = sorted({view.exit_code for view in views if view.exit_code is not None}, key=lambda code: (code == 0, code))
+    by_first = sorted(views, key=lambda view: min(view.ranks, default=0))
     return replace(
         latest,
         state="running" if running else "ended",
@@ -148,5 +149,5 @@ def _merged_job(views: list[JobView]) -> JobView:
         # A launcher that failed decides; those of the other nodes were often only stopped.
         exit_code=codes[0] if codes and not running else None,
         failed=None if running else True if True in failures else None if None in failures else False,
-        ending="" if running else "; ".join(dict.fromkeys(view.ending for view in views if view.ending)),
+        ending="" if running else "; ".join(dict.fromkeys(view.ending for view in by_first if view.ending)),
     )

@@ -6,7 +6,7 @@ import json
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -40,7 +40,7 @@ class RankLine:
     step_p50_s: float | None
     comm_share: float | None
     exposed_share: float | None
-    #: Seconds of waiting for late ranks in collectives; ``None``: the collectives were not joined.
+    #: Seconds of waiting for late ranks in collectives; ``None``: not known, as for ``Report.wait_hours``.
     wait_s: float | None
     p2p_wait_s: float | None
 
@@ -139,6 +139,8 @@ def build(
     waited = None
     if _are_joined([row for row in operations if row.by["op"] in SYMMETRIC and row.group_size != 1]):
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
+    else:  # what is known is only a part of the waiting
+        lines = [replace(line, wait_s=None) for line in lines]
     return Report(
         job=job,
         hosts=sorted({rank.host for rank in ranks}),

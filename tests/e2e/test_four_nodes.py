@@ -173,7 +173,30 @@ def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> No
             assert figures(job.of_job(one, question)["rows"]) == figures(expected)
         groups = whole.get("/api/v1/groups?job=four")
         assert members(job.of_job(one, "groups")) == members(groups)
-        assert records_by_rank(top(job, one)["ranks"]) == records
+        assert records_by_rank(shown(job, one, "top", "--json", "--job", "four")["shown"]["ranks"]) == records
+        check_report(shown(job, one, "report", "--json", "four"), whole.get("/api/v1/report?job=four"))
+
+
+def check_report(mine: dict[str, Any], expected: dict[str, Any]) -> None:
+    """A report's figures are those of all rings; waiting in groups across nodes is not known, so no part of it is given as all of it."""
+    assert mine["nodes"] == {"answered": HOSTS, "silent": {}}
+    names = (
+        "steps",
+        "step_p50_s",
+        "step_p95_s",
+        "comm_share",
+        "exposed_share",
+        "comm_ranks",
+        "group_shares",
+        "records",
+        "lost",
+    )
+    assert {name: mine[name] for name in names} == {name: pytest.approx(expected[name]) for name in names}
+    assert figures(mine["operations"]) == figures(expected["operations"])
+    of_rank = ("rank", "state", "steps", "step_p50_s", "comm_share", "exposed_share")
+    lines, expected_lines = ([[line[name] for name in of_rank] for line in one["ranks"]] for one in (mine, expected))
+    assert lines == expected_lines
+    assert (mine["wait_share"], mine["wait_hours"], {line["wait_s"] for line in mine["ranks"]}) == (None, None, {None})
 
 
 def records_by_rank(views: list[dict[str, Any]]) -> dict[int, int]:
@@ -198,15 +221,14 @@ def figures(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str([f"{one:.6g}" if isinstance(one, float) else one for one in row]) for row in values)
 
 
-def top(job: Site, one: RunningAgent) -> Any:
-    """What ``commwatch top --json`` shows on the host of an agent."""
-    host = job.hosts[job.agents.index(one)]
-    command = [*host.there, sys.executable, "-m", "commwatch", "top", "--json", "--job", "four"]
+def shown(job: Site, one: RunningAgent, *command: str) -> Any:
+    """What a command prints on the host of an agent."""
+    there = job.hosts[job.agents.index(one)].there
     done = subprocess.run(
-        [*command, "--dir", str(one.directory)],
+        [*there, sys.executable, "-m", "commwatch", *command, "--dir", str(one.directory)],
         env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
-    return json.loads(done.stdout)["shown"]
+    return json.loads(done.stdout)
 
 
 def test_clocks_that_differ(tmp_path: Path) -> None:
