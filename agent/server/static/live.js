@@ -4,8 +4,10 @@ import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { beginFilters, offer, offerAll } from "./filters.js";
+import { beginKeys } from "./keys.js";
 import { OperationsTable } from "./operations.js";
 import { Range } from "./range.js";
+import { RankPage } from "./rank.js";
 import { begin, inFlight, showChosen, showInsights, showJob } from "./show.js";
 import { onChange, set, state } from "./state.js";
 import { Timeline } from "./timeline.js";
@@ -17,6 +19,7 @@ const AGAIN_MS = 2000;
 const plots = new Plots();
 const timeline = new Timeline();
 const operations = new OperationsTable();
+const rankPage = new RankPage();
 const range = new Range(showRange);
 const wanted = state().job;
 let source = null;
@@ -89,6 +92,7 @@ function showRange(window, stored) {
   const why = stored === null ? "Not loaded yet." : "No operation of this time is stored.";
   timeline.range(moves ? null : { to: window.to, timeline: stored?.timeline ?? null, why });
   operations.tick(latest, window);
+  rankPage.tick(latest, window);
 }
 
 function show(moment) {
@@ -182,6 +186,7 @@ document.addEventListener("visibilitychange", listen);
 
 begin();
 beginFilters();
+beginKeys();
 pauses();
 setInterval(watch, 1000);
 listen();

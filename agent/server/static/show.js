@@ -2,6 +2,7 @@
 
 import { each, find, make, say } from "./elements.js";
 import { filtered, passes, sizeClass } from "./filters.js";
+import { address } from "./state.js";
 import { table } from "./tables.js";
 import { UNKNOWN, binary, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
@@ -102,7 +103,7 @@ function ranks(job) {
     return {
       kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : rank.state === "ended" ? "quiet" : "",
       cells: [
-        String(rank.rank), rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
+        { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
         op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
       ],

@@ -20,11 +20,16 @@ const PARAMETERS = {
   group: name,
   op: name,
   size: whole,
+  // The rank whose own part of the page is open.
+  open: whole,
   paused: (text) => (text === "1" ? 1 : null),
   "sort-ranks": sorting,
   "sort-operations": sorting,
   "sort-chosen": sorting,
   "sort-flight": sorting,
+  "sort-rank-flight": sorting,
+  "sort-rank-steps": sorting,
+  "sort-rank-operations": sorting,
 };
 
 const listeners = [];
@@ -44,12 +49,17 @@ export const ALL = { rank: null, group: null, op: null, size: null };
 // A value is null where the address has none.
 export const state = () => now;
 
-// Changes parameters; null removes one. The Back button undoes it, unless it only replaces the entry of the browser's history.
+// The address with other parameters; null removes one.
+export function address(changes) {
+  const query = new URLSearchParams(Object.entries({ ...now, ...changes }).filter(([, value]) => value !== null)).toString();
+  return query ? `?${query}` : location.pathname;
+}
+
+// Changes parameters. The Back button undoes it, unless it only replaces the entry of the browser's history.
 export function set(changes, { replace = false } = {}) {
-  const next = { ...now, ...changes };
-  const query = new URLSearchParams(Object.entries(next).filter(([, value]) => value !== null)).toString();
-  if (query === new URLSearchParams(location.search).toString()) return;
-  history[replace ? "replaceState" : "pushState"](null, "", query ? `?${query}` : location.pathname);
+  const next = address(changes);
+  if (next === address({})) return;
+  history[replace ? "replaceState" : "pushState"](null, "", next);
   changed();
 }
 

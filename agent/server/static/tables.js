@@ -6,7 +6,8 @@ import { onChange, set, state } from "./state.js";
 // What each table was last filled with, to show it in another order.
 const filled = new Map();
 
-// columns: [name, is text, what it means]; rows: { kind, cells, values }. The first cell names its row. `values` has
+// columns: [name, is text, what it means]; rows: { kind, cells, values }. The first cell names its row. A cell is a text, or { text, href, rank }
+// for a link to a rank. `values` has
 // what to sort by where that is not the text: a number, or null, which comes last.
 export function table(element, columns, rows, empty) {
   filled.set(element, [columns, rows, empty]);
@@ -81,11 +82,22 @@ function fill(line, row, columns, spans) {
     cell.colSpan = spans ? columns.length : 1;
     const kind = columns[i][1] || spans ? "text" : "";
     if (cell.className !== kind) cell.className = kind;
+    if (content.href) return link(cell, content);
     if (cell.textContent !== content) {
       cell.textContent = content;
       cell.title = kind && content.length > 24 ? content : "";
     }
   });
+}
+
+// An existing link is used again, so that it keeps the focus.
+function link(cell, { text, href, rank }) {
+  let there = cell.firstElementChild;
+  if (!there) cell.replaceChildren((there = make("a")));
+  if (there.textContent !== text) there.textContent = text;
+  if (there.getAttribute("href") !== href) there.setAttribute("href", href);
+  there.dataset.rank = rank;
+  there.ariaLabel = `Rank ${rank}`;
 }
 
 onChange((before) => {

@@ -66,7 +66,7 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
 
 #: What Tab reaches until the timeline.
 TABS = [
-    "Skip to the measurements", "jobs", "pause", "Runbook", "API", "Metrics", "Live", "30 s", "5 min", "30 min", "All",
+    "Skip to the measurements", "jobs", "pause", "keys", "Runbook", "API", "Metrics", "Live", "30 s", "5 min", "30 min", "All",
     "from", "to", "filter-rank", "filter-group", "filter-op", "filter-size", "timeline",
 ]  # fmt: skip
 
