@@ -84,25 +84,28 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
             continue
         from commwatch.analysis.straggler_search import stragglers_in  # brings in numpy
 
+        ends = {rank: [step.end_ns for step in totals.steps.totals.recent] for rank, totals in rank_totals.items()}
         of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
-            for each in stragglers_in(join.window, now_ns, _steps(rank_totals, join.window.ranks))
+            for each in stragglers_in(join.window, now_ns, _steps(ends, join.window.ranks))
         ]
-        for group_id, each in (*of_groups, *_late_senders(rank_totals, now_ns)):
+        for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
             found.setdefault((job.id, each.rank), (job.id, group_id, each))
     return list(found.values())
 
 
-def _late_senders(rank_totals: Mapping[int, RankTotals], now_ns: int) -> Iterator[tuple[str, Late]]:
-    """Yield (``group_id``, straggler) for groups in which every rank both sends and receives."""
+def _late_senders(
+    rank_totals: Mapping[int, RankTotals], ends: Mapping[int, list[int]], now_ns: int
+) -> Iterator[tuple[str, Late]]:
+    """Yield (``group_id``, straggler) for groups in which every rank both sends and receives; ``ends`` of steps are by rank."""
     for group_id, ranks in _senders(rank_totals).items():
         of_group = [rank_totals[rank] for rank in ranks]
         if all(_waits_are_known(totals, rank_totals, now_ns) for totals in of_group):
             from commwatch.analysis.straggler_search import waiting_least  # brings in numpy
 
             waited_ns = {totals.rank: totals.binned_waits_ns for totals in of_group}
-            yield from ((group_id, late) for late in waiting_least(waited_ns, now_ns, _steps(rank_totals, ranks)))
+            yield from ((group_id, late) for late in waiting_least(waited_ns, now_ns, _steps(ends, ranks)))
 
 
 def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
@@ -129,10 +132,9 @@ def _waits_are_known(totals: RankTotals, rank_totals: Mapping[int, RankTotals], 
     return not shed and not totals.on_device and here
 
 
-def _steps(rank_totals: Mapping[int, RankTotals], ranks: Collection[int]) -> list[int]:
+def _steps(ends: Mapping[int, list[int]], ranks: Collection[int]) -> list[int]:
     """Return the ends of the latest steps of one of these ranks, in ns on the clock of this node."""
-    steps = (rank_totals[rank].steps.totals.recent for rank in ranks if rank in rank_totals)
-    return [step.end_ns for step in max(steps, key=len, default=())]
+    return max((ends[rank] for rank in ranks if rank in ends), key=len, default=[])
 
 
 def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:

@@ -82,7 +82,7 @@ def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
 def _of_rank(totals: RankTotals, here: set[int]) -> dict[str, Part]:
     sums: dict[int, list[float]] = {}
     left_out: dict[int, set[str]] = {}
-    for key, cell in totals.cells():
+    for key, cell in totals.sums():
         info, op = totals.group(key.group), totals.op_name(key.op)
         if not _spans(info, here):
             continue

@@ -320,6 +320,10 @@ class RankTotals(TrainerState):
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
         """Yield all that was counted since the agent opened this ring: sums of closed cells, and live cells."""
         self._fill_sketches()
+        yield from self.sums()
+
+    def sums(self) -> Iterator[tuple[CellKey, Cell]]:
+        """Yield as ``cells``, but the latest durations may not be in the sketches."""
         yield from self.totals.items()
         yield from ((sums.key, sums.cell) for sums in self._live.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from operator import sub
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -101,8 +102,10 @@ class StepTotals:
         steps = [step for step in self.recent if not step.long]
         if len(steps) < LEAST_STEPS:
             return []
-        usual = median(step.end_ns - step.start_ns for step in steps)
-        return [] if now_ns - self.recent[-1].end_ns > max(SHARE_WINDOW_NS, LONG_TIMES * usual) else steps
+        still_ns = now_ns - self.recent[-1].end_ns
+        if still_ns <= SHARE_WINDOW_NS:
+            return steps
+        return [] if still_ns > LONG_TIMES * median(step.end_ns - step.start_ns for step in steps) else steps
 
 
 def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
@@ -112,16 +115,19 @@ def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | Non
 
 def sums_of(steps: Collection[StepRecord]) -> StepSums:
     """Return the sums over steps, in ns."""
-    return _sums([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
+    if not steps:
+        return _sums(())
+    _, starts, ends, comm_ns, exposed_ns, *_ = zip(*steps, strict=True)  # a rank has hundreds of steps, at each scrape
+    return _sums(list(zip(map(sub, ends, starts), comm_ns, exposed_ns, strict=True)))
 
 
 def _sums(steps: Collection[tuple[float, float | None, float | None]]) -> StepSums:
     """Return the sums over steps given as (duration, communication, exposed)."""
-    known = [(duration, comm, exposed) for duration, comm, exposed in steps if comm is not None]
-    exposed = [(duration, exposed) for duration, _, exposed in known if exposed is not None]
-    duration, comm = sum(duration for duration, _, _ in known), sum(comm for _, comm, _ in known)
-    of_exposed = sum(duration for duration, _ in exposed), sum(each for _, each in exposed)
-    return StepSums(len(steps), len(known), duration, comm, len(exposed), *of_exposed)
+    known = [step for step in steps if step[1] is not None]
+    exposed = [step for step in known if step[2] is not None]
+    of_known = sum([step[0] for step in known]), sum([step[1] or 0 for step in known])
+    of_exposed = sum([step[0] for step in exposed]), sum([step[2] or 0 for step in exposed])
+    return StepSums(len(steps), len(known), *of_known, len(exposed), *of_exposed)
 
 
 def total(parts: Collection[float | None]) -> float | None:

@@ -170,7 +170,7 @@ class Exporter(Collector):
         sums = _Sums({}, {}, {}, defaultdict(int))
         for totals in job.rank_totals.values():
             rank = str(totals.rank)
-            for key, cell in totals.cells():
+            for key, cell in totals.sums():
                 group, op = self._group_label(job.id, totals.group(key.group).label), totals.op_name(key.op)
                 sums.by_rank.setdefault((rank, group, op), Cell()).add_sums(cell)
                 if key.size_log2 >= 0:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve, Fit, fit
 from commwatch.core.cells import Cell, Counted
-from commwatch.core.sketch import quantile
+from commwatch.core.sketch import merge, quantile
 from commwatch.reference.references import Measured, Modelled, Reference, References
 
 #: Quantile of the transfers that is the lower envelope. Least number of operations of one size on each rank.
@@ -88,7 +88,9 @@ class _Pool:
     """The cells of all ranks of one group, operation and size class."""
 
     one: Counted
+    #: Without a sketch.
     sums: Cell = field(default_factory=Cell)
+    cells: list[Cell] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
 
     @property
@@ -114,7 +116,10 @@ class _Pool:
         """Lower envelope in seconds. The last rank does not wait, so of n ranks' durations 1/n are pure transfers."""
         if not self.joined or self.timed < _LEAST_SAMPLES * len(self.ranks):
             return None
-        lowest = quantile(self.sums.bins, _ENVELOPE / len(self.ranks))
+        bins: dict[int, int] = {}
+        for cell in self.cells:
+            merge(bins, cell.bins)
+        lowest = quantile(bins, _ENVELOPE / len(self.ranks))
         return None if lowest is None else lowest / 1e9
 
 
@@ -123,7 +128,8 @@ def _pools(cells: Iterable[Counted]) -> list[_Pool]:
     for item in cells:
         if item.size is not None and item.group_size > 1:
             pool = pools.setdefault((item.job_id, item.group_id, item.op, item.size), _Pool(item))
-            pool.sums.add(item.cell)
+            pool.sums.add_sums(item.cell)
+            pool.cells.append(item.cell)
             pool.ranks.add(item.rank)
     return [pool for pool in pools.values() if pool.timed and pool.sums.duration_ns]
 
@@ -132,8 +138,8 @@ def lines(cells: Iterable[Counted]) -> dict[tuple[str, str, str], Line]:
     """Return the curves of symmetric operations by (job, group_id, op), without those of too few sizes or a poor fit."""
     points: dict[tuple[str, str, str], dict[int, float]] = {}
     about: dict[tuple[str, str, str], Counted] = {}
-    for pool in _pools(cells):
-        fastest = pool.fastest_s if pool.one.op in ev.SYMMETRIC else None
+    for pool in _pools(one for one in cells if one.op in ev.SYMMETRIC):
+        fastest = pool.fastest_s
         if fastest is not None:
             key = pool.one.job_id, pool.one.group_id, pool.one.op
             points.setdefault(key, {})[round(pool.mean_size)] = fastest
