@@ -92,8 +92,8 @@ def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], l
     """Return the ranks that used each group, by job and group: a job of 1,000 ranks has hundreds of groups, most of them small."""
     users: dict[tuple[str, str], list[RankView]] = {}
     for (job_id, _), view in known.items():
-        operations = (*view.in_flight, *view.failed)
-        for group_id in {*view.last_seq, *view.launched_s, *(op.group_id for op in operations)}:
+        under_way, failed = ({each.group_id for each in many} for many in (view.in_flight, view.failed))
+        for group_id in {*view.last_seq, *view.launched_s, *under_way, *failed}:
             users.setdefault((job_id, group_id), []).append(view)
     return users
 
