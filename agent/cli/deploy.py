@@ -95,6 +95,16 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
     k8s.add_argument(
         "--host-network", action="store_true", help="with --daemonset: use the network of the node, and see its devices"
     )
+    k8s.add_argument(
+        "--token-secret",
+        metavar="NAME",
+        help="Secret whose key token all agents share, so that each one can answer for the whole job (default: each has its own token)",
+    )
+    k8s.add_argument(
+        "--peers",
+        metavar="NAMES",
+        help="the agents of the other nodes, as in the setting peers (default: with --daemonset and --token-secret those of its Service)",
+    )
     k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
     _add_trainer(k8s)
     k8s.set_defaults(command=_k8s)
@@ -184,7 +194,7 @@ def _check_utf8(arguments: argparse.Namespace, *names: str) -> None:
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import dumped
 
-    _check_utf8(arguments, "image", "runtime_class", "runbook_url", "trainer_image", "trainer_command")
+    _check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
@@ -231,7 +241,7 @@ def _words(command: str) -> list[str]:
 def _site(config: Config, arguments: argparse.Namespace) -> Site:
     from commwatch.deploy.kubernetes import Site
 
-    for flag in ("name", "namespace", "monitoring_namespace"):
+    for flag in ("name", "namespace", "monitoring_namespace", "token_secret"):
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise UsageError(
@@ -242,6 +252,8 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
             raise UsageError(f"--{flag} {getattr(arguments, flag)}: needs at least {least}")
     if arguments.host_network and not arguments.daemonset:
         raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
+    if arguments.peers and not arguments.token_secret:
+        raise UsageError("--peers needs --token-secret; without a common token the agents refuse each other")
     return Site(
         name=arguments.name,
         image=arguments.image,
@@ -253,6 +265,8 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         monitoring=arguments.monitoring_namespace,
         runtime_class=arguments.runtime_class,
         host_network=arguments.host_network,
+        peers=arguments.peers,
+        token_secret=arguments.token_secret,
     )
 
 

@@ -17,6 +17,8 @@ import yaml
 
 from commwatch.deploy.templates import template
 
+#: Fields for the common token. Kubernetes gives the file the group of the pod; the agent refuses one that others may read.
+_TOKEN = {"token_folder": "/etc/commwatch-token", "token_file": "/etc/commwatch-token/token", "token_mode": 0o440}
 _FIELD = re.compile(r"\$(\w+)")
 
 
@@ -40,6 +42,10 @@ class Site:
     runtime_class: str | None = None
     #: Agents of a DaemonSet use the node's network: they see its devices and have its address.
     host_network: bool = False
+    #: The agents of the other nodes, as in the setting ``peers``; ``None``: those behind the Service of a DaemonSet if there is a common token.
+    peers: str | None = None
+    #: Secret whose key ``token`` is the token of all agents; ``None``: each agent makes its own.
+    token_secret: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,13 @@ def sidecar(site: Site, trainer: Trainer) -> list[str]:
 def daemon_set(site: Site) -> list[str]:
     """Return a DaemonSet with an agent for all jobs of a node, its Service, ServiceMonitor and NetworkPolicy."""
     host = site.host_network or None
-    fields = {"host_network": host, "dns_policy": host and "ClusterFirstWithHostNet"}
+    peers = site.peers or (site.token_secret and f"dns+{site.name}:{site.port}")
+    fields = {
+        "host_network": host,
+        "dns_policy": host and "ClusterFirstWithHostNet",
+        "peers": peers,
+        "peer_name": peers and site.name,
+    }
     *objects, policy = _documents("daemonset", site, fields)
     return objects if host else [*objects, policy]  # policies do not apply to the node's network
 
@@ -82,7 +94,8 @@ def _labels(site: Site) -> dict[str, str]:
 
 def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
     """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
-    fields = {**vars(site), "labels": _labels(site), **more}
+    fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
+    fields |= {"token_group": site.gid if site.token_secret else None, **more}
     whole = template(f"k8s-{mode}.yaml").replace("      $agent\n", indent(template("k8s-agent.yaml"), "      "))
     lines = whole.splitlines(keepends=True)
     kept = [line for line in lines if all(fields[name] is not None for name in _FIELD.findall(line))]

@@ -32,6 +32,8 @@ VARIANTS = {"sidecar": (), "daemonset": ("--daemonset",), "host_network": ("--da
 #: Kinds that only an operator knows, which no schema of Kubernetes has.
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 AGENT = "commwatch"
+#: A common token for the agents of all nodes.
+COMMON = ("--token-secret", "agents", "--peers", "dns+agents:9001")
 
 
 def text(*flags: str) -> str:
@@ -66,7 +68,17 @@ def env(container: dict[str, Any]) -> dict[str, str]:
 def test_kubernetes_takes_it(variant: str, tmp_path: Path) -> None:
     """Every object of Kubernetes' own passes its schema, strictly; a misspelt key does not."""
     file = tmp_path / "all.yaml"
-    flags = ("--namespace", "ml", "--label", "release=prometheus", "--runtime-class", "nvidia", "--port", "9001")
+    flags = (
+        "--namespace",
+        "ml",
+        "--label",
+        "release=prometheus",
+        "--runtime-class",
+        "nvidia",
+        "--port",
+        "9001",
+        *COMMON,
+    )
     file.write_text(text(*VARIANTS[variant], *flags))
     assert "&id" not in file.read_text()
     checker = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", "-k", "1.33", str(file)]
@@ -112,7 +124,8 @@ def test_host_network() -> None:
 @cache
 def scalars(value: str) -> list[tuple[str, str, str]]:
     """The YAML events of all modes for settings that all have one value: kind, text and style of each."""
-    site = Site(value, value, 9001, value, {value: value}, monitoring=value, runtime_class=value)
+    more = {"monitoring": value, "runtime_class": value, "peers": value, "token_secret": value}
+    site = Site(value, value, 9001, value, {value: value}, **more)
     documents = [*sidecar(site, Trainer(value, [value, value], 1)), *daemon_set(site)]
     found = [event for each in documents for event in yaml.parse(each)]
     return [(type(each).__name__, getattr(each, "value", ""), getattr(each, "style", "")) for each in found]
@@ -229,6 +242,26 @@ def test_what_belongs_together(variant: str) -> None:
     )
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_common_token(variant: str) -> None:
+    """With a Secret all agents have one token, in a file that the agent accepts, and know each other; without it nothing of that is there."""
+    assert "token" not in yaml.safe_dump(pod(objects(*VARIANTS[variant]))).replace("--require-token", "")
+    peers = () if variant == "daemonset" else ("--peers", "dns+watch:9001")  # its own Service is the default
+    found = objects(*VARIANTS[variant], "--name", "watch", "--port", "9001", "--token-secret", "agents", *peers)
+    spec = pod(found)["spec"]
+    agent = containers(spec)[AGENT]
+    assert env(agent)["COMMWATCH_PEERS"] == "dns+watch:9001"
+    (mount,) = (each for each in agent["volumeMounts"] if each["name"] == "token")
+    (volume,) = (each["secret"] for each in spec["volumes"] if each["name"] == "token")
+    assert (volume["secretName"], env(agent)["COMMWATCH_TOKEN_FILE"]) == ("agents", f"{mount['mountPath']}/token")
+    assert spec["securityContext"]["fsGroup"] == agent["securityContext"]["runAsGroup"]
+    assert volume["defaultMode"] & 0o027 == 0
+    if "NetworkPolicy" in found:
+        policy = found["NetworkPolicy"]["spec"]
+        admitted = [each["podSelector"] for rule in policy["ingress"] for each in rule["from"] if "podSelector" in each]
+        assert admitted == [policy["podSelector"]]
+
+
 def test_custom_kinds() -> None:
     """What no schema is at hand for has the shape that the operator's API documents, and no key besides."""
     sidecar, daemons = objects(), objects("--daemonset")
@@ -275,7 +308,7 @@ def test_thresholds() -> None:
     [
         ("--name", "Watch"), ("--name", "a" * 60), ("--namespace", "a_b"), ("--monitoring-namespace", ""), ("--user", "0"),
         ("--group", "0"), ("--gpus", "-1"), ("--label", "release"), ("--host-network",),
-        ("--trainer-command", "a 'b"), ("--trainer-command", ""),
+        ("--trainer-command", "a 'b"), ("--trainer-command", ""), ("--token-secret", "My_Secret"), ("--peers", "node1"),
     ],
 )  # fmt: skip
 def test_refused(flags: tuple[str, ...]) -> None:
