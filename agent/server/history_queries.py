@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -22,6 +23,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import Summary
 from commwatch.core.errors import CommwatchError
 from commwatch.core.host_views import HostView
+from commwatch.core.nccl_views import Topology
 from commwatch.core.views import StepView
 from commwatch.history.history import History
 from commwatch.history.operations import Cursor, Operation, Reader
@@ -269,9 +271,28 @@ def timeline(agent: QueryService, job: str, *, last_s: float | None, marks: list
     # Without the time, so that equal answers are equal.
     with gzip.GzipFile("", "wb", LEVEL, packed, mtime=0) as file, io.TextIOWrapper(file, encoding="utf-8") as out:
         export(agent.path, job, Window(last_s, MOST_TIMELINE), marks, out)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
-    headers = {"Content-Disposition": f'attachment; filename="timeline-{name}.json.gz"'}
-    return Text(packed.getvalue(), "application/gzip", headers)
+    return Text(packed.getvalue(), "application/gzip", _attached(f"timeline-{_file_name(job)}.json.gz"))
+
+
+def report(agent: QueryService, job: str, *, topology: Topology | None) -> Text:
+    """Return the report of a job as an HTML file; ``topology``: the content of its NCCL logs."""
+    # Here, because only this question needs them.
+    from commwatch.report import charts, report, report_page
+
+    findings = [] if topology is None else topology.findings
+    built = report.build(agent, job, agent.path, shlex.join(["commwatch", "report", job]), findings)
+    assert built is not None  # the route has found the job
+    page = report_page.html(built, charts.gather(agent, job), topology)
+    return Text(page.encode(errors="replace"), "text/html", _attached(f"report-{_file_name(job)}.html"))
+
+
+def _file_name(job: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
+
+
+def _attached(name: str) -> dict[str, str]:
+    """Return the header that makes a browser save an answer."""
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
 #: Functions by name; each is called with the agent and the arguments of the question.
@@ -290,6 +311,7 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
         advice,
         job_figures,
         timeline,
+        report,
     )
 }
 
