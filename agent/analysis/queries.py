@@ -19,7 +19,7 @@ from commwatch.collectors.node.gpu import Gpu, GpuPlace
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
-from commwatch.core.cells import SLOT_NS, Counted, GroupInfo, added
+from commwatch.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.chunks import Damaged
@@ -290,10 +290,13 @@ class QueryService:
     def slots(self, from_ns: int, until_ns: int, job: str, of: Lengths = FINE) -> list[SlotSums]:
         """Return the sums of a job's buckets, oldest first, as far as they are in the history."""
         with History(self.path, self._damaged) as history:
-            rings = [ring.id for ring in history.rings(job)]
+            every = history.rings(job)
+            rings = [ring.id for ring in every]
             steps = history.step_sums_by_slot(from_ns, until_ns, rings, of.steps_ns)
             sums = history.bus_sums(from_ns, until_ns, rings, of.busbw_ns)
-        return [SlotSums(at, steps.get(at) or added(()), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]
+            waits = history.wait_sums(from_ns, until_ns, every, of.steps_ns)
+        known = sorted(steps.keys() | sums.keys())
+        return [SlotSums(at, steps.get(at, NO_STEPS), sums.get(at, {}), waits.get(at, NO_WAITS)) for at in known]
 
     @contextmanager
     def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:

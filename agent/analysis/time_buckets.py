@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commwatch.core.cells import SLOT_NS, StepSums, added
+from commwatch.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, StepSums, WaitSums, added
 
 #: Lengths of buckets in s, and most buckets in one plot.
 _LENGTHS_S, _MOST = (10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 86_400), 360
@@ -45,6 +45,8 @@ class Slot:
     exposed: float | None
     #: By op, in bytes per second.
     busbw: dict[str, float]
+    #: Part of ``comm`` spent waiting for late ranks or messages; the rest is transfer. ``None``: not known.
+    waiting: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class SlotSums:
     steps: StepSums
     #: By op: bus bytes, and the ns that they took.
     by_op: dict[str, tuple[float, float]]
+    #: Times in ns.
+    waits: WaitSums = NO_WAITS
 
 
 def slots_of(sums: Iterable[SlotSums], of: Lengths = FINE) -> list[Slot]:
@@ -69,10 +73,11 @@ def slots_of(sums: Iterable[SlotSums], of: Lengths = FINE) -> list[Slot]:
         by_begin.setdefault(each.at_ns, []).append(each)
     slots = []
     for at, same in sorted(by_begin.items()):
-        comm, exposed = added(each.steps for each in same).shares() or (None, None)
+        comm, exposed = added((each.steps for each in same), NO_STEPS).shares() or (None, None)
         operations, end_s = any(each.by_op for each in same), (at + of.steps_ns) / 1e9
         if of.steps_ns == of.busbw_ns:
-            slots += [Slot(end_s, comm, exposed, _rates(same))] if operations or comm is not None else []
+            waiting = added((each.waits for each in same), NO_WAITS).share(comm)
+            slots += [Slot(end_s, comm, exposed, _rates(same), waiting)] if operations or comm is not None else []
             continue
         slots += [Slot(end_s, comm, exposed, {})] if comm is not None else []
         slots += [Slot((at + of.busbw_ns) / 1e9, None, None, _rates(same))] if operations else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from commwatch.core.sketch import Packed, encode, merge
 
@@ -275,6 +275,42 @@ class StepSums(NamedTuple):
         return self.comm / self.duration, self.exposed / self.exposed_duration if enough else None
 
 
-def added(sums: Iterable[StepSums]) -> StepSums:
-    """Return the sums over the steps of several ranks or slots together."""
-    return StepSums(*(sum(column) for column in zip(StepSums(0, 0, 0, 0, 0, 0, 0), *sums, strict=True)))
+class WaitSums(NamedTuple):
+    """Sums over the operations of a slot, and the share of time spent waiting that follows from them."""
+
+    #: Time of the ranks with operations in it.
+    covered: float
+    #: Of this, the time spent waiting for late ranks and for messages.
+    waited: float
+    #: Symmetric operations with a bandwidth, and how many of them have known waits.
+    symmetric: float
+    joined: float
+    #: Ranks that did not run throughout the slot, and long steps: with these, time and steps do not compare.
+    broken: float
+
+    def share(self, comm: float | None) -> float | None:
+        """Return the share of the steps spent waiting, at most ``comm``, the share of communication.
+
+        ``None``: not known, as with waits for only some operations, or more waiting than communication.
+        """
+        measured = self.joined if self.symmetric else self.waited
+        if comm is None or self.broken or not self.covered or not measured:
+            return None
+        # Waits are counted when the last rank is read: after a gap, in another slot.
+        if 10 * abs(self.symmetric - self.joined) > self.symmetric:
+            return None
+        waiting = self.waited / self.covered
+        return None if waiting > _ALIKE * comm else min(comm, waiting)
+
+
+#: Waiting up to this factor above communication is still a part of it, because their slots differ a little.
+_ALIKE = 1.2
+
+
+NO_STEPS, NO_WAITS = StepSums(0, 0, 0, 0, 0, 0, 0), WaitSums(0, 0, 0, 0, 0)
+_Sums = TypeVar("_Sums", StepSums, WaitSums)
+
+
+def added(sums: Iterable[_Sums], nothing: _Sums) -> _Sums:
+    """Return the sums of several ranks or slots together; ``nothing``: those of none."""
+    return type(nothing)(*(sum(column) for column in zip(nothing, *sums, strict=True)))

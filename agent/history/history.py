@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from commwatch.collectors.wire.events import OPS
-from commwatch.core.cells import SLOT_NS, GroupInfo, StepSums
+from commwatch.collectors.wire.events import OP_CODE, OPS, SYMMETRIC
+from commwatch.core.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
 from commwatch.core.node_counters import CounterSample, NodeCounter
 from commwatch.history.chunks import Damaged
 from commwatch.history.extents import ANY, Filter
@@ -194,6 +194,33 @@ class History:
         for slot, op, bus_bytes, busy_ns in rows:
             found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
         return found
+
+    def wait_sums(self, from_ns: int, until_ns: int, rings: list[RingRow], length_ns: int) -> dict[int, WaitSums]:
+        """Return the sums of the rings' waits by slot in ns, without longer rollups."""
+        symmetric = f"bus_bytes > 0 AND op IN ({', '.join(str(OP_CODE[op]) for op in sorted(SYMMETRIC))})"
+        known = {ring.id: ring for ring in rings}
+        rows = self._db.execute(
+            "SELECT slot_ns / ?1 * ?1, ring, TOTAL(wait_ns + p2p_wait_ns),"
+            f" TOTAL(CASE WHEN {symmetric} THEN count END), TOTAL(CASE WHEN {symmetric} THEN joined END)"
+            " FROM rollup WHERE slot_ns >= ?2 AND slot_ns < ?3 AND coarse <= ?4"
+            f" AND ring IN (SELECT value FROM json_each(?5)) AND {SOUND['rollup']} GROUP BY 1, 2",
+            (length_ns, from_ns, until_ns, length_ns >= COARSE_NS, json.dumps(list(known))),
+        )
+        found: dict[int, list[WaitSums]] = {}
+        for slot, ring, waited, count, joined in rows:
+            whole = known[ring].started_ns <= slot and known[ring].seen_ns >= slot + length_ns
+            found.setdefault(slot, []).append(WaitSums(length_ns, waited, count, joined, not whole))
+        for slot in self._slots_of_long_steps(from_ns, until_ns, list(known), length_ns) & found.keys():
+            found[slot].append(NO_WAITS._replace(broken=1))
+        return {slot: added(sums, NO_WAITS) for slot, sums in found.items()}
+
+    def _slots_of_long_steps(self, from_ns: int, until_ns: int, rings: list[int], length_ns: int) -> set[int]:
+        rows = self._db.execute(
+            f"SELECT start_ns, end_ns FROM step WHERE long AND end_ns >= ? AND start_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']}",
+            (from_ns, until_ns, json.dumps(rings)),
+        )
+        spans = ((max(start, from_ns) // length_ns, min(end, until_ns) // length_ns) for start, end in rows)
+        return {at * length_ns for first, last in spans for at in range(first, last + 1)}
 
     def chunks(
         self, from_ns: int, until_ns: int, rings: list[int] | None = None, wanted: Filter = ANY

@@ -13,9 +13,10 @@ from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import SlotSums
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.probe.governor import FULL
+from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import endings
 from commwatch.core.api_views import Row
-from commwatch.core.cells import SLOT_NS, StepRecord
+from commwatch.core.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.jobs import Job
@@ -235,8 +236,9 @@ def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
     """Return the last complete slot and the one in progress, where they hold data."""
     steps: dict[int, list[StepRecord]] = {}
     sums: dict[int, dict[str, tuple[float, float]]] = {}
+    waits: dict[int, list[WaitSums]] = {}
     for totals in rank_totals:
-        since = _last_slot_ns(totals, now_ns)
+        since, cells = _last_slot_ns(totals, now_ns), dict[int, list[tuple[str, Cell]]]()
         for step in totals.steps.totals.recent:
             slot = (step.end_ns + totals.offset_ns) // SLOT_NS * SLOT_NS
             if slot >= since and not step.long:
@@ -246,4 +248,25 @@ def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
                 by_op, op = sums.setdefault(slot, {}), totals.op_name(key.op)
                 bus_bytes, busy_ns = by_op.get(op, (0.0, 0))
                 by_op[op] = bus_bytes + cell.bus_bytes, busy_ns + cell.busy_ns
-    return [SlotSums(at, sums_of(steps.get(at, ())), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]
+                cells.setdefault(slot, []).append((op, cell))
+        for slot, found in cells.items():
+            waits.setdefault(slot, []).append(_waits_in(totals, slot, found, since))
+    return [
+        SlotSums(at, sums_of(steps.get(at, ())), sums.get(at, {}), added(waits.get(at, ()), NO_WAITS))
+        for at in sorted(steps.keys() | sums.keys())
+    ]
+
+
+def _waits_in(totals: RankTotals, slot_ns: int, cells: list[tuple[str, Cell]], complete_ns: int) -> WaitSums:
+    """Return the sums over a rank's waits in a slot; ``complete_ns``: begin of the last complete slot."""
+    symmetric = [cell for op, cell in cells if op in SYMMETRIC and cell.bus_bytes]
+    began_ns, end_ns = slot_ns - totals.offset_ns, slot_ns - totals.offset_ns + SLOT_NS
+    long = sum(step.long and step.end_ns >= began_ns and step.start_ns < end_ns for step in totals.steps.totals.recent)
+    part = slot_ns > complete_ns or not totals.alive or _started_ns(totals) > began_ns
+    return WaitSums(
+        covered=SLOT_NS,
+        waited=sum(cell.wait_ns + cell.p2p_wait_ns for _, cell in cells),
+        symmetric=sum(cell.count for cell in symmetric),
+        joined=sum(cell.joined for cell in symmetric),
+        broken=long + part,
+    )

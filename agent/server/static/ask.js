@@ -1,11 +1,16 @@
 // Requests to the agent's API.
 
-// Returns the answer to a route with parameters; those that are null are left out. Throws an Error with the agent's reason.
+// The address of a route with parameters; those that are null are left out.
+export function url(route, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null);
+  return `/api/v1/${route}?${new URLSearchParams(given)}`;
+}
+
+// Returns the answer to a route. Throws an Error with the agent's reason.
 export async function ask(route, parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined);
   let answer;
   try {
-    answer = await fetch(`/api/v1/${route}?${new URLSearchParams(given)}`);
+    answer = await fetch(url(route, parameters));
   } catch {
     throw new Error("the agent does not answer");
   }

@@ -3,6 +3,7 @@
 import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
+import { downloads } from "./downloads.js";
 import { beginFilters, offer, offerAll } from "./filters.js";
 import { beginKeys } from "./keys.js";
 import { OperationsTable } from "./operations.js";
@@ -91,6 +92,7 @@ function showRange(window, stored) {
   const moves = window === null || (state().from === null && latest.job.state !== "ended");
   const why = stored === null ? "Not loaded yet." : "No operation of this time is stored.";
   timeline.range(moves ? null : { to: window.to, timeline: stored?.timeline ?? null, why });
+  downloads(latest, window);
   operations.tick(latest, window);
   rankPage.tick(latest, window);
 }
@@ -113,9 +115,6 @@ function show(moment) {
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");
-  const which = `job=${encodeURIComponent(job.job_id)}`;
-  find("get-timeline").href = `/api/v1/timeline?${which}&last=30s`;
-  find("get-operations").href = `/api/v1/ops?${which}&limit=10000&format=csv`;
   latest = moment;
   showJob(moment);
   offer({ rank: job.ranks.map(({ rank }) => rank) });

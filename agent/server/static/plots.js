@@ -46,7 +46,7 @@ export class Plots {
     const { window, stored } = this;
     const own = [...this.slots.values()].filter(({ at }) => window === null || (at > window.from && at - SLOT_S < window.to));
     // What the page has received itself may be later than what is stored, but only in slots of ten seconds.
-    const slots = stored === null ? own : stored.busbw_length_s > SLOT_S ? stored.slots : [...new Map([...own, ...stored.slots].map((slot) => [slot.at, slot])).values()];
+    const slots = stored === null ? own : stored.busbw_length_s > SLOT_S ? stored.slots : [...new Map([...stored.slots, ...own].map((slot) => [slot.at, slot])).values()];
     return [slots.sort((a, b) => a.at - b.at), stored?.length_s ?? SLOT_S, stored?.busbw_length_s ?? SLOT_S];
   }
 
@@ -55,7 +55,8 @@ export class Plots {
     const ops = [...new Set(slots.flatMap((slot) => Object.keys(slot.busbw)))].filter((op) => passes({ op })).sort();
     const withShares = slots.filter((slot) => slot.comm !== null || length === busbwLength);
     const withRates = slots.filter((slot) => Object.keys(slot.busbw).length || length === busbwLength);
-    this.show("shares", ["communication", "exposed"], ["--c1", "--c3"], columns(withShares, [(s) => s.comm, (s) => s.exposed], length));
+    const parts = [(s) => s.comm, transfer, (s) => s.waiting, (s) => s.exposed];
+    this.show("shares", ["communication", "transfer", "waiting", "exposed"], ["--c1", "--c2", "--c0", "--c3"], columns(withShares, parts, length));
     this.show("busbw", ops, ops.map(opColour), columns(withRates, ops.map((op) => (s) => s.busbw[op] ?? null), busbwLength));
     this.tell(slots, length);
   }
@@ -64,8 +65,10 @@ export class Plots {
     const last = slots.findLast((slot) => slot.comm !== null);
     const first = slots.length ? `Since ${timeOfDay(slots[0].at - length)}. ` : "";
     const exposed = last && last.exposed !== null ? `, exposed ${percent(last.exposed)}` : "";
+    const split = slots.findLast((slot) => slot.waiting !== null);
+    const parts = split ? ` Latest known parts: transfer ${percent(transfer(split))}, waiting ${percent(split.waiting)}.` : last ? " Its parts, transfer and waiting, are not known." : "";
     const all = filtered("rank", "group", "op", "size") ? " Of all operations of all ranks: shares cannot be filtered." : "";
-    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}. Dashed: the 30 % line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
+    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30 % line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
     const rates = slots.findLast((slot) => Object.keys(slot.busbw).length)?.busbw ?? {};
     const said = Object.entries(rates).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
     const every = filtered("rank", "group", "size") ? " Of all ranks, groups and sizes: bandwidth is filtered by operation only." : "";
@@ -132,6 +135,8 @@ function plot(place, id, names, colours, data, window) {
   made.ctx.canvas.ariaHidden = "true"; // the text below it has the values
   return made;
 }
+
+const transfer = (slot) => (slot.waiting === null ? null : slot.comm - slot.waiting);
 
 const extent = (window, from, to) => (window !== null ? [window.from, window.to] : to === null ? [0, 60] : [Math.min(from, to - 60), to]);
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch.analysis.time_buckets import Lengths, SlotSums, lengths, slots_of
-from commwatch.core.cells import SLOT_NS, StepSums
+from commwatch.core.cells import NO_WAITS, SLOT_NS, StepSums, WaitSums, added
 
 S = 1_000_000_000
 COARSE_NS = 300 * S
@@ -42,3 +42,39 @@ def test_lengths_that_differ() -> None:
     same = slots_of(sums)
     assert [(slot.at, slot.busbw) for slot in same] == [(10.0, {"all_reduce": 3e9}), (20.0, {})]
     assert [slot.comm for slot in same] == [pytest.approx(0.3), pytest.approx(0.4)]
+
+
+WAITS = WaitSums(covered=20.0, waited=4.0, symmetric=100, joined=100, broken=0)
+
+
+@pytest.mark.parametrize(
+    ("sums", "comm", "share"),
+    [
+        (WAITS, 0.5, 0.2),
+        (WAITS, 0.19, 0.19),
+        (WAITS, 0.1, None),
+        (WAITS, None, None),
+        (WAITS._replace(broken=1), 0.5, None),
+        (WAITS._replace(joined=91), 0.5, 0.2),
+        (WAITS._replace(joined=89), 0.5, None),
+        (WAITS._replace(joined=111), 0.5, None),
+        (WAITS._replace(waited=0.0), 0.5, 0.0),
+        (WAITS._replace(symmetric=0, joined=0), 0.5, 0.2),
+        (WAITS._replace(symmetric=0, joined=0, waited=0.0), 0.5, None),
+        (NO_WAITS, 0.5, None),
+    ],
+)
+def test_waiting(sums: WaitSums, comm: float | None, share: float | None) -> None:
+    """Waiting is a share of the ranks' time and a part of communication; it is not known where waits or whole slots are missing."""
+    assert sums.share(comm) == (None if share is None else pytest.approx(share))
+
+
+def test_waiting_of_two_nodes() -> None:
+    """Waits of nodes are added; if one node's are not known, neither are those of the job."""
+    both = added([WAITS, WAITS._replace(waited=0.0)], NO_WAITS)
+    assert both.share(0.5) == pytest.approx(0.1)
+    (slot,) = slots_of([SlotSums(0, steps(0.3), {}, WAITS), SlotSums(0, steps(0.5), {}, WAITS)])
+    assert slot.comm == pytest.approx(0.4)
+    assert slot.waiting == pytest.approx(0.2)
+    (slot,) = slots_of([SlotSums(0, steps(0.3), {}, WAITS), SlotSums(0, steps(0.5), {}, WAITS._replace(joined=0))])
+    assert slot.waiting is None

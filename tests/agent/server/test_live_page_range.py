@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -145,6 +147,30 @@ def test_fields(chromium: Chromium, node: Node) -> None:
             time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(node.minute[1] + 600))
         )
         expect(page.locator("#range-said")).to_contain_text("must begin before it ends")
+
+
+def test_downloads(chromium: Chromium, node: Node, tmp_path: Path) -> None:
+    """Links download the operations of the range that pass the filters, the end of the job for Perfetto, and the report as a page."""
+    with opened(chromium, node.agent, node.job, f"{node.zoomed}&rank=2&op=all_gather") as visit:
+        for link, name in (
+            ("the latest operations of the range as CSV, filtered", "operations.csv"),
+            ("the report on the job", "report.html"),
+        ):
+            with visit.page.expect_download() as download:
+                visit.page.get_by_role("link", name=link).click()
+            download.value.save_as(tmp_path / name)
+        expect(visit.page.locator("#get-timeline")).to_have_text(
+            "the last 30 s of the job, not the range, for Perfetto"
+        )
+    with (tmp_path / "operations.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["rank"], row["op"]) for row in rows} == {("2", "all_gather")}
+    assert all(node.minute[0] <= float(row["end_at"]) < node.minute[1] for row in rows)
+    assert len(rows) == 60 / 0.12
+    assert "commwatch report: late" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    with opened(chromium, node.agent, node.job, "&last=5m") as visit:
+        expect(visit.page.locator("#get-timeline")).to_have_text("the last 5 min for Perfetto")
+        assert "last=5m" in str(visit.page.locator("#get-timeline").get_attribute("href"))
 
 
 def test_nothing_stored(chromium: Chromium, node: Node) -> None:

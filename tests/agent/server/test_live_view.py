@@ -16,7 +16,7 @@ from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.probe.governor import SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
-from commwatch.core.cells import SLOT_NS, added
+from commwatch.core.cells import NO_STEPS, SLOT_NS
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.server.live_view import JobNow, job_now
@@ -259,6 +259,7 @@ def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
     live, kept = slots(tmp_path, ())
     assert (kept[20], kept[30]) == (live[20], live[30])
     assert kept[20].comm == pytest.approx(0.35)
+    assert kept[20].waiting == pytest.approx(0.05)  # one of two ranks waits 10 of 100 ms
     assert kept[20].busbw == {"all_reduce": pytest.approx(4_000_000 / 0.035)}
 
 
@@ -273,7 +274,7 @@ def test_few_unknown_steps_are_left_out_of_plots(tmp_path: Path) -> None:
 
 def test_slot_of_nothing() -> None:
     """Ten seconds without steps or bytes have no shares and no bandwidth."""
-    (slot,) = slots_of([SlotSums(EPOCH_NS, added(()), {"barrier": (0.0, 5), "all_reduce": (8.0, 2)})])
+    (slot,) = slots_of([SlotSums(EPOCH_NS, NO_STEPS, {"barrier": (0.0, 5), "all_reduce": (8.0, 2)})])
     assert (slot.at, slot.comm, slot.exposed, slot.busbw) == (
         (EPOCH_NS + SLOT_NS) / 1e9,
         None,
