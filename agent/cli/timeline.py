@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from commwatch.cli.common_flags import last_seconds
+from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
-from commwatch.core.terminal_text import line
+from commwatch.core.terminal_text import complain, line
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="write a job's operations as a trace for Perfetto",
         description="Write the operations of a job's latest run as a Chrome trace, for ui.perfetto.dev or chrome://tracing: a process "
-        "for each rank, a thread for each group.",
+        "for each rank of all nodes whose agents this one knows, a thread for each group.",
     )
     timeline.add_argument("job", nargs="?", help="job id (default: the latest)")
     timeline.add_argument(
@@ -29,6 +29,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="AGE",
         help="how much of the job's end, such as 90s or 2h; all: the whole job (default: %(default)s)",
     )
+    add_node(timeline)
     timeline.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the file; compressed if its name ends in .gz"
     )
@@ -38,17 +39,26 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def _timeline(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerting.marks import marks_of
     from commwatch.cli.stored import job_in, reading
-    from commwatch.report.timeline_export import Window, export, writing
+    from commwatch.commands.timeline import traces_of_others
+    from commwatch.nodes.merging import Nodes, covered
+    from commwatch.report.timeline_export import Window, own_trace, write, writing
 
     with reading(config) as agent:
-        job = job_in(agent, arguments.job)
+        job = job_in(agent, arguments.job).job_id
+        others, silent = ([], {}) if arguments.node else traces_of_others(config, job, arguments.last)
+        for url, why in silent.items():
+            complain(f"{url} does not answer: {why}")
+        about = {"nodes": {"answered": 1 + len(others), "silent": silent}} if others or silent else {}
+        marks = marks_of(config.evidence, job)
         try:
-            with writing(arguments.out) as out:
-                found = export(
-                    config.history, job.job_id, Window(arguments.last), marks_of(config.evidence, job.job_id), out
-                )
+            with (
+                writing(arguments.out) as out,
+                own_trace(config.history, job, arguments.last, marks, alone=not others) as own,
+            ):
+                found = write([own, *others], job, Window(arguments.last), about, out)
         except OSError as error:
             raise UsageError(f"cannot write {arguments.out}: {error.strerror}") from None
+    of_nodes = covered(Nodes(1 + len(others), silent))
     counts = f"{found.operations} operations, {found.steps} steps, {found.arrows} arrows, {found.marks} marks"
-    print(line(f"{arguments.out}: {counts}"))
+    print(line(f"{arguments.out}: {counts}{f', {of_nodes}' if of_nodes else ''}"))
     return 0

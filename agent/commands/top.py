@@ -23,7 +23,7 @@ from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
-from commwatch.nodes.merging import Nodes
+from commwatch.nodes.merging import covered
 from commwatch.report.report import job_state
 
 #: Age in seconds from which answers are marked as old.
@@ -92,23 +92,12 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
         ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
-        text += nodes(shown.nodes)
+        of_nodes = covered(shown.nodes)
+        text += f", {of_nodes}" if of_nodes else ""
     hint = " q quits" if live else ""
     title = Text.assemble((text, "title"))
     title.truncate(max(1, cells - len(hint)), overflow="ellipsis", pad=True)
     return title.append(hint, "dim")
-
-
-def nodes(found: Nodes) -> str:
-    """Return how many of a job's nodes an answer covers, as ``, 3 of 4 nodes``; empty for the node of the only agent."""
-    known = found.answered + len(found.silent)
-    return (
-        ""
-        if known == 1
-        else f", {found.answered} nodes"
-        if not found.silent
-        else f", {found.answered} of {known} nodes"
-    )
 
 
 def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:

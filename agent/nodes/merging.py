@@ -33,6 +33,14 @@ class Nodes:
     silent: dict[str, str]
 
 
+def covered(nodes: Nodes) -> str:
+    """Return how many nodes an answer covers, as ``3 nodes`` or ``3 of 4 nodes``; empty for the node of the only agent."""
+    known = nodes.answered + len(nodes.silent)
+    if known == 1:
+        return ""
+    return f"{nodes.answered} of {known} nodes" if nodes.silent else f"{nodes.answered} nodes"
+
+
 @dataclass(frozen=True)
 class JobWide(Generic[_T]):
     """An answer that covers all nodes of a job."""

@@ -143,7 +143,7 @@ class ChromeTrace:
             begin_ns = _begin_ns(one)
             tid, name = self._threads.lane(one.rank, one.group, begin_ns, one.end_ns)
             yield from self._threads.named(one.rank, tid, name)
-            part = _Part(one.rank, tid, begin_ns, one.end_ns, _compares(one))
+            part = _Part(one.rank, tid, begin_ns, one.end_ns, compares(one))
             yield self._slice(part, one.op, begin_ns, one.end_ns, args=_about(one))
             yield from self._message(one, part) if one.op in ev.P2P else self._collective(one, part)
         while self._collectives:
@@ -316,7 +316,8 @@ def _begin_ns(one: TraceOperation) -> int:
     return min(one.launch_ns, one.start_ns) if one.op in ev.P2P and not by_device else one.start_ns
 
 
-def _compares(one: TraceOperation) -> bool:
+def compares(one: TraceOperation) -> bool:
+    """Return whether duration and end of an operation can be compared with those of the other ranks."""
     seen_late = one.timing == ev.BY_WAIT and one.flags & ev.ASYNC
     return one.group.aligned and not one.flags & ev.UNALIGNED and not seen_late
 

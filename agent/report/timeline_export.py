@@ -1,21 +1,22 @@
-"""Exports a job's timeline from the history as a Chrome trace, which Perfetto shows; in bounded memory."""
+"""Exports a job's timeline as a Chrome trace, which Perfetto shows; in bounded memory."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from heapq import merge
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from commwatch import __version__
-from commwatch.collectors.wire import events as ev
-from commwatch.history.history import History, StoredStep
-from commwatch.history.operations import Reader
-from commwatch.history.rows import RingRow, latest_run
+from commwatch.core.clocks import FIRST, Clock, compare
+from commwatch.history.history import History
 from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceOperation, TraceStep
+from commwatch.report.timeline_source import Source
 
 #: Compression of the file: a higher one takes twice the time, and saves a tenth.
 LEVEL = 4
@@ -44,35 +45,155 @@ class Window(NamedTuple):
     most: int | None = None
 
 
+class NodeTrace(NamedTuple):
+    """The timeline of the latest run of a job on one node. Times are Unix time in ns, by the node's clock."""
+
+    #: Each with the host's name.
+    ranks: Mapping[int, str]
+    restart: int
+    #: Begin of the run; and the end of its last operation or step, plus 1.
+    origin_ns: int
+    until_ns: int
+    #: Ends of some collectives of groups with ranks on other nodes, by group and number.
+    ends: Mapping[tuple[str, int], int]
+    #: Latest end first.
+    operations: Iterable[TraceOperation]
+    #: Steps; those in ``arriving`` come while operations are read.
+    steps: Iterable[TraceStep]
+    arriving: deque[TraceStep]
+    marks: Iterable[TraceMark]
+    #: Earlier operations may be missing.
+    complete_ns: int = 0
+
+
 def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], out: IO[str]) -> Exported:
-    """Write the trace of a job's latest run.
+    """Write the trace of a job's latest run on the node of a history.
 
     Args:
         path: the history.
         marks: by Unix time in ns; those outside the window are left out.
     """
+    with own_trace(path, job_id, window.last_s, marks, alone=True) as node:
+        return write([node], job_id, window, {}, out)
+
+
+@contextmanager
+def own_trace(
+    path: Path, job_id: str, last_s: float | None, marks: Iterable[TraceMark], *, alone: bool
+) -> Iterator[NodeTrace]:
+    """Yield the timeline of a job on the node of a history; arguments as for ``export``. ``alone``: there are no other nodes."""
     with History(path) as history:
-        history.freeze()
-        rings = latest_run(history.rings(job_id))
-        until_ns = history.last_end_ns(list(rings)) + 1
-        from_ns = 0 if window.last_s is None else until_ns - int(window.last_s * 1e9)
-        source = _Source(history, rings)
-        trace = ChromeTrace(
-            source.origin_ns, {ring.rank: str(ring.identity.get("host", "")) for ring in rings.values()}
+        source = Source(history, job_id)
+        from_ns = source.begin_ns(last_s)
+        yield NodeTrace(
+            ranks=source.ranks,
+            restart=source.restart,
+            origin_ns=source.origin_ns,
+            until_ns=source.until_ns,
+            ends={} if alone else source.shared_ends(from_ns),
+            operations=(one for _, one in source.operations(from_ns, source.until_ns)),
+            steps=source.steps(from_ns, source.until_ns),
+            arriving=deque(),
+            marks=marks,
         )
-        limit = _Limit(window.most)
-        inside = (mark for mark in marks if max(from_ns, source.origin_ns) <= mark.at_ns < until_ns)
-        _write(
-            out,
-            chain(
-                trace.processes(),
-                trace.of_operations(limit.of(source.operations(from_ns, until_ns))),
-                trace.of_steps(source.steps(from_ns, until_ns)),
-                trace.of_marks(inside),
-            ),
-            {"job": job_id, "made by": f"commwatch {__version__}", "Unix time of 0, in ns": source.origin_ns},
-        )
-    return Exported(trace.operations, trace.steps, trace.arrows, trace.marks, limit.cut)
+
+
+def write(
+    nodes: Sequence[NodeTrace], job_id: str, window: Window, about: Mapping[str, object], out: IO[str]
+) -> Exported:
+    """Write the trace of the nodes of a job, by the clock of the first of them. Nodes that only have an earlier run are left out.
+
+    Args:
+        about: more of the trace's metadata.
+    """
+    latest = max(node.restart for node in nodes)
+    nodes = [node for node in nodes if node.restart == latest]
+    clocks = compare([node.ends for node in nodes])
+    placed = [(node, clock or FIRST) for node, clock in zip(nodes, clocks, strict=True)]
+    until_ns = max(clock.of_first(node.until_ns) for node, clock in placed)
+    complete_ns = max(clock.of_first(node.complete_ns) if node.complete_ns else 0 for node, clock in placed)
+    origin_ns = min(clock.of_first(node.origin_ns) for node, clock in placed)
+    begin_ns = 0 if window.last_s is None else until_ns - int(window.last_s * 1e9)
+    # On one node, the window was applied when its history was read.
+    from_ns = max(begin_ns, complete_ns) if len(nodes) > 1 else complete_ns
+    trace = ChromeTrace(origin_ns, {rank: host for node in nodes for rank, host in node.ranks.items()})
+    limit = _Limit(window.most)
+    operations = merge(*(_operations(node, clock) for node, clock in placed), key=lambda one: -one.end_ns)
+    marks = (mark._replace(at_ns=clock.of_first(mark.at_ns)) for node, clock in placed for mark in node.marks)
+    _write(
+        out,
+        chain(
+            trace.processes(),
+            _with_arriving(trace, placed, limit.of(takewhile(lambda one: one.end_ns >= from_ns, operations)), from_ns),
+            trace.of_steps(step for node, clock in placed for step in _steps(node.steps, clock, from_ns)),
+            trace.of_marks(mark for mark in marks if max(begin_ns, from_ns, origin_ns) <= mark.at_ns < until_ns),
+        ),
+        {
+            "job": job_id,
+            "made by": f"commwatch {__version__}",
+            "Unix time of 0, in ns": origin_ns,
+            **({"clocks": _clocks(nodes, clocks)} if len(nodes) > 1 else {}),
+            **about,
+        },
+    )
+    cut = limit.cut or complete_ns > begin_ns
+    return Exported(trace.operations, trace.steps, trace.arrows, trace.marks, cut)
+
+
+def _operations(node: NodeTrace, clock: Clock) -> Iterator[TraceOperation]:
+    """Yield the operations of a node by the clock of the first."""
+    if clock is FIRST:
+        yield from node.operations
+        return
+    for one in node.operations:
+        launch_ns, start_ns, end_ns = map(clock.of_first, (one.launch_ns, one.start_ns, one.end_ns))
+        yield one._replace(launch_ns=launch_ns, start_ns=start_ns, end_ns=end_ns)
+
+
+def _steps(steps: Iterable[TraceStep], clock: Clock, from_ns: int) -> Iterator[TraceStep]:
+    """Yield the steps that ended in the window, by the clock of the first node."""
+    for step in steps:
+        start_ns, end_ns = map(clock.of_first, (step.start_ns, step.end_ns))
+        if end_ns >= from_ns:
+            yield step._replace(start_ns=start_ns, end_ns=end_ns)
+
+
+def _with_arriving(
+    trace: ChromeTrace, placed: Sequence[tuple[NodeTrace, Clock]], operations: Iterable[TraceOperation], from_ns: int
+) -> Iterator[Event]:
+    """Yield the events of operations, and of the steps that come with them, so that these do not pile up."""
+
+    def steps() -> Iterator[TraceStep]:
+        for node, clock in placed:
+            while node.arriving:
+                yield from _steps([node.arriving.popleft()], clock, from_ns)
+
+    for event in trace.of_operations(operations):
+        yield event
+        if any(node.arriving for node, _ in placed):
+            yield from trace.of_steps(steps())
+    yield from trace.of_steps(steps())
+
+
+def _clocks(nodes: Sequence[NodeTrace], clocks: Sequence[Clock | None]) -> dict[str, object]:
+    """Return how the clock of each host was compared with that of the first, for people who read the trace."""
+    found: dict[str, object] = {}
+    for node, clock in zip(nodes, clocks, strict=True):
+        if clock is FIRST:
+            says: object = "all times are by this clock"
+        elif clock is None:
+            says = (
+                "not compared: too few collectives of groups with ranks on other nodes; times are by this host's clock"
+            )
+        else:
+            says = {
+                "ahead_ms": clock.offset_ns / 1e6,
+                "drift_ppm": clock.drift * 1e6,
+                "uncertainty_us": clock.uncertainty_ns / 1e3,
+            }
+        ranks = ", ".join(map(str, sorted(node.ranks)))
+        found[f"{', '.join(sorted(set(node.ranks.values())))}, ranks {ranks}"] = says
+    return found
 
 
 class _Limit:
@@ -84,56 +205,6 @@ class _Limit:
     def of(self, values: Iterator[TraceOperation]) -> Iterator[TraceOperation]:
         yield from islice(values, self._most)
         self.cut = next(values, None) is not None
-
-
-class _Source:
-    """Operations and steps of a run on one clock: Unix time, by the clock of one of the rings.
-
-    The ranks of a node share one monotonic clock. The Unix time of its begin, which each ring has, differs by what the clock was set meanwhile.
-    """
-
-    def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
-        self._history, self._rings, self._reader = history, rings, Reader(history, rings)
-        offsets: dict[Any, int] = {}
-        for ring in rings.values():
-            offsets.setdefault(ring.identity.get("boot_id"), ring.wall_offset_ns)
-        self._offset = {ring.id: offsets[ring.identity.get("boot_id")] for ring in rings.values()}
-        begins = [ring.started_ns - ring.wall_offset_ns + self._offset[ring.id] for ring in rings.values()]
-        #: Begin of the run.
-        self.origin_ns = min(begins, default=0)
-
-    def operations(self, from_ns: int, until_ns: int) -> Iterator[TraceOperation]:
-        """Yield the operations that ended in the window, latest end first."""
-        names, dtypes = self._reader.names, self._reader.dtypes
-        for ring, record in self._reader.records(from_ns, until_ns):
-            offset = self._offset[ring.id]
-            yield TraceOperation(
-                rank=ring.rank,
-                op=names.op(ring.id, record.op),
-                group=names.group(ring.id, record.group),
-                seq=record.seq,
-                peer=record.peer,
-                tag=record.tag,
-                size=None if record.flags & ev.NO_SIZE else record.size_bytes,
-                dtype=dtypes.get((ring.id, record.dtype)),
-                launch_ns=record.launch_ns + offset,
-                start_ns=record.start_ns + offset,
-                end_ns=record.end_ns + offset,
-                flags=record.flags,
-                timing=record.timing,
-            )
-
-    def steps(self, from_ns: int, until_ns: int) -> Iterator[TraceStep]:
-        """Yield the steps that ended in the window."""
-        for ring in self._rings.values():
-            shift = self._offset[ring.id] - ring.wall_offset_ns
-            for step in self._history.each_step(from_ns, until_ns, [ring.id]):
-                yield _step(ring.rank, step, shift)
-
-
-def _step(rank: int, step: StoredStep, shift_ns: int) -> TraceStep:
-    times = step.start_ns + shift_ns, step.end_ns + shift_ns
-    return TraceStep(rank, step.seq, *times, step.comm_ns, step.exposed_ns, step.p2p_wait_ns, step.long)
 
 
 def _write(out: IO[str], events: Iterable[Event], about: Mapping[str, object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
@@ -28,15 +27,11 @@ from commwatch.history.history import History
 from commwatch.history.operations import Cursor, Operation, Reader
 from commwatch.nodes.queries import Cells, view_of
 from commwatch.reference.efficiency import Efficiency, Line
-from commwatch.report.chrome_trace import TraceMark
 from commwatch.report.job_list import job_figures
 from commwatch.report.report import lately
-from commwatch.report.timeline_export import LEVEL, Window, export
 
 #: Seconds that a question may search the raw history.
 MOST_LOOKING_S = 10.0
-#: Most operations in a timeline: `commwatch timeline` has no limit, but an answer is made in memory, and other questions wait for it.
-MOST_TIMELINE = 50_000
 
 
 class ApiError(CommwatchError):
@@ -266,17 +261,6 @@ def advice(
     return lately(agent, known, findings, last_s, network=network_of(host, agent.ranks(job)), late=late)
 
 
-def timeline(agent: QueryService, job: str, *, last_s: float | None, marks: list[TraceMark]) -> Text:
-    """Return the last ``last_s`` s of a job (``None``: all of it) as a compressed Chrome trace, at most the latest operations."""
-    packed = io.BytesIO()
-    # Without the time, so that equal answers are equal.
-    with gzip.GzipFile("", "wb", LEVEL, packed, mtime=0) as file, io.TextIOWrapper(file, encoding="utf-8") as out:
-        export(agent.path, job, Window(last_s, MOST_TIMELINE), marks, out)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
-    headers = {"Content-Disposition": f'attachment; filename="timeline-{name}.json.gz"'}
-    return Text(packed.getvalue(), "application/gzip", headers)
-
-
 #: Functions by name; each is called with the agent and the arguments of the question.
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
@@ -292,7 +276,6 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
         efficiency,
         advice,
         job_figures,
-        timeline,
     )
 }
 

@@ -27,6 +27,7 @@ from commwatch.reference.references import References
 from commwatch.server.history_queries import QUESTIONS, ApiError, text_of
 from commwatch.server.job_questions import JOB_QUESTIONS
 from commwatch.server.job_reports import REPORT_QUESTIONS
+from commwatch.server.job_timelines import TIMELINE_QUESTIONS
 
 #: Address space, bytes. The costliest answer, advice on 100,000 steps, takes 180 MB, 34 of them the interpreter.
 MOST_BYTES = 1 << 28
@@ -121,7 +122,8 @@ def answered(question: Question, begin: Begin, connection: Connection) -> Found 
     damaged = _Damaged()
     agent = _Agent(begin, question.links, damaged, connection)
     try:
-        answer = {**QUESTIONS, **JOB_QUESTIONS, **REPORT_QUESTIONS}[question.name](agent, **question.arguments)
+        functions = {**QUESTIONS, **JOB_QUESTIONS, **REPORT_QUESTIONS, **TIMELINE_QUESTIONS}
+        answer = functions[question.name](agent, **question.arguments)
         found = text_of(answer) if question.as_text else answer
     except ApiError as error:
         return Wrong(error.status, str(error))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +19,7 @@ import pytest
 from commwatch.collectors.wire.ring import RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_job_wide import states
+from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -54,8 +57,8 @@ def one_rank(rings: Path, rank: int, job: str) -> RingWriter:
         late = 200 * MS * (rank % 2)
         small = {"group": 1, "seq": step, "size": 1 << 20}
         if job == "train":
-            end = begin + (100 + 10 * rank) * MS
-            records.append(operation("all_reduce", start_ns=begin, end_ns=end, seq=step, size=8 << 20))
+            start = begin + 10 * rank * MS
+            records.append(operation("all_reduce", start_ns=start, end_ns=begin + 160 * MS, seq=step, size=8 << 20))
         records += [
             operation("all_gather", start_ns=begin + 300 * MS + late, end_ns=begin + 600 * MS, **small),
             mark(step + 1, begin + (899 if step % 20 else 800) * MS, exposed_ns=(50 + rank) * MS),
@@ -202,8 +205,51 @@ def test_wrong_requests(site: Site) -> None:
         ("advice?scope=job&job=none", 404, "no job 'none'"),
         ("report_part?job=none", 404, "no job 'none'"),
         ("report?last=5&job=local", 400, "last=5"),
+        ("timeline?scope=job", 400, "name the job"),
+        ("timeline_part?job=none", 404, "no job 'none'"),
+        ("timeline_part?job=local&cursor=x", 400, "cursor=x: not a cursor"),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             site.nodes[0].get(f"/api/v1/{query}")
         with refused.value as error:
             assert (error.code, detail in json.load(error)["detail"]) == (status, True)
+
+
+def test_timeline(site: Site, tmp_path: Path) -> None:
+    """``commwatch timeline`` and its route have the operations, steps and arrows of all ranks, as one agent over all rings."""
+    expected = read(_timeline(site.whole, tmp_path / "whole.json", ""))
+    for number, node in enumerate(site.nodes):
+        found = read(_timeline(node, tmp_path / f"{number}.json.gz", ", 3 nodes"))
+        answer = urllib.request.urlopen(f"{node.url}/api/v1/timeline?job=train&last=all&scope=job").read()
+        for trace in (found, parsed(gzip.decompress(answer))):
+            assert trace.processes == expected.processes
+            assert sorted(map(_about, trace.slices)) == sorted(map(_about, expected.slices))
+            assert sorted(trace.arrows) == sorted(expected.arrows)
+            assert len(trace.about["clocks"]) == 3
+            assert trace.about["nodes"] == {"answered": 3, "silent": {}}
+    alone = tmp_path / "alone.json"
+    assert commwatch("timeline", "train", "--node", "--dir", site.nodes[1].directory, "--out", alone).returncode == 0
+    assert set(read(alone).processes.values()) == {"rank 2", "rank 3"}
+
+
+def _timeline(node: RunningAgent, out: Path, nodes: str) -> Path:
+    done = commwatch("timeline", "train", "--last", "all", "--dir", node.directory, "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f" marks{nodes}\n")
+    return out
+
+
+def _about(each: Slice) -> tuple[object, ...]:
+    """What a slice is and when, without what depends on the order in which threads are numbered."""
+    return each.rank, each.name, each.cat, each.start_ns, each.end_ns, str(each.args.get("seq")), str(each.inside)
+
+
+def test_timeline_with_silent_agents(site: Site, tmp_path: Path) -> None:
+    """An agent that does not answer is named, and the timeline has the ranks of all others."""
+    dead = f"http://127.0.0.1:{free_port()}"
+    site.meet(dead)
+    done = commwatch("timeline", "train", "--dir", site.nodes[0].directory, "--out", tmp_path / "t.json")
+    site.meet()
+    assert done.stderr == f"commwatch: {dead} does not answer: Connection refused\n"
+    assert done.stdout.endswith(", 3 of 4 nodes\n")
+    assert len(read(tmp_path / "t.json").processes) == 6

@@ -18,6 +18,7 @@ from fastapi import Depends, Query, Request, Response
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age, parse_last
 from commwatch.nodes.merging import Heard
+from commwatch.runtime.peers import MOST_S
 from commwatch.server.history_queries import ApiError, Text, job_exists
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
@@ -168,12 +169,12 @@ class Others:
     def __init__(self, request: Request, found: ServicesOf) -> None:
         self._given, self._peers = request.query_params, found.peers
 
-    def ask(self, *questions: str) -> Heard:
+    def ask(self, *questions: str, within_s: float = MOST_S) -> Heard:
         """Return the answers to questions such as ``steps?job,limit``: a route, and the names of parameters to pass on.
 
         A parameter with a value, as in ``parts?limit=64``, has that value.
         """
-        return self._peers.ask(*map(self._path, questions))
+        return self._peers.ask(*map(self._path, questions), within_s=within_s)
 
     def _path(self, question: str) -> str:
         route, _, names = question.partition("?")

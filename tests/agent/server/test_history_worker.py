@@ -21,9 +21,11 @@ from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
 from commwatch.report.chrome_trace import TraceMark
+from commwatch.report.timeline_parts import Page
 from commwatch.server import history_queries, history_worker, history_worker_process
 from commwatch.server.history_queries import ApiError, Wanted, text_of
 from commwatch.server.history_worker import Worker
+from commwatch.server.job_timelines import TIMELINE_QUESTIONS
 from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
@@ -76,14 +78,16 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "last_s": None,
         "marks": [TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})],
     },
+    "timeline_part": {"job": "job", "page": Page(None, None, None, 50), "marks": []},
 }
 
 
 def test_same_answers(watch: Watch, asked: Worker) -> None:
     """Each question gets the same answer as in the agent itself, including what is only in memory."""
-    assert set(QUESTIONS) == set(history_queries.QUESTIONS)
+    functions = {**history_queries.QUESTIONS, **TIMELINE_QUESTIONS}
+    assert set(QUESTIONS) == set(functions) - {"job_timeline"}
     for name, arguments in QUESTIONS.items():
-        expected = history_queries.QUESTIONS[name](watch.agent, **arguments)
+        expected = functions[name](watch.agent, **arguments)
         assert asked.find(name, **arguments) == expected, name
         text = asked.text(name, **arguments)
         assert text == text_of(expected), name
