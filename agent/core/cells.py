@@ -9,7 +9,7 @@ from commwatch.core.sketch import Packed, encode, merge
 
 SLOT_NS = 10_000_000_000
 #: Most records of all ranks that are counted at a time.
-MOST_TOGETHER = 1 << 13
+MOST_TOGETHER = 1 << 14
 #: Upper bounds in ns of the duration histogram (12 buckets with +Inf).
 DURATION_BOUNDS_NS = [
     10_000,

@@ -30,8 +30,8 @@ from commwatch.ingest.rank_totals import RankTotals
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
-#: Least turns for a lap of a ring of default size, which is as long as this many times what is counted together.
-_LEAST_TURNS, _LAP = 16, 2
+#: Least turns for a lap of a ring.
+_LEAST_TURNS = 8
 #: A ring is full with one such part of its slots.
 _FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
@@ -126,9 +126,9 @@ class Intake:
         for ended in self._exits.take():
             self._store.exit(ended)
         # At most a lap of a ring of default size: with a backlog, the agent must still write to the history.
-        turns = max(_LEAST_TURNS, _LAP * min(len(turn), _TOGETHER))
+        turns = max(_LEAST_TURNS, min(len(turn), _TOGETHER))
         for _ in range(turns):
-            turn = self._take_turn(turn, _LAP * MOST_TOGETHER // turns, now_ns)
+            turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
         with self._handover:
             with self._lock:
                 for source in self._sources.values():
