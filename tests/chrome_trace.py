@@ -17,7 +17,7 @@ FIELDS = {
     "M": ({"name", "args"}, set()),
     "X": ({"name", "cat", "ts", "dur"}, {"args"}),
     "i": ({"name", "ts", "s"}, {"cat", "args"}),
-    "C": ({"name", "ts", "args"}, set()),
+    "C": ({"name", "ts", "args"}, {"tid"}),
     "s": ({"name", "cat", "id", "ts"}, set()),
     "f": ({"name", "cat", "id", "ts", "bp"}, set()),
 }
@@ -81,7 +81,9 @@ def sound(events: list[Event], about: Event) -> Trace:
     by_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         needed, may = FIELDS[event["ph"]]
-        needed = needed | {"ph", "pid"} | (set() if event["name"].startswith("process_") else {"tid"})
+        needed = (
+            needed | {"ph", "pid"} | (set() if event["name"].startswith("process_") or event["ph"] == "C" else {"tid"})
+        )
         assert needed <= set(event) <= needed | may, event
         assert all(type(event[name]) is int and event[name] > 0 for name in ("pid", "tid") if name in event), event
         assert event["pid"] != event.get("tid"), "that thread would be the main one"
@@ -98,7 +100,9 @@ def sound(events: list[Event], about: Event) -> Trace:
         _ns(event["ts"])
     for event in by_kind["C"]:
         assert event["args"], event
-        assert all(type(value) in (int, float) and 0 <= value <= 100 for value in event["args"].values()), event
+        for name, value in event["args"].items():
+            assert type(value) in (int, float), event
+            assert 0 <= value <= (100 if not name.endswith("MB/s") else 1e6), event
         _ns(event["ts"])
     slices = _slices(by_kind["X"], processes)
     arrows = _arrows(by_kind, slices)

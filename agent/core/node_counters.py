@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Kinds by name, each with its unit.
+#: Kinds: how busy a GPU is (0 to 1), and what a network device receives and sends (bytes per second).
 GPU_BUSY, RECEIVED, SENT = "gpu_utilization", "received", "sent"
-UNITS = {GPU_BUSY: "ratio", RECEIVED: "bytes/s", SENT: "bytes/s"}
 
 
 class NodeCounter(NamedTuple):
     """One measurement of a device."""
 
-    #: A key of ``UNITS``.
+    #: ``GPU_BUSY``, ``RECEIVED`` or ``SENT``.
     kind: str
     #: Index of a GPU, or name of a network device.
     device: str

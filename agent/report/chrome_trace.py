@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import GroupInfo
+from commwatch.core.node_counters import GPU_BUSY, CounterSample
 
 Event = dict[str, Any]
 #: Most collectives, and most messages, of which not all parts are there. Beyond it, the first is treated as if no more came.
@@ -20,6 +21,8 @@ MOST_PENDING = 1 << 14
 _MARKS, _STEPS, _FIRST_GROUP = 1, 2, 3
 #: Processes have other numbers than threads: a thread with the number of its process would be its main one.
 _FIRST_PROCESS = 100_000
+#: Processes of the nodes have numbers below those of the ranks, and come after them in the picture.
+_FIRST_NODE, _AFTER_RANKS = 50_000, 1 << 30
 
 
 class TraceOperation(NamedTuple):
@@ -181,6 +184,26 @@ class ChromeTrace:
                 "cat": "mark",
                 "args": dict(mark.args),
             }
+
+    def of_samples(self, node: int, host: str, samples: Iterable[CounterSample]) -> Iterator[Event]:
+        """Yield counters of the GPUs in percent and of the network devices in MB (10^6 bytes) per second, in a process for their node.
+
+        Args:
+            node: the number of the node in this trace.
+        """
+        pid = _FIRST_NODE + node
+        for number, sample in enumerate(samples):
+            if not number:
+                yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"node {host}"}}
+                yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": _AFTER_RANKS + node}}
+            tracks: dict[str, dict[str, float]] = {}
+            for kind, device, value in sample.counters:
+                if kind == GPU_BUSY:
+                    tracks[f"GPU {device}"] = {"busy, %": round(100 * value, 2)}
+                else:
+                    tracks.setdefault(device, {})[f"{kind}, MB/s"] = round(value / 1e6, 3)
+            at = {"ph": "C", "pid": pid, "ts": (sample.at_ns - self._origin_ns) / 1000}
+            yield from ({**at, "name": name, "args": series} for name, series in tracks.items())
 
     def _moment(self, one: TraceOperation) -> Iterator[Event]:
         """Yield the launch of an operation that has no duration."""

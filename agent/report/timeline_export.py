@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 
 from commwatch import __version__
 from commwatch.core.clocks import FIRST, Clock, compare
+from commwatch.core.node_counters import CounterSample
 from commwatch.history.history import History
 from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceOperation, TraceStep
 from commwatch.report.timeline_source import Source
@@ -62,6 +63,7 @@ class NodeTrace(NamedTuple):
     steps: Iterable[TraceStep]
     arriving: deque[TraceStep]
     marks: Iterable[TraceMark]
+    samples: Iterable[CounterSample]
     #: Earlier operations may be missing.
     complete_ns: int = 0
 
@@ -95,6 +97,7 @@ def own_trace(
             steps=source.steps(from_ns, source.until_ns),
             arriving=deque(),
             marks=marks,
+            samples=source.samples(from_ns),
         )
 
 
@@ -127,6 +130,10 @@ def write(
             _with_arriving(trace, placed, limit.of(takewhile(lambda one: one.end_ns >= from_ns, operations)), from_ns),
             trace.of_steps(step for node, clock in placed for step in _steps(node.steps, clock, from_ns)),
             trace.of_marks(mark for mark in marks if max(begin_ns, from_ns, origin_ns) <= mark.at_ns < until_ns),
+            *(
+                trace.of_samples(number, _host(node), _samples(node.samples, clock, max(begin_ns, from_ns, origin_ns)))
+                for number, (node, clock) in enumerate(placed)
+            ),
         ),
         {
             "job": job_id,
@@ -156,6 +163,16 @@ def _steps(steps: Iterable[TraceStep], clock: Clock, from_ns: int) -> Iterator[T
         start_ns, end_ns = map(clock.of_first, (step.start_ns, step.end_ns))
         if end_ns >= from_ns:
             yield step._replace(start_ns=start_ns, end_ns=end_ns)
+
+
+def _samples(samples: Iterable[CounterSample], clock: Clock, from_ns: int) -> Iterator[CounterSample]:
+    """Yield the measurements in the window, by the clock of the first node."""
+    placed = (sample._replace(at_ns=clock.of_first(sample.at_ns)) for sample in samples)
+    yield from (sample for sample in placed if sample.at_ns >= from_ns)
+
+
+def _host(node: NodeTrace) -> str:
+    return ", ".join(sorted(set(node.ranks.values())))
 
 
 def _with_arriving(
@@ -192,7 +209,7 @@ def _clocks(nodes: Sequence[NodeTrace], clocks: Sequence[Clock | None]) -> dict[
                 "uncertainty_us": clock.uncertainty_ns / 1e3,
             }
         ranks = ", ".join(map(str, sorted(node.ranks)))
-        found[f"{', '.join(sorted(set(node.ranks.values())))}, ranks {ranks}"] = says
+        found[f"{_host(node)}, ranks {ranks}"] = says
     return found
 
 

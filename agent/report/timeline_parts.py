@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.core.cells import GroupInfo
+from commwatch.core.node_counters import CounterSample
 from commwatch.history.history import History
 from commwatch.history.operations import place_of
 from commwatch.report.chrome_trace import TraceMark, TraceOperation, TraceStep
 from commwatch.report.timeline_export import NodeTrace
 from commwatch.report.timeline_source import Source
+
+#: 2.8 hours.
+_MOST_SAMPLES = 2_000
 
 
 class Row(NamedTuple):
@@ -63,6 +67,8 @@ class TimelinePart:
     #: As in ``NodeTrace``, and marks; in the first page.
     ends: list[End]
     marks: list[TraceMark]
+    #: The latest measurements of the node, at most ``_MOST_SAMPLES``; in the first page.
+    samples: list[CounterSample]
     #: To be sent for the next page; ``None``: there is none.
     cursor: str | None
 
@@ -105,6 +111,7 @@ def part_of(path: Path, job_id: str, page: Page, marks: Iterable[TraceMark]) -> 
         least_ns = found[-1][0][0] if more else from_ns
         steps = list(source.steps(least_ns, until_ns)) if least_ns < until_ns else []
         ends = source.shared_ends(from_ns) if before is None else {}
+        samples = deque(source.samples(from_ns) if before is None else (), _MOST_SAMPLES)
     groups, ops, dtypes = dict[GroupInfo, int](), dict[str, int](), dict[str | None, int]()
     rows = [
         Row(
@@ -127,6 +134,7 @@ def part_of(path: Path, job_id: str, page: Page, marks: Iterable[TraceMark]) -> 
         steps=steps,
         ends=[End(*at, end_ns) for at, end_ns in ends.items()],
         marks=[] if before is not None else list(marks),
+        samples=list(samples),
         cursor="-".join(map(str, found[-1][0])) if more else None,
     )
 
@@ -159,6 +167,7 @@ def trace_of(first: TimelinePart, more: Callable[[TimelinePart], TimelinePart] |
         steps=first.steps,
         arriving=arriving,
         marks=first.marks,
+        samples=first.samples,
         complete_ns=first.operations[-1].end_ns if more is None and first.cursor is not None else 0,
     )
 

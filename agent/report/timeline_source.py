@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from commwatch.collectors.wire import events as ev
+from commwatch.core.node_counters import CounterSample
 from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Reader
 from commwatch.history.rows import latest_run
@@ -74,6 +75,10 @@ class Source:
             shift = self._offset[ring.id] - ring.wall_offset_ns
             for step in self._history.each_step(from_ns, until_ns, [ring.id]):
                 yield _step(ring.rank, step, shift)
+
+    def samples(self, from_ns: int) -> Iterator[CounterSample]:
+        """Yield the measurements of the node from ``from_ns`` to the end of the run."""
+        return self._history.node_samples(max(from_ns, self.origin_ns), self.until_ns)
 
     def shared_ends(self, from_ns: int) -> dict[tuple[str, int], int]:
         """Return ends of symmetric collectives of groups with ranks on other nodes, by group and number, from ``from_ns`` on.

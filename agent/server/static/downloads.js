@@ -13,7 +13,7 @@ export function downloads({ job: { job_id: job }, nodes }, window) {
   const scope = nodes.answered > 1 ? "job" : null;
   const end = last ?? "30s";
   const within = window === null ? {} : { since: Math.floor(window.from), until: Math.ceil(window.to) };
-  find("get-timeline").href = url("timeline", { job, last: end });
+  find("get-timeline").href = url("timeline", { job, scope, last: end });
   say(find("get-timeline"), `${ENDS[end]}${window === null || last !== null ? "" : " of the job, not the range,"} for Perfetto`);
   find("get-operations").href = url("ops", { job, ...within, rank, group, op, limit: 10000, format: "csv" });
   const filter = filtered("rank", "group", "op") ? ", filtered" : "";

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from commwatch.analysis.queries import QueryService
+from commwatch.core.node_counters import GPU_BUSY, RECEIVED, SENT, CounterSample, NodeCounter
+from commwatch.history.store import Writer
 from commwatch.report.chrome_trace import TraceMark, pid_of
 from commwatch.report.timeline_export import Exported, Window, export, writing
 from tests.agent.report.test_report_page import job_of
@@ -74,6 +76,30 @@ def test_waits_are_those_of_the_api(agent: QueryService) -> None:
     assert {each.inside for each in (*trace.of("wait"), *trace.of("transfer"))} == {
         each.name for each in trace.of("operation")
     }
+
+
+def test_counters_of_the_node(tmp_path: Path) -> None:
+    """GPUs and network devices are counters of a process for their node, in the units of their names, from the window only."""
+    agent = job_of(tmp_path, 2, 4, range(0))
+    until_s = max(step.end_at for step in agent.steps(0, 1 << 62, "job", None, 9))
+    times = [int(until_s * 1e9) - ago * MS for ago in (200, 100, 0)]
+    store = Writer(agent.path)
+    for at_ns in times:
+        store.node_sample(
+            CounterSample(
+                at_ns,
+                [NodeCounter(GPU_BUSY, "0", 0.5), NodeCounter(RECEIVED, "eth0", 2e9), NodeCounter(SENT, "eth0", 1e6)],
+            )
+        )
+    store.close()
+    _, trace = traced(agent.path)
+    (pid,) = (pid for pid, name in trace.processes.items() if name == "node host")
+    found = [(each["name"], each["args"], each["ts"]) for each in trace.counters if each["pid"] == pid]
+    origin = trace.about["Unix time of 0, in ns"]
+    expected = {"GPU 0": {"busy, %": 50.0}, "eth0": {"received, MB/s": 2000.0, "sent, MB/s": 1.0}}
+    assert found == [(name, args, (at_ns - origin) / 1000) for at_ns in times for name, args in expected.items()]
+    _, trace = traced(agent.path, window=Window(0.15))
+    assert len([each for each in trace.counters if each["pid"] == pid]) == 4
 
 
 def test_window_and_limit(agent: QueryService) -> None:

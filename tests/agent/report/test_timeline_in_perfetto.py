@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
+from commwatch.history.store import Writer
 from commwatch.report.chrome_trace import TraceMark
 from commwatch.report.timeline_export import Window, export, writing
 from tests.agent.report.test_report_page import job_of
@@ -72,7 +74,12 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
     """Perfetto finds no error, every slice in its place, and every arrow in its direction."""
     agent = job_of(tmp_path, 8, 12, range(4, 7))
     path = tmp_path / "trace.json.gz"
+    store = Writer(agent.path)
     begin_ns = int(min(step.start_at for step in agent.steps(0, 1 << 62, "job", None, 1 << 20)) * 1e9)
+    store.node_sample(
+        CounterSample(begin_ns + 10**9, [NodeCounter(GPU_BUSY, "0", 0.5), NodeCounter(SENT, "eth0", 2e9)])
+    )
+    store.close()
     with writing(path) as out:
         export(
             agent.path,
