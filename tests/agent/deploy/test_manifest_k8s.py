@@ -124,7 +124,7 @@ def test_host_network() -> None:
 @cache
 def scalars(value: str) -> list[tuple[str, str, str]]:
     """The YAML events of all modes for settings that all have one value: kind, text and style of each."""
-    more = {"monitoring": value, "runtime_class": value, "peers": value, "token_secret": value}
+    more: dict[str, Any] = {"monitoring": value, "runtime_class": value, "peers": value, "token_secret": value}
     site = Site(value, value, 9001, value, {value: value}, **more)
     documents = [*sidecar(site, Trainer(value, [value, value], 1)), *daemon_set(site)]
     found = [event for each in documents for event in yaml.parse(each)]
