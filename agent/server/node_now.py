@@ -239,10 +239,11 @@ def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
     waits: dict[int, list[WaitSums]] = {}
     for totals in rank_totals:
         since, cells = _last_slot_ns(totals, now_ns), dict[int, list[tuple[str, Cell]]]()
+        long: list[StepRecord] = []
         for step in totals.steps.totals.recent:
             slot = (step.end_ns + totals.offset_ns) // SLOT_NS * SLOT_NS
-            if slot >= since and not step.long:
-                steps.setdefault(slot, []).append(step)
+            if slot >= since:
+                (long if step.long else steps.setdefault(slot, [])).append(step)
         for slot, key, cell in totals.lately(now_ns):
             if slot >= since:
                 by_op, op = sums.setdefault(slot, {}), totals.op_name(key.op)
@@ -250,23 +251,29 @@ def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
                 by_op[op] = bus_bytes + cell.bus_bytes, busy_ns + cell.busy_ns
                 cells.setdefault(slot, []).append((op, cell))
         for slot, found in cells.items():
-            waits.setdefault(slot, []).append(_waits_in(totals, slot, found, since))
+            waits.setdefault(slot, []).append(_waits_in(totals, slot, found, long, since))
     return [
         SlotSums(at, sums_of(steps.get(at, ())), sums.get(at, {}), added(waits.get(at, ()), NO_WAITS))
         for at in sorted(steps.keys() | sums.keys())
     ]
 
 
-def _waits_in(totals: RankTotals, slot_ns: int, cells: list[tuple[str, Cell]], complete_ns: int) -> WaitSums:
-    """Return the sums over a rank's waits in a slot; ``complete_ns``: begin of the last complete slot."""
+def _waits_in(
+    totals: RankTotals, slot_ns: int, cells: list[tuple[str, Cell]], long: list[StepRecord], complete_ns: int
+) -> WaitSums:
+    """Return the sums over a rank's waits in a slot.
+
+    Args:
+        long: its long steps that have ended since ``complete_ns``, the begin of the last complete slot.
+    """
     symmetric = [cell for op, cell in cells if op in SYMMETRIC and cell.bus_bytes]
     began_ns, end_ns = slot_ns - totals.offset_ns, slot_ns - totals.offset_ns + SLOT_NS
-    long = sum(step.long and step.end_ns >= began_ns and step.start_ns < end_ns for step in totals.steps.totals.recent)
+    in_it = sum(step.end_ns >= began_ns and step.start_ns < end_ns for step in long)
     part = slot_ns > complete_ns or not totals.alive or _started_ns(totals) > began_ns
     return WaitSums(
         covered=SLOT_NS,
         waited=sum(cell.wait_ns + cell.p2p_wait_ns for _, cell in cells),
         symmetric=sum(cell.count for cell in symmetric),
         joined=sum(cell.joined for cell in symmetric),
-        broken=long + part,
+        broken=in_it + part,
     )

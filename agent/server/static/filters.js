@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { each, find, say } from "./elements.js";
-import { ALL, onChange, set, state } from "./state.js";
+import { NO_FILTER, onChange, set, state } from "./state.js";
 import { binary, plain } from "./words.js";
 
 const NAMES = ["rank", "group", "op", "size"];
@@ -56,7 +56,7 @@ function show() {
 export function beginFilters() {
   for (const name of NAMES) find(`filter-${name}`).addEventListener("change", (event) => set({ [name]: event.target.value || null }));
   find("filter-clear").addEventListener("click", () => {
-    set(ALL);
+    set(NO_FILTER);
     find("filter-rank").focus();
   });
   onChange(show);

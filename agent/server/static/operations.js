@@ -23,7 +23,9 @@ export class OperationsTable {
   constructor() {
     this.latest = new Latest((found) => this.found(found));
     this.event = { covered_s: 0, rows: [] };
-    this.askedAt = this.window = null;
+    this.askedAt = null;
+    // Whether the latest request failed: then it is repeated.
+    this.failed = false;
     onChange((before) => {
       const changed = ["last", "from", "to", "rank", "group", "op", "size"].some((key) => before[key] !== state()[key]);
       if (changed) this.changed();
@@ -48,10 +50,9 @@ export class OperationsTable {
 
   // A new second of a job; `window`: the time range, null: the present.
   tick({ at, job }, window) {
-    this.window = window;
     if (fromEvents() || (!isLive() && window === null)) return;
     const fixed = state().from !== null || (job.state === "ended" && window !== null);
-    if (this.askedAt !== null && (fixed || at - this.askedAt < AGAIN_S)) return;
+    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < AGAIN_S)) return;
     if (this.askedAt === null) say(find("operations-said"), "Loading.");
     this.askedAt = at;
     const { from, to } = window ?? { from: at - LIVE_S, to: at };
@@ -61,7 +62,8 @@ export class OperationsTable {
   }
 
   found({ data: answer, why }) {
-    if (why) return say(find("operations-said"), `The operations cannot be shown: ${why}.`);
+    this.failed = Boolean(why);
+    if (why) return say(find("operations-said"), `The operations cannot be shown: ${why}. Trying again.`);
     const { since, until, rows } = answer.data;
     say(find("operations-title"), since === null ? "Operations" : `Operations from ${timeOfDay(since)} to ${timeOfDay(until)}`);
     const known = answer.nodes.answered + Object.keys(answer.nodes.silent).length;

@@ -28,6 +28,8 @@ export class Range {
     this.show = show;
     this.moment = null;
     this.askedAt = 0;
+    // Whether the latest request failed: then it is repeated.
+    this.failed = false;
     this.stored = null;
     // When the job began and when it was last seen, where that is needed.
     this.job = null;
@@ -62,7 +64,7 @@ export class Range {
     this.show(window, this.stored);
     if (isLive()) say(find("range-said"), "Live. Drag over a plot to zoom; double-click a plot to return.");
     else if (!isPast(moment)) say(find("range-said"), `The last ${plainly(LASTS[state().last])} of the job, a point for each 10 s.${PRESENT}`);
-    else if (moment.job && (!this.askedAt || (this.ends() && moment.at - this.askedAt >= AGAIN_S))) {
+    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= AGAIN_S))) {
       if (!this.askedAt) say(find("range-said"), "Loading the range.");
       this.askedAt = moment.at;
       this.latest.ask(() => this.question(moment.job.job_id));
@@ -70,7 +72,7 @@ export class Range {
   }
 
   // Whether the end of the range moves.
-  ends() {
+  moves() {
     return state().from === null && this.moment.job?.state !== "ended";
   }
 
@@ -93,8 +95,9 @@ export class Range {
 
   found({ data, why }) {
     const window = this.bounds();
+    this.failed = !data;
     if (data) this.stored = data.data;
-    say(find("range-said"), data ? said(window, data.nodes, data.data.length_s) : `The range cannot be shown: ${why}.`);
+    say(find("range-said"), data ? said(window, data.nodes, data.data.length_s) : `The range cannot be shown: ${why}. Trying again.`);
     this.show(window, this.stored);
   }
 

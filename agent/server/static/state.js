@@ -44,7 +44,7 @@ function read() {
 
 // Removes the time range: the page shows the present again.
 export const LIVE = { last: null, from: null, to: null };
-export const ALL = { rank: null, group: null, op: null, size: null };
+export const NO_FILTER = { rank: null, group: null, op: null, size: null };
 
 // A value is null where the address has none.
 export const state = () => now;

@@ -28,7 +28,10 @@ export class Timeline {
     this.place.addEventListener("blur", () => this.choose(null));
     this.place.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.place);
-    onChange(() => this.draw());
+    onChange(() => {
+      this.chosen = null;
+      this.show(this.next);
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
@@ -37,7 +40,7 @@ export class Timeline {
     this.next = timeline;
     if (this.chosen !== null) return;
     this.seen = this.past === null ? timeline : this.past.timeline;
-    const ops = this.seen?.ops ?? [];
+    const ops = (this.seen?.ops ?? []).filter((op) => passes({ op }));
     const legend = ops.map((op) => ({ text: plain(op), kind: "", colour: opColour(op) }));
     if (ops.length) legend.push({ text: "waiting for the last rank", kind: "waiting", colour: "--quiet" }, { text: "not ended", kind: "open", colour: "--quiet" });
     each(find("timeline-legend"), "li", legend, (item, { text, kind, colour: name }) => {

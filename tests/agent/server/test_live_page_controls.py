@@ -122,6 +122,7 @@ def test_filters(chromium: Chromium, node: Node) -> None:
         expect(page.locator("#operations tbody tr")).to_contain_text("all_gather")
         expect(page.locator("#flight tbody tr")).to_have_text("nothing that passes the filter")
         expect(page.locator("#busbw-said")).to_have_text("Latest: all_gather 600 MB/s.")
+        expect(page.locator("#timeline-legend")).not_to_contain_text("all_reduce")
         expect(page.locator("#shares-said")).to_contain_text(
             "Of all operations of all ranks: shares cannot be filtered."
         )

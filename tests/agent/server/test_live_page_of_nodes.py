@@ -70,6 +70,29 @@ def test_straggler_on_another_node(chromium: Chromium, tmp_path: Path) -> None:
                 visit.picture("live-nodes")
 
 
+def test_range_and_rank_of_another_node(chromium: Chromium, tmp_path: Path) -> None:
+    """A time range covers the ranks of all nodes; a rank of another node has its steps, and the page says where its GPU and its node are."""
+    with site(tmp_path, late=2) as (agents, parts):
+        until_ns = time.monotonic_ns()
+        for part in parts:
+            part.run(200, until_ns)
+        for running, part in zip(agents, parts, strict=True):
+            part.read_by(running)
+        now = int(time.time())
+        with chromium.visit(f"{agents[0].url}/?job=train&from={now - 60}&to={now + 30}&open=3") as visit:
+            expect(visit.page.locator("#range-said")).to_contain_text("a point for each 10 s.")
+            expect(visit.page.locator("#range-said")).not_to_contain_text("answered")
+            expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
+            expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("communication 3[78] %"))
+            expect(visit.page.locator("#rank-steps tbody tr")).to_have_count(20)
+            expect(visit.page.locator("#rank-said")).to_contain_text("on the page of that node's agent")
+            expect(visit.page.locator("#rank-facts")).not_to_contain_text("CPU")
+            agents[1].kill()
+            visit.page.reload()
+            expect(visit.page.locator("#range-said")).to_contain_text("Only 1 of 2 nodes answered.")
+            expect(visit.page.locator("#rank-said")).to_have_text("The agent does not know this rank.")
+
+
 def test_agent_of_a_node_dies(chromium: Chromium, tmp_path: Path) -> None:
     """A page goes on with the ranks that are left, names the agent that does not answer, and has all again once it does."""
     with site(tmp_path) as (agents, parts):

@@ -186,6 +186,19 @@ def test_nothing_stored(chromium: Chromium, node: Node) -> None:
             expect(visit.page.locator("#range-said")).to_contain_text("Live.")
 
 
+def test_refused(chromium: Chromium, node: Node) -> None:
+    """The page shows why the agent refuses a range, and asks again by itself."""
+    with chromium.visit(f"{node.agent.url}/?job=late", forgiven="503") as visit:
+        page = visit.page
+        expect(page.locator("#ranks tbody tr")).to_have_count(4)
+        full = {"status": 503, "content_type": "application/problem+json", "body": '{"detail": "too many requests"}'}
+        page.route("**/api/v1/past*", lambda route: route.fulfill(**full))
+        page.get_by_role("button", name="All", exact=True).click()
+        expect(page.locator("#range-said")).to_have_text("The range cannot be shown: too many requests. Trying again.")
+        page.unroute("**/api/v1/past*")
+        expect(page.locator("#range-said")).to_contain_text(", a point for each 10 s.", timeout=30_000)
+
+
 def test_ended_job(chromium: Chromium, node: Node) -> None:
     """The last five minutes of a job that has ended are those before its end."""
     node.job.end()
