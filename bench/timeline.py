@@ -69,7 +69,7 @@ def fill(path: Path, operations: int) -> None:
             for rank in range(RANKS):
                 chunk, number = OpenChunk(rank + 1, EPOCH_NS), min(CHUNK_RECORDS, each - first)
                 chunk.append(records_of(rank, first, number), first + number)
-                for statement in statements([chunk]):
+                for statement in statements([chunk])[0]:
                     db.execute(*statement)
 
 

@@ -47,6 +47,8 @@ _MOST_COMPARED = 8
 _STILL_NS, _STILL_PERIODS = 30_000_000_000, 3
 #: Longer lateness in a bin (52 days) is cut off, so that sums fit.
 _MOST_NS = float(1 << 52)
+#: Most leads that are in memory at a time.
+_MOST_TOGETHER = 1 << 16
 #: By how much ranks were later than others, in ns: [..., periods].
 _Leads = Ints | npt.NDArray[np.float64]
 
@@ -204,11 +206,12 @@ def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[i
 def _ahead(window: _Periods, own_counts: float) -> Flags:
     """Return whether each rank costs each other one as much as a straggler does, in this window and in its last part."""
     late, least = window.late, COSTS * window.span_ns
-    ahead = np.zeros((len(late), len(late)), np.bool_)
-    for at, mine in enumerate(late * own_counts):
-        leads = _leads(mine, late)
-        ahead[at] = (leads.sum(axis=-1) >= least) & (_parts(leads)[-1] >= least / _PARTS / 2)
-    return ahead
+    most = max(1, _MOST_TOGETHER // late.size)
+    ahead: list[Flags] = []
+    for mine in np.array_split(late * own_counts, -(-len(late) // most)):
+        leads = _leads(mine[:, None], late)
+        ahead.append((leads.sum(axis=-1) >= least) & (_part(leads, _PARTS - 1) >= least / _PARTS / 2))
+    return np.concatenate(ahead)
 
 
 def _culprits(late: Ints, least: float, own_counts: float) -> list[int]:
@@ -226,15 +229,16 @@ def _leads(late: _Leads, others: Ints) -> _Leads:
     """Return by how much one rank was later than each of the others in each period; outliers are cut off."""
     leads = late - others
     at = ceil(_USUAL * leads.shape[-1]) - 1
-    limit = np.partition(np.abs(leads), at)[:, at, None]
+    limit = np.partition(np.abs(leads), at)[..., at, None]
     least: _Leads = np.maximum(-limit, np.minimum(limit, leads))
     return least
 
 
-def _parts(leads: _Leads) -> list[_Leads]:
-    """Return the sums over the parts of a window."""
+def _part(leads: _Leads, n: int) -> _Leads:
+    """Return the sums over part ``n`` of a window."""
     number = leads.shape[-1]
-    return [leads[:, number * n // _PARTS : number * (n + 1) // _PARTS].sum(axis=-1) for n in range(_PARTS)]
+    total: _Leads = leads[..., number * n // _PARTS : number * (n + 1) // _PARTS].sum(axis=-1)
+    return total
 
 
 def _is_ahead(leads: _Leads, least: float) -> bool:
@@ -245,5 +249,5 @@ def _is_ahead(leads: _Leads, least: float) -> bool:
         return False
     mean = total / number
     error = np.sqrt(((leads - mean[:, None]) ** 2).sum(axis=-1) / (number - 1) / number)
-    lasting = sum(part >= least / _PARTS / 2 for part in _parts(leads))
+    lasting = sum(_part(leads, n) >= least / _PARTS / 2 for n in range(_PARTS))
     return bool(((mean >= (_ERRORS + _ERRORS_OF_FEW / number) * error) & (lasting >= _PARTS_WITH)).all())

@@ -144,11 +144,12 @@ class OpenChunk:
             yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (*span[:3], self.ring, first_n)
 
 
-def statements(chunks: Sequence[OpenChunk]) -> Iterator[Statement]:
-    """Yield the SQL statements that store all records of some chunks so far, after those that are stored."""
-    if chunks:
-        from commwatch.history.ranges import ranges  # brings in numpy, which an agent without trainers does not need
+def statements(chunks: Sequence[OpenChunk]) -> list[list[Statement]]:
+    """Return for each chunk the SQL statements that store all its records so far, after those that are stored."""
+    if not chunks:
+        return []
+    from commwatch.history.ranges import ranges  # brings in numpy, which an agent without trainers does not need
 
-        runs = [(chunk.fresh, chunk.offset_ns) for chunk in chunks]
-        for chunk, (records, _), found in zip(chunks, runs, ranges(runs), strict=True):
-            yield from chunk.row(records, found)
+    runs = [(chunk.fresh, chunk.offset_ns) for chunk in chunks]
+    rows = zip(chunks, runs, ranges(runs), strict=True)
+    return [list(chunk.row(records, found)) for chunk, (records, _), found in rows]

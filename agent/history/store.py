@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 log = logging.getLogger("commwatch")
 #: Cache of SQLite, a quarter of its default: what is written now is nearly all that is read.
 _CACHE_KIB = 512
+#: Most full chunks that wait for the next commit uncompressed; many at a time are searched for their ranges in less time.
+_MOST_FULL = 32
 _GONE = "the file was removed or replaced; put it back, or start the agent again"
 
 
@@ -82,6 +86,8 @@ class Writer:
         self._pending: list[Statement] = []
         self._progress: dict[int, Statement] = {}
         self._chunks: dict[int, OpenChunk] = {}
+        #: Chunks that take no more records, until the next commit.
+        self._full: list[OpenChunk] = []
         self._dirty: set[int] = set()
         self._ended: set[int] = set()
         #: Why the last commit failed; and the number of dropped statements.
@@ -117,9 +123,11 @@ class Writer:
             chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
             self._dirty.add(ring.id)
             if chunk.is_full:
-                self._pending.extend(statements([chunk]))
+                self._full.append(chunk)
                 self._dirty.discard(ring.id)
                 del self._chunks[ring.id]
+                if len(self._full) >= _MOST_FULL:
+                    self._queue([])
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
         """Store a ring's cursor and its lost and dropped records."""
@@ -172,7 +180,7 @@ class Writer:
     def commit(self) -> bool:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
         # Pieces of growing chunks are not queued, so that a full disk keeps one version of each in memory.
-        growing = statements([self._chunks[ring] for ring in self._dirty])
+        growing = self._queue([self._chunks[ring] for ring in self._dirty])
         waiting = [*self._names, *self._pending, *growing, *self._progress.values()]
         try:
             if not self._is_there():  # SQLite would go on writing to the deleted file
@@ -181,8 +189,8 @@ class Writer:
                 self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
                 return True
             with Transaction(self._db):
-                for statement, values in waiting:
-                    self._db.execute(statement, values)
+                for statement, alike in groupby(waiting, key=itemgetter(0)):
+                    self._db.executemany(statement, [values for _, values in alike])
         except sqlite3.Error as error:
             self._refused(error)
             if len(self._pending) > self.MOST_PENDING:
@@ -201,6 +209,14 @@ class Writer:
             self._chunks.pop(ring, None)
         self._ended.clear()
         return True
+
+    def _queue(self, growing: Sequence[OpenChunk]) -> Iterator[Statement]:
+        """Queue the statements of full chunks; return those of ``growing`` ones."""
+        rows = statements([*self._full, *growing])
+        self._pending += chain.from_iterable(rows[: len(self._full)])
+        rows = rows[len(self._full) :]
+        self._full.clear()
+        return chain.from_iterable(rows)
 
     def _is_there(self) -> bool:
         try:
