@@ -8,7 +8,8 @@ import { onChange, state } from "./state.js";
 import { table } from "./tables.js";
 import { UNKNOWN, perSecond, percent, plain, rate, seconds, timeOfDay } from "./words.js";
 
-const AGAIN_S = 10;
+const AGAIN_S = 20;
+const RETRY_S = 5;
 const LIVE_S = 60;
 
 const COLUMNS = [
@@ -52,7 +53,7 @@ export class OperationsTable {
   tick({ at, job }, window) {
     if (fromEvents() || (!isLive() && window === null)) return;
     const fixed = state().from !== null || (job.state === "ended" && window !== null);
-    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < AGAIN_S)) return;
+    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < (this.failed ? RETRY_S : AGAIN_S))) return;
     if (this.askedAt === null) say(find("operations-said"), "Loading.");
     this.askedAt = at;
     const { from, to } = window ?? { from: at - LIVE_S, to: at };

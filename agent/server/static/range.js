@@ -5,7 +5,8 @@ import { find, say } from "./elements.js";
 import { LASTS, LIVE, onChange, set, state } from "./state.js";
 import { count, dateAndTime, timeOfDay } from "./words.js";
 
-const AGAIN_S = 10;
+const AGAIN_S = 20;
+const RETRY_S = 5;
 // Shorter ranges would have less than two points.
 const LEAST_S = 20;
 const PRESENT = " The latest steps, the ranks and the operations in flight are those of the present.";
@@ -64,7 +65,7 @@ export class Range {
     this.show(window, this.stored);
     if (isLive()) say(find("range-said"), "Live. Drag over a plot to zoom; double-click a plot to return.");
     else if (!isPast(moment)) say(find("range-said"), `The last ${plainly(LASTS[state().last])} of the job, a point for each 10 s.${PRESENT}`);
-    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= AGAIN_S))) {
+    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= (this.failed ? RETRY_S : AGAIN_S)))) {
       if (!this.askedAt) say(find("range-said"), "Loading the range.");
       this.askedAt = moment.at;
       this.latest.ask(() => this.question(moment.job.job_id));
@@ -97,7 +98,7 @@ export class Range {
     const window = this.bounds();
     this.failed = !data;
     if (data) this.stored = data.data;
-    say(find("range-said"), data ? said(window, data.nodes, data.data.length_s) : `The range cannot be shown: ${why}. Trying again.`);
+    say(find("range-said"), data ? said(window, data.nodes, data.data) : `The range cannot be shown: ${why}. Trying again.`);
     this.show(window, this.stored);
   }
 
@@ -121,11 +122,11 @@ export class Range {
   }
 }
 
-function said({ from, to }, nodes, length_s) {
+function said({ from, to }, nodes, { length_s: length, busbw_length_s: busbw }) {
   const known = nodes.answered + Object.keys(nodes.silent).length;
   const some = nodes.answered < known ? ` Only ${nodes.answered} of ${count(known, "node")} answered.` : "";
   const end = state().last === "all" ? "" : ` to ${timeOfDay(to)}`; // of a job that runs it moves
-  return `From ${dateAndTime(from)}${end}, a point for each ${plainly(length_s)}.${some}${PRESENT}`;
+  return `From ${dateAndTime(from)}${end}, a point for each ${plainly(length)}${busbw > length ? ` (bus bandwidth: ${plainly(busbw)})` : ""}.${some}${PRESENT}`;
 }
 
 const plainly = (length) => (length % 3600 === 0 ? `${length / 3600} h` : length % 60 === 0 ? `${length / 60} min` : `${length} s`);

@@ -6,7 +6,8 @@ import { onChange, set, state } from "./state.js";
 import { table } from "./tables.js";
 import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
 
-const AGAIN_S = 5;
+// Its requests cost the agent more than the events of the page do.
+const AGAIN_S = 15;
 const LIVE_S = 60;
 const MOST_STEPS = 20;
 const MOST_MESSAGES = 1000;
@@ -49,10 +50,10 @@ export class RankPage {
     if (open === null || (this.askedAt !== null && at - this.askedAt < AGAIN_S)) return;
     if (this.askedAt === null) clear(open);
     this.askedAt = at;
-    this.load(job.job_id, open, window ?? { from: at - LIVE_S, to: at });
+    this.load(job.job_id, open, at, window ?? { from: at - LIVE_S, to: at });
   }
 
-  async load(job, rank, { from, to }) {
+  async load(job, rank, at, { from, to }) {
     const number = ++this.number;
     const window = { job, rank, scope: "job", since: Math.floor(from), until: Math.ceil(to) };
     // What does not come is null: the rest is shown all the same.
@@ -68,7 +69,8 @@ export class RankPage {
     if (number !== this.number) return;
     const [view, steps, summary, gpus, host, messages] = found;
     const gpu = gpus?.gpus.find(({ ranks }) => ranks.some((on) => on.rank === rank)) ?? null;
-    showFacts(view, gpu, host, own !== null);
+    say(find("rank-said"), view === null ? "The agent does not know this rank." : `As of ${timeOfDay(at)}, updated every ${AGAIN_S} s.${own ? "" : elsewhere(view)}`);
+    showFacts(view, gpu, host);
     showFlight(view);
     showSteps(steps?.data ?? null);
     showOperations(summary?.data ?? null);
@@ -92,8 +94,9 @@ function clear(rank) {
   showMessages([]);
 }
 
-function showFacts(view, gpu, host, own) {
-  say(find("rank-said"), view === null ? "The agent does not know this rank." : own ? "" : `This rank is on ${plain(view.host)}: its GPU, its node and its messages of NCCL are on the page of that node's agent.`);
+const elsewhere = ({ host }) => ` This rank is on ${plain(host)}: its GPU, its node and its messages of NCCL are on the page of that node's agent.`;
+
+function showFacts(view, gpu, host) {
   const facts = view === null ? [] : [...ofProcess(view), ...ofGpu(view, gpu), ...ofNode(host)];
   each(find("rank-facts"), "div", facts, (place, [name, text]) => {
     if (!place.firstChild) place.append(make("dt"), make("dd"));

@@ -88,6 +88,7 @@ def test_range_and_rank_of_another_node(chromium: Chromium, tmp_path: Path) -> N
             expect(visit.page.locator("#rank-said")).to_contain_text("on the page of that node's agent")
             expect(visit.page.locator("#rank-facts")).not_to_contain_text("CPU")
             agents[1].kill()
+            expect(visit.page.locator("#about")).to_contain_text("on 1 of 2 nodes.")
             visit.page.reload()
             expect(visit.page.locator("#range-said")).to_contain_text("Only 1 of 2 nodes answered.")
             expect(visit.page.locator("#rank-said")).to_have_text("The agent does not know this rank.")

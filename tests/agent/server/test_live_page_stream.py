@@ -46,6 +46,8 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
             assert since
             assert since.startswith("Since ")
             expect(page.get_by_role("alert")).to_be_hidden()
+            # The only other answer that the page waits for is not cut off.
+            expect(page.get_by_role("combobox", name="Message size").get_by_role("option")).to_have_count(3)
             running.kill()
         expect(page.get_by_role("alert")).to_contain_text("OLD: no data from the agent since ")
         expect(page.get_by_role("alert")).to_contain_text("The values below are from that time. Trying again.")
