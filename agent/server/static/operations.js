@@ -31,6 +31,7 @@ export class OperationsTable {
       const changed = ["last", "from", "to", "rank", "group", "op", "size"].some((key) => before[key] !== state()[key]);
       if (changed) this.changed();
     });
+    this.fill([], 0, "not known yet");
     this.hear(this.event);
   }
 

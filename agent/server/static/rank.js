@@ -1,4 +1,4 @@
-// One rank: what it does, its latest steps and operations, its GPU, its node and its messages of NCCL.
+// One rank: what it does, its latest steps and operations, its GPU, its node and its NCCL messages.
 
 import { ask } from "./ask.js";
 import { each, find, make, say } from "./elements.js";
@@ -94,7 +94,7 @@ function clear(rank) {
   showMessages([]);
 }
 
-const elsewhere = ({ host }) => ` This rank is on ${plain(host)}: its GPU, its node and its messages of NCCL are on the page of that node's agent.`;
+const elsewhere = ({ host }) => ` This rank is on ${plain(host)}: its GPU, its node and its NCCL messages are on the page of that node's agent.`;
 
 function showFacts(view, gpu, host) {
   const facts = view === null ? [] : [...ofProcess(view), ...ofGpu(view, gpu), ...ofNode(host)];
@@ -150,7 +150,7 @@ function showSteps(steps) {
     cells: [String(step.seq), timeOfDay(step.end_at), seconds(step.duration_s), percent(step.comm_share), percent(step.exposed_share), seconds(step.p2p_wait_s), step.long ? "far longer than its neighbours" : ""],
     values: [step.seq, step.end_at, step.duration_s, step.comm_share, step.exposed_share, step.p2p_wait_s],
   }));
-  table(find("rank-steps"), STEPS, rows, steps === null ? "not known" : "no step has ended in this time");
+  table(find("rank-steps"), STEPS, rows, steps === null ? "not known" : "no step has ended in the time range");
 }
 
 function showOperations(summary) {
@@ -164,7 +164,7 @@ function showOperations(summary) {
       values: [, , row.count, row.p50_s, row.p99_s, row.busbw, share, waits],
     };
   });
-  table(find("rank-operations"), OPERATIONS, rows, summary === null ? "not known" : "no operation has ended in this time");
+  table(find("rank-operations"), OPERATIONS, rows, summary === null ? "not known" : "no operation has ended in the time range");
 }
 
 function showMessages(messages) {

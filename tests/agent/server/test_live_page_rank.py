@@ -84,7 +84,7 @@ def test_looks(chromium: Chromium, node: Node) -> None:
             visit.picture(f"live-rank-{width}-{'dark' if dark else 'light'}")
     with opened(chromium, node.agent, node.job, "&open=77") as visit:
         expect(visit.page.locator("#rank-said")).to_have_text("The agent does not know this rank.")
-        expect(visit.page.locator("#rank-steps tbody tr")).to_have_text("no step has ended in this time")
+        expect(visit.page.locator("#rank-steps tbody tr")).to_have_text("no step has ended in the time range")
 
 
 def test_keys(chromium: Chromium, node: Node) -> None:
