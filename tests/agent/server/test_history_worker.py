@@ -68,7 +68,6 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "cells": {**ALWAYS, "job": "job"},
     "slots": {**ALWAYS, "job": "job"},
     "bars": {**ALWAYS, "job": "job"},
-    "report": {"job": "job", "topology": None},
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
     "advice": {"job": "job", "findings": [], "host": answer(None, None), "late": {}, "last_s": None},
