@@ -337,6 +337,9 @@ class Daemon:
             tidied: float | None = None
             slices: Iterator[None] | None = None
             while not self._stop.is_set():
+                sample = self._watchers.sample(time.monotonic(), time.time_ns())
+                if sample is not None:
+                    self._store.node_sample(sample)
                 self._tick()
                 if slices is None and (tidied is None or time.monotonic() - tidied > _TIDY_S):
                     tidied, keep_ns = time.monotonic(), int(self.config.keep_days * 86400e9)
@@ -372,9 +375,6 @@ class Daemon:
             log.warning("profiles: %s", error)
 
     def _tick(self) -> None:
-        sample = self._watchers.sample(time.monotonic(), time.time_ns())
-        if sample is not None:
-            self._store.node_sample(sample)
         try:
             self._intake.tick(time.monotonic_ns(), time.time_ns())
         except OSError as error:

@@ -134,7 +134,9 @@ def detail(error: urllib.error.HTTPError) -> str | None:
 def reason(error: Exception) -> str:
     """Return why an agent does not answer, from what a request raised or from what reading its answer raised."""
     if isinstance(error, urllib.error.HTTPError):
-        return detail(error) or f"{error.code} {error.reason}"
+        said = detail(error)
+        # ``fetch`` has put the remedy into the reason.
+        return error.reason if error.code == HTTPStatus.UNAUTHORIZED else said or f"{error.code} {error.reason}"
     if isinstance(error, OSError):
         cause = getattr(error, "reason", error)
         return str(getattr(cause, "strerror", None) or cause)

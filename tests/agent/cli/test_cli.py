@@ -327,7 +327,7 @@ def test_report_as_json(history: Path) -> None:
     assert report["rank_hours"] == pytest.approx(4 * report["duration_s"] / 3600)
     operations = {(row["by"]["group"], row["by"]["op"]): row for row in report["operations"]}
     assert operations["default_pg", "all_gather"]["busbw"] == pytest.approx(1.5e9)
-    assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.003, 0.002, 0.001, 0])
+    assert {rank["wait_s"] for rank in report["ranks"]} == {None}, "as for all ranks together"
     assert json.loads(commwatch("report", "--dir", history, "--json").stdout)["job"]["job_id"] == "eval"
 
 
