@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from playwright.sync_api import expect
@@ -163,6 +163,13 @@ _UNITS = {
     "": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9,
     "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
 }  # fmt: skip
+
+
+class Node(NamedTuple):
+    """An agent, and its job."""
+
+    agent: RunningAgent
+    job: HandMade
 
 
 def hear(visit: Visit, topic: str, times: int = 2) -> None:

@@ -50,6 +50,12 @@ class Text(NamedTuple):
     headers: Mapping[str, str]
 
 
+def as_file(body: bytes, media_type: str, kind: str, job: str, suffix: str) -> Text:
+    """Return an answer that browsers save as a file; ``kind``, the job and ``suffix`` make its name."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
+    return Text(body, media_type, {"Content-Disposition": f'attachment; filename="{kind}-{name}.{suffix}"'})
+
+
 @dataclass(frozen=True)
 class Operations:
     """Single operations, newest first; pass ``cursor`` on to get the next page, ``None``: there is none."""

@@ -30,7 +30,7 @@ from commwatch.nodes.queries import Cells
 from commwatch.nodes.topologies import merged_topology
 from commwatch.report import charts, report_page
 from commwatch.report.report import Report, build, lately
-from commwatch.server.history_queries import ApiError, Operations, Text, job_exists
+from commwatch.server.history_queries import ApiError, Operations, Text, as_file, job_exists
 from commwatch.server.job_questions import read
 
 
@@ -103,7 +103,7 @@ def report(
     if not as_page:
         return built
     page = report_page.html(built, charts.gather(every, job), merged_topology(topologies))
-    return Text(page.encode(), "text/html", {})
+    return as_file(page.encode(), "text/html", "report", job, "html")
 
 
 def _job(agent: QueryService, job: str) -> JobView:

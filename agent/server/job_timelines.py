@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import IO, Any
@@ -14,7 +13,7 @@ from commwatch.nodes.merging import Heard
 from commwatch.report.chrome_trace import TraceMark
 from commwatch.report.timeline_export import LEVEL, Window, export, write
 from commwatch.report.timeline_parts import Page, TimelinePart, part_of, trace_of
-from commwatch.server.history_queries import ApiError, Text, job_exists
+from commwatch.server.history_queries import ApiError, Text, as_file, job_exists
 from commwatch.server.job_questions import read
 
 #: Most operations in a timeline: `commwatch timeline` has no limit, but an answer is made in memory, and other questions wait for it.
@@ -49,9 +48,7 @@ def _packed(job: str, export: Callable[[IO[str]], object]) -> Text:
     # Without the time, so that equal answers are equal.
     with gzip.GzipFile("", "wb", LEVEL, packed, mtime=0) as file, io.TextIOWrapper(file, encoding="utf-8") as out:
         export(out)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
-    headers = {"Content-Disposition": f'attachment; filename="timeline-{name}.json.gz"'}
-    return Text(packed.getvalue(), "application/gzip", headers)
+    return as_file(packed.getvalue(), "application/gzip", "timeline", job, "json.gz")
 
 
 #: Functions by name, as in ``history_queries.QUESTIONS``.

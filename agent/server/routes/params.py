@@ -193,10 +193,19 @@ def the_job(job: str | None) -> str:
     return job
 
 
-def job_or_latest(agent: QueryService, job: str | None) -> str | None:
-    """Return the job, by default the latest; ``None``: there is none. Raise ``ApiError`` (404) for an unknown one."""
+def job_or_latest(agent: QueryService, job: str | None, scope: str) -> str | None:
+    """Return the job, by default the latest; ``None``: there is none. Raise ``ApiError`` as ``the_job``, and (404) for an unknown one."""
+    job = the_job(job) if scope == "job" else job
     job_exists(agent, job)
     return job if job is not None else next((each.job_id for each in agent.jobs()), None)
+
+
+def some_job(agent: QueryService, job: str | None, scope: str) -> str:
+    """Return what ``job_or_latest`` returns; raise ``ApiError`` (404) if there is no job."""
+    found = job_or_latest(agent, job, scope)
+    if found is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "no job in the history yet")
+    return found
 
 
 def seconds_of_end(last: str) -> float | None:

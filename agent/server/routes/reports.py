@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from http import HTTPStatus
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -14,7 +12,7 @@ from commwatch.core.durations import LAST
 from commwatch.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch.nodes.merging import JobWide
 from commwatch.report.report import Report
-from commwatch.server.history_queries import ApiError, job_exists, text_of
+from commwatch.server.history_queries import job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.report_sources import asked_of_others, own_facts
 from commwatch.server.routes.params import (
@@ -26,8 +24,8 @@ from commwatch.server.routes.params import (
     answered,
     job_or_latest,
     seconds_of_end,
+    some_job,
     sound_parameters,
-    the_job,
 )
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -48,7 +46,7 @@ def job_advice(
 ) -> Response:
     """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
     last_s = seconds_of_end(last)
-    named = job_or_latest(agent, the_job(job) if scope == "job" else job)
+    named = job_or_latest(agent, job, scope)
     if named is None:
         return answered(text_of([]))
     own = own_facts(services, named)
@@ -72,25 +70,13 @@ def report(
 ) -> Response:
     """The report on a job (the latest by default), as `commwatch report` prints it; `html`: one self-contained page."""
     last_s = seconds_of_end(last)
-    named = job_or_latest(agent, the_job(job) if scope == "job" else job)
-    if named is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, "no job in the history yet")
+    named = some_job(agent, job, scope)
     asked = asked_of_others(services, named, last_s) if scope == "job" else None
     command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
-    found = worker.text(
-        "report",
-        job=named,
-        own=own_facts(services, named),
-        last_s=last_s,
-        command=command,
-        as_page=format == "html",
-        asked=asked,
+    own, as_page = own_facts(services, named), format == "html"
+    return answered(
+        worker.text("report", job=named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
     )
-    response = answered(found)
-    if format == "html":
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", named)[:80]
-        response.headers["Content-Disposition"] = f'attachment; filename="report-{name}.html"'
-    return response
 
 
 @router.get("/report_part", response_model=ReportPart)

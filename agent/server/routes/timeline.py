@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -10,7 +9,7 @@ from fastapi.responses import Response
 
 from commwatch.report.timeline_parts import Page, TimelinePart
 from commwatch.runtime.peers import SELF
-from commwatch.server.history_queries import ApiError, job_exists
+from commwatch.server.history_queries import job_exists
 from commwatch.server.job_timelines import MOST_TIMELINE
 from commwatch.server.problems import ERRORS
 from commwatch.server.report_sources import WITHIN_S
@@ -22,10 +21,9 @@ from commwatch.server.routes.params import (
     ServicesOf,
     WorkerOf,
     answered,
-    job_or_latest,
     seconds_of_end,
+    some_job,
     sound_parameters,
-    the_job,
 )
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -48,9 +46,7 @@ def timeline(
 ) -> Response:
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     last_s = seconds_of_end(last)
-    named = job_or_latest(agent, the_job(job) if scope == "job" else job)
-    if named is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, "no job in the history yet")
+    named = some_job(agent, job, scope)
     marks = services.evidence.marks(named)
     if scope == "node":
         return answered(worker.text("timeline", job=named, last_s=last_s, marks=marks))

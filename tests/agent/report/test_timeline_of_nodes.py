@@ -153,7 +153,7 @@ def test_cut(nodes: list[Watch]) -> None:
 
 
 def test_clock_that_is_not_known(tmp_path: Path, nodes: list[Watch]) -> None:
-    """A node that shares no collectives with the others keeps its times, and the trace's metadata say so; marks are of all nodes."""
+    """A node that shares no collectives with the others keeps its times, and is marked in the trace's metadata; the trace has the marks of all nodes."""
     lonely = Watch(tmp_path)
     names = [group_entry(0, (9,), group_id="alone")]
     write_ring(lonely.rings, [operation(start_ns=MS, end_ns=2 * MS)], names, job="job", rank=9, wall_offset_ns=EPOCH_NS)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.agent.server.test_live_page import WINDOWS
-from tests.helpers import RunningAgent, agent
-from tests.live import HandMade, hear, opened, table
+from tests.helpers import agent
+from tests.live import HandMade, Node, hear, opened, table
 
 if TYPE_CHECKING:
     from tests.browser import Chromium, Visit
-
-
-class Node(NamedTuple):
-    """An agent, and its job."""
-
-    agent: RunningAgent
-    job: HandMade
 
 
 @pytest.fixture(scope="module")

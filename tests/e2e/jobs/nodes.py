@@ -1,4 +1,4 @@
-"""All ranks all_reduce for ever, over the job and then over their node; one of them may come late to the job's.
+"""All ranks run all_reduce over the job and then over their node, until they are killed. One rank can be late to those over the job.
 
 Arguments: the late rank, how many numbers, ``steps`` where each round is a step.
 """
