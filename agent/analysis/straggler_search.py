@@ -14,6 +14,7 @@ For groups over several nodes, rules of Prometheus judge instead: ``job_rank:com
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import median_low
@@ -147,9 +148,8 @@ def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
 
 def _ends_of_steps(numbers: Sequence[int], steps: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
-    ends = np.array(steps, np.int64)
-    since = int(np.searchsorted(ends, ends[-1] - WINDOWS_NS[-1]))
-    ends = ends[max(0, min(len(ends) - LEAST_PERIODS - 1, since)) :] // BIN_NS
+    since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1])
+    ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS
     first = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
     counts, ends = np.diff(np.append(first, len(ends))), ends[first]
     within = (ends >= numbers[0]) & (ends <= numbers[-1])

@@ -263,13 +263,14 @@ class Intake:
             return None
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
-        runs = alive and not reader.counter(ring.CLOSED)
+        counters = reader.counters()
+        runs = alive and not counters[ring.CLOSED]
         # A ring that is new to this agent is read at once: its old records belong to the slots of their own time.
         if (
             runs
             and source.alive_ns is not None
             and self._ticks % self._looks
-            and reader.waiting() < reader.slots // _FULL
+            and counters[ring.CURSOR] - reader.next_n < reader.slots // _FULL
         ):
             return _Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
         drained = reader.drain(final=not alive, limit=most)
@@ -301,20 +302,18 @@ class Intake:
         totals = source.totals
         with self._lock:
             totals.lost = source.lost
+            in_flight, counters = reader.in_flight(), reader.counters()
             if not alive and totals.alive and not totals.closed_properly:
-                for record in reader.in_flight():
-                    totals.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
-            totals.in_flight = reader.in_flight() if alive else []
-            totals.heartbeat_ns = reader.counter(ring.HEARTBEAT)
-            overflow = reader.counter(ring.IN_FLIGHT_OVERFLOW)
+                for record in in_flight:
+                    totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))
+            totals.in_flight = in_flight if alive else []
+            totals.heartbeat_ns = counters[ring.HEARTBEAT]
+            overflow = counters[ring.IN_FLIGHT_OVERFLOW]
             if overflow != totals.overflow:
                 totals.overflow, totals.overflow_ns = overflow, now_ns
-            totals.dropped, totals.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
-            totals.mode, totals.mode_since_ns = (
-                min(reader.counter(ring.MODE), COUNTERS),
-                reader.counter(ring.MODE_SINCE_NS),
-            )
-            totals.closed_properly = reader.counter(ring.CLOSED) > 0
+            totals.dropped, totals.probe_ns = counters[ring.DROPPED], counters[ring.PROBE_NS]
+            totals.mode, totals.mode_since_ns = min(counters[ring.MODE], COUNTERS), counters[ring.MODE_SINCE_NS]
+            totals.closed_properly = counters[ring.CLOSED] > 0
             if totals.alive and (totals.closed_properly or not alive):
                 totals.gone_ns = now_ns
             totals.alive = alive and not totals.closed_properly
@@ -323,7 +322,7 @@ class Intake:
             totals.ending = None
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
-                totals.ending = _ending(source, reader.counter(ring.CLOSED))
+                totals.ending = _ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
     def _store_changes(self, source: _Source, wall_ns: int) -> None:

@@ -20,6 +20,7 @@ from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE,
 from commwatch.collectors.wire.identity import process_of
 from commwatch.collectors.wire.mapping import lock_owner
 from commwatch.collectors.wire.ring import (
+    COUNTERS,
     COUNTERS_AT,
     CURSOR,
     HEADER,
@@ -131,8 +132,16 @@ class RingReader:
         """Read bytes of the file, zeros past its end: reading a mapping there would end the process (SIGBUS)."""
         return os.pread(self._fd, length, at).ljust(length, b"\0")
 
+    def counters(self) -> list[int]:
+        """Return all counters of the trainer, by index (``HEARTBEAT``, ``DROPPED``, ...); 0 where the value is implausible."""
+        before, after = (memoryview(self._read(COUNTERS_AT, 8 * COUNTERS)).cast("Q").tolist() for _ in range(2))
+        return [
+            self.counter(index) if value != again else value if value < MAX_PLAUSIBLE else 0
+            for index, (value, again) in enumerate(zip(before, after, strict=True))
+        ]
+
     def counter(self, index: int) -> int:
-        """Return one of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 if the value is implausible."""
+        """Return one of the trainer's counters; 0 if the value is implausible."""
         at = COUNTERS_AT + 8 * index
         found = self._read(at, 8)
         # A read may see part of an 8-byte store: two reads that agree did not.
@@ -163,10 +172,6 @@ class RingReader:
         """Return whether the trainer's process lives."""
         return self.owner() is not None
 
-    def waiting(self) -> int:
-        """Return how many records were written since the last ``drain``."""
-        return self.counter(CURSOR) - self.next_n
-
     def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
         """Return the records written since the last call.
 
@@ -193,26 +198,22 @@ class RingReader:
 
     def _complete(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
         """Return the complete records of ``copy``, whose first is number ``first``, and the number to continue from."""
+        import numpy as np  # an agent without trainers does not need it
+
         total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
-        heads = memoryview(copy).cast("I")[::words].tolist()
-        tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
-        begin = (first + 1) & STAMP_MASK
-        expected = [*range(begin, min(begin + total, STAMP_MASK + 1)), *range(begin + total - STAMP_MASK - 1)]
-        # Usually all records up to the cursor are complete, and none after it.
-        sure = min(total, max(0, cursor - first))
-        if not heads[:sure] == tails[:sure] == expected[:sure]:
-            sure = 0
-        rest = zip(heads[sure:], tails[sure:], expected[sure:], strict=True)
-        complete = [head == tail == stamp for head, tail, stamp in rest]
-        written = max(cursor - first, max((sure + i + 1 for i, good in enumerate(complete) if good), default=0))
-        kept: list[bytes] = [copy[: sure * RECORD_SIZE]]
-        for i in range(sure, min(written, total)):
-            if complete[i - sure]:
-                kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
-            elif not final and not self._gave_up_on(first + i):
-                written = i
+        stamps = np.arange(first + 1, first + 1 + total) & STAMP_MASK
+        heads, tails = np.frombuffer(copy, "<u4")[::words], np.frombuffer(before, "<u4")[words - 1 :: words]
+        complete = (heads == stamps) & (tails == stamps)
+        until = min(total, max(cursor - first, int(np.flatnonzero(complete).max(initial=-1)) + 1))
+        missing = np.flatnonzero(~complete[:until]).tolist()
+        for at in () if final else missing:
+            if not self._gave_up_on(first + at):
+                until = at
                 break
-        return b"".join(kept), first + min(written, total)
+        if not missing or until <= missing[0]:  # usually
+            return copy[: until * RECORD_SIZE], first + until
+        kept = (copy[at * RECORD_SIZE : (at + 1) * RECORD_SIZE] for at in np.flatnonzero(complete[:until]).tolist())
+        return b"".join(kept), first + until
 
     def _gave_up_on(self, n: int) -> bool:
         """Return True once record ``n`` has stayed incomplete for ``GAP_PATIENCE`` drains: its writer is gone."""

@@ -334,6 +334,9 @@ def test_identity_and_counters(tmp_path: Path) -> None:
     reader = RingReader(writer.path)
     assert (reader.identity, reader.slots, reader.counter(ring.HEARTBEAT)) == (who, 200, 1 << 60)
     assert reader.counter(ring.CLOSED) == 0
+    writer.counters[ring.DROPPED], writer.counters[ring.MODE] = 1 << 62, (1 << 62) - 1  # the first is implausible
+    assert reader.counters() == [reader.counter(index) for index in range(ring.COUNTERS)]
+    assert (reader.counters()[ring.DROPPED], reader.counters()[ring.MODE]) == (0, (1 << 62) - 1)
     reader.close()
 
 
