@@ -1,12 +1,41 @@
 """commwatch: see the communication of distributed training.
 
-The import of this package loads neither torch nor a web framework. The three functions below act inside a training
-process; without torch they raise ``ImportError``.
+The import of this package loads neither torch nor a web framework. ``install``, ``uninstall``, ``step`` and ``watch`` act inside a training
+process; without torch they raise ``ImportError``. The functions below them query the agent, and never raise (docs/python.md).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commwatch.api.rest import AgentError, Client
+    from commwatch.api.rows import Rows
+    from commwatch.api.training import last_step, metrics, summary, verdicts
+    from commwatch.api.watching import watch
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "install", "step", "uninstall"]
+__all__ = [
+    "AgentError", "Client", "Rows", "__version__", "install", "last_step", "metrics", "step", "summary", "uninstall", "verdicts", "watch",
+]  # fmt: skip
+#: Loaded when they are first used, because most processes need none of them.
+_PLACES = {
+    "AgentError": "rest", "Client": "rest", "Rows": "rows", "last_step": "training", "metrics": "training", "summary": "training",
+    "verdicts": "training", "watch": "watching",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.api.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def install() -> bool:

@@ -274,6 +274,10 @@ class Daemon:
         with self._lock:
             return self._aggregate.peers()
 
+    def has_rings(self) -> bool:
+        """Return whether trainers run, or records of theirs are not in the history; any thread may call this."""
+        return self._intake.has_rings()
+
     def stop(self) -> None:
         """Make ``run`` end; any thread may call this."""
         self._stop.set()

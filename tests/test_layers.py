@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.deploy.probe_bundle import parts
+
 TREE = Path(__file__).parents[1]
 FOLDERS = {
     "commwatch.collectors": "collectors",
@@ -22,7 +24,8 @@ FOLDERS = {
 #: Rooms of ``agent/``, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("prometheus",), ("report",), ("comparison",),
-    ("config", "reload"), ("runtime",), ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
+    ("config", "reload"), ("runtime",), ("api",), ("integrations",),
+    ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.
@@ -127,3 +130,15 @@ def test_rooms_are_small() -> None:
     counted = Counter(file.parent.relative_to(TREE) for file in files if file.name != "__init__.py")
     assert counted.pop(Path("agent")) <= MOST_AT_THE_ROOT
     assert {str(folder): count for folder, count in counted.items() if count > MOST_FILES} == {}
+
+
+def test_api_needs_only_the_bundle() -> None:
+    """The Python API imports the standard library and what the probe-only installation has; pandas and pyarrow where users ask for them."""
+    names = {".".join(("commwatch", *file.with_suffix("").parts)).removesuffix(".__init__") for file in parts()}
+    api = {
+        name: MODULES[name] for name in names if _within(name, ("commwatch.api", "commwatch.core", "commwatch.runtime"))
+    }
+    assert "commwatch.api.training" in api
+    allowed = (*sys.stdlib_module_names, "pandas", "pyarrow", *(name for name in names if name.count(".") > 1))
+    wrong = {name: [each for each in _imports(file) if not _within(each, allowed)] for name, file in api.items()}
+    assert {name: found for name, found in wrong.items() if found and found != ["commwatch"]} == {}

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.cli.common_flags import settings_of
 from commwatch.config import Config
+from commwatch.runtime.concurrency import wait_until
 
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
+
+#: Most seconds that an agent that ends with its parent goes on for the other ranks of this node.
+_TRAINERS_S = 15.0
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -43,4 +47,5 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
 
 def _stop_with_parent(daemon: Daemon) -> None:
     sys.stdin.read()
+    wait_until(lambda: not daemon.has_rings(), _TRAINERS_S)
     daemon.stop()

@@ -22,6 +22,15 @@ from commwatch.core.errors import CommwatchError
 _ROOMS, _ENTRY = ("wire", "probe", "nccl_plugin"), ("__init__.py", "torch_entry.py")
 _SUFFIXES = (".py", ".c", ".cpp", ".h")
 _PACKAGE = Path(commwatch.__file__).parent
+#: The Python API, and what it uses.
+_API = (
+    "api/*.py",
+    "core/__init__.py",
+    "core/addresses.py",
+    "core/errors.py",
+    "runtime/__init__.py",
+    *(f"runtime/{name}.py" for name in ("client", "concurrency", "discovery", "tokens")),
+)
 #: Other files of ``commwatch``, by path in the folder. ``cli`` is a stub for commands run with this ``PYTHONPATH``.
 _INSTEAD = {"__main__.py": _PACKAGE / "__main__.py", "cli.py": Path(__file__).with_name("probe_stub.py")}
 _FRONT = Path("commwatch") / "__init__.py"
@@ -42,7 +51,10 @@ def parts() -> dict[PurePath, bytes]:
     rooms = [path for room in _ROOMS for path in sorted((root / room).rglob("*")) if path.suffix in _SUFFIXES]
     found = [*(root / name for name in _ENTRY), *rooms]
     here = {PurePath(name): path.read_bytes() for name, path in _INSTEAD.items()}
-    return here | {PurePath("collectors", path.relative_to(root)): path.read_bytes() for path in found}
+    api = {
+        PurePath(path.relative_to(_PACKAGE)): path.read_bytes() for part in _API for path in sorted(_PACKAGE.glob(part))
+    }
+    return here | api | {PurePath("collectors", path.relative_to(root)): path.read_bytes() for path in found}
 
 
 def version_of(files: Mapping[PurePath, bytes]) -> str:

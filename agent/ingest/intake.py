@@ -150,6 +150,10 @@ class Intake:
         self._remove_finished()
         return self.read - before
 
+    def has_rings(self) -> bool:
+        """Return whether there is a ring whose trainer runs, or whose records are not all in the history; any thread may call this."""
+        return any(source.reader is not None for source in list(self._sources.values()))
+
     # -- discovery ----------------------------------------------------------------------------
 
     def _discover(self, wall_ns: int) -> None:

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from commwatch.collectors.wire import bounded
-from commwatch.config import Config
 from commwatch.runtime import tokens
 from commwatch.runtime.concurrency import at_once
 from commwatch.runtime.discovery import Announcement, answering
+
+if TYPE_CHECKING:
+    from commwatch.config import Config
 
 _TIMEOUT_S = 10.0
 #: Seconds for all agents together, so that an unresolvable name or slowly arriving headers do not delay the rest.

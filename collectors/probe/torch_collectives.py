@@ -141,3 +141,8 @@ def step() -> None:
 def ring_file() -> Path | None:
     """Return the path of this process's ring; ``None`` while nothing is recorded."""
     return _probe.ring.path if _probe is not None and _probe.ring is not None else None
+
+
+def place() -> tuple[str, int] | None:
+    """Return job and rank of this process; ``None`` while nothing is recorded."""
+    return _probe.place if _probe is not None and _probe.ring is not None else None

@@ -79,6 +79,11 @@ class Probe(GraphEvents, ABC):
         #: Finds out which GPU this process computes on; ``None`` once that is recorded, or cannot be known.
         self._gpu: Finder | None = Finder(env)
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The job and the rank of this process, as its ring names them."""
+        return self._job, self._rank
+
     # -- life ---------------------------------------------------------------------------------
 
     def install(self) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import struct
+from array import array
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,22 +199,26 @@ class RingReader:
 
     def _complete(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
         """Return the complete records of ``copy``, whose first is number ``first``, and the number to continue from."""
-        import numpy as np  # an agent without trainers does not need it
-
         total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
-        stamps = np.arange(first + 1, first + 1 + total) & STAMP_MASK
-        heads, tails = np.frombuffer(copy, "<u4")[::words], np.frombuffer(before, "<u4")[words - 1 :: words]
-        complete = (heads == stamps) & (tails == stamps)
-        until = min(total, max(cursor - first, int(np.flatnonzero(complete).max(initial=-1)) + 1))
-        missing = np.flatnonzero(~complete[:until]).tolist()
-        for at in () if final else missing:
-            if not self._gave_up_on(first + at):
-                until = at
+        heads, tails = array("I", copy)[::words], array("I", before)[words - 1 :: words]
+        begin = (first + 1) & STAMP_MASK
+        expected = array("I", range(begin, min(begin + total, STAMP_MASK + 1)))
+        expected.extend(range(begin + total - STAMP_MASK - 1))
+        # Usually all records up to the cursor are complete, and none after it.
+        sure = min(total, max(0, cursor - first))
+        if not heads[:sure] == tails[:sure] == expected[:sure]:
+            sure = 0
+        rest = zip(heads[sure:], tails[sure:], expected[sure:], strict=True)
+        complete = [head == tail == stamp for head, tail, stamp in rest]
+        written = max(cursor - first, max((sure + i + 1 for i, good in enumerate(complete) if good), default=0))
+        kept: list[bytes] = [copy[: sure * RECORD_SIZE]]
+        for i in range(sure, min(written, total)):
+            if complete[i - sure]:
+                kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
+            elif not final and not self._gave_up_on(first + i):
+                written = i
                 break
-        if not missing or until <= missing[0]:  # usually
-            return copy[: until * RECORD_SIZE], first + until
-        kept = (copy[at * RECORD_SIZE : (at + 1) * RECORD_SIZE] for at in np.flatnonzero(complete[:until]).tolist())
-        return b"".join(kept), first + until
+        return b"".join(kept), first + min(written, total)
 
     def _gave_up_on(self, n: int) -> bool:
         """Return True once record ``n`` has stayed incomplete for ``GAP_PATIENCE`` drains: its writer is gone."""

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from commwatch.analysis.timeline import NodeBars
 from commwatch.server.event_stream import EventStream
 from commwatch.server.history_queries import ApiError
-from commwatch.server.live_feed import LiveFeed
+from commwatch.server.live_feed import LiveFeed, Moment
 from commwatch.server.node_now import NodeNow
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, Since, Until, WorkerOf, answered, sound_parameters, window
@@ -28,6 +28,11 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
         """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, others less often."""
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(events.follow(job), media_type="text/event-stream", headers=headers)
+
+    @routes.get("/moment", response_model=Moment)
+    def moment(job: Annotated[str | None, Query(description="Job id; default: the latest.")] = None) -> Response:
+        """What the page at `/` shows of a job at this moment: shares, step time, ranks, verdicts, alerts."""
+        return Response(live.moment(job), media_type="application/json")
 
     @routes.get("/now")
     def now(job: Annotated[str, Query(description="Job id.")]) -> NodeNow:

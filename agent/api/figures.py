@@ -1,0 +1,36 @@
+"""Flat figures of a job, for experiment trackers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def figures_of(moment: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a job; what is not known is absent.
+
+    Args:
+        moment: an answer of ``/api/v1/moment``.
+
+    Returns:
+        ``comm/share``, ``comm/exposed_share``: of the latest steps, 0 to 1. ``comm/wait_share``: of the last complete 10 s.
+        ``comm/step_time``: in seconds. ``comm/busbw/OP``: bus bandwidth of the last complete 10 s, in GB/s.
+        ``comm/straggler_rank``: the rank that costs the others most. ``comm/problems``: number of current verdicts.
+    """
+    job = moment.get("job")
+    if job is None:
+        return {}
+    # The buckets are the last complete one and the one in progress.
+    slot = job["slots"][0] if job["slots"] else {"waiting": None, "busbw": {}}
+    late = [verdict for verdict in job["verdicts"] if verdict["kind"] == "straggler" and verdict["ranks"]]
+    costliest = max(late, key=lambda verdict: verdict["cost_share"] or 0.0, default=None)
+    found = {
+        "comm/share": job["comm"],
+        "comm/exposed_share": job["exposed"],
+        "comm/wait_share": slot["waiting"],
+        "comm/step_time": job["step_s"],
+        "comm/straggler_rank": None if costliest is None else costliest["ranks"][0],
+        "comm/problems": len(job["verdicts"]),
+        **{f"comm/busbw/{op}": rate / 1e9 for op, rate in slot["busbw"].items()},
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}

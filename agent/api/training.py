@@ -1,0 +1,104 @@
+"""The functions for training scripts. They never raise, and hold the training up only for the time that each states."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from commwatch.api.rest import Client
+from commwatch.api.rows import Rows
+from commwatch.core.errors import CommwatchError
+
+#: Most seconds that a query waits for data.
+_PATIENCE_S = 1.0
+#: Seconds between two queries of the thread behind ``metrics``, and without a call of it until the thread ends.
+_EVERY_S, _UNUSED_S = 5.0, 60.0
+_T = TypeVar("_T")
+
+
+def summary(since: str = "60s") -> Rows:
+    """Return sums over this job's operations by group and op, by default of the last minute; empty if no agent answers within a second."""
+    return _asked(lambda client, job: client.summary(job, since=since), Rows())
+
+
+def verdicts() -> Rows:
+    """Return the current problems of this job; empty if there are none, or if no agent answers within a second."""
+    return _asked(lambda client, job: client.verdicts(job), Rows())
+
+
+def last_step() -> dict[str, Any] | None:
+    """Return the latest step of this rank in the history of the agent; ``None``: there is none, or no agent answers within a second."""
+    _, rank = _place()
+    found = _asked(lambda client, job: client.steps(job, rank=rank, limit=1), Rows())
+    return found[0] if found else None
+
+
+def metrics(wait_s: float = 0.0) -> dict[str, float]:
+    """Return flat figures of this job for experiment trackers (``commwatch.api.figures``); empty while they are not known.
+
+    The first call starts a thread that renews the figures every 5 s, until this function has not been called for a minute. So a call returns
+    at once.
+
+    Args:
+        wait_s: how long to wait for the first figures.
+    """
+    return _follower().latest(wait_s)
+
+
+class _Follower:
+    """Renews the figures of this job in a thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._called, self._figures = time.monotonic(), dict[str, float]()
+        self._fresh = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commwatch-metrics", daemon=True)
+        self._thread.start()
+
+    def is_running(self) -> bool:
+        """Return whether the thread runs; it does not in a forked child."""
+        return self.pid == os.getpid() and self._thread.is_alive()
+
+    def latest(self, wait_s: float) -> dict[str, float]:
+        """Return the latest figures; wait for the first ones."""
+        self._called = time.monotonic()
+        self._fresh.wait(wait_s)
+        return dict(self._figures)
+
+    def _run(self) -> None:
+        while time.monotonic() - self._called < _UNUSED_S:
+            self._figures = _asked(lambda client, job: client.metrics(job), {})
+            if self._figures:
+                self._fresh.set()
+            time.sleep(_EVERY_S if self._figures else _PATIENCE_S)
+
+
+_latest: _Follower | None = None
+_lock = threading.Lock()
+
+
+def _follower() -> _Follower:
+    global _latest
+    with _lock:
+        if _latest is None or not _latest.is_running():
+            _latest = _Follower()
+        return _latest
+
+
+def _place() -> tuple[str, int] | tuple[None, None]:
+    """Return job and rank of this process; ``None`` while nothing is recorded."""
+    probe = sys.modules.get("commwatch.collectors.probe.torch_collectives")
+    return (None if probe is None else probe.place()) or (None, None)
+
+
+def _asked(question: Callable[[Client, str | None], _T], otherwise: _T) -> _T:
+    """Return the answer to a question about this job, or about the latest if this process is in none; ``otherwise`` without one."""
+    job, _ = _place()
+    try:
+        return question(Client(timeout_s=_PATIENCE_S), job)
+    except CommwatchError:
+        return otherwise

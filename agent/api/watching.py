@@ -1,0 +1,59 @@
+"""``commwatch.watch``: the probe and an agent for the duration of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from commwatch.collectors.wire.identity import make_private_dir, run_dir
+from commwatch.runtime.concurrency import wait_until
+from commwatch.runtime.discovery import answering
+
+#: Most seconds to wait for an agent that was started.
+_START_S = 10.0
+#: Agents that this process has started: they end with it, when the pipe to their standard input closes.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[None]:
+    """Watch the communication of this process in a ``with`` block, without a launcher.
+
+    Installs the probe, and starts an agent for the run directory (``COMMWATCH_DIR``) if there is none. Of several ranks on a node, the one with
+    ``LOCAL_RANK=0`` starts it. The agent goes on after the block, and ends with this process. Enter the block on all ranks, before the first
+    process group is created. If the agent cannot be started, the reason is printed and the block runs without.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    import commwatch
+
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _have_agent()
+    commwatch.install()
+    try:
+        yield
+    finally:
+        commwatch.uninstall()
+
+
+def _have_agent() -> None:
+    directory = run_dir(os.environ)
+    if answering(directory) is not None:
+        return
+    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", "--dir", str(directory)]
+    try:
+        make_private_dir(directory, os.environ)
+        # A session of its own, because Ctrl-C is for the training; from /, because its folder may hold modules named like ours.
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+    except OSError as error:
+        print(f"commwatch: no agent: {error.strerror} ({error.filename})", file=sys.stderr, flush=True)
+        return
+    _started.append(agent)
+    if not wait_until(lambda: answering(directory) is not None or agent.poll() is not None, _START_S):
+        print(
+            f"commwatch: the agent is not ready after {_START_S:.0f} s; going on without", file=sys.stderr, flush=True
+        )
