@@ -74,6 +74,15 @@ def test_trainer_without_commwatch(python: Path, tmp_path: Path) -> None:
     assert b"No module named 'commwatch'" in without.stderr
 
 
+def test_python_api(python: Path, tmp_path: Path) -> None:
+    """The Python API comes along: without an agent, it has no figures and raises nothing."""
+    install(tmp_path / "probe")
+    code = "import commwatch as c; print(c.metrics(), list(c.summary()), c.last_step(), c.Client('node:1').url)"
+    env = clean_env(PYTHONPATH=str(tmp_path / "probe"), COMMWATCH_DIR=str(tmp_path))
+    ran = subprocess.run([python, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("{} [] None http://node:1\n", "")
+
+
 def test_commands_beside_it(tmp_path: Path) -> None:
     """A command that finds the probe instead of its own modules prints one line with a remedy, and the remedy works."""
     install(tmp_path / "probe")
