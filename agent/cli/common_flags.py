@@ -16,32 +16,41 @@ from commwatch.core.errors import UsageError
 _ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return a parser of these flags, as a parent of the parsers of commands."""
+def parser(*, listens: bool = False, asks: bool = False) -> argparse.ArgumentParser:
+    """Return a parser of these flags, as a parent of the parsers of commands.
+
+    Args:
+        listens: the command starts an agent; the help of others does not show how one listens, though they accept it.
+        asks: it sends requests to agents; the help of others does not show the credentials.
+    """
+
+    def shown(wanted: bool, text: str) -> str:
+        return text if wanted else argparse.SUPPRESS
+
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
+    places = common.add_argument_group("places")
+    places.add_argument(
         "--dir",
         help="run directory shared by trainers and agent; also holds the history unless --state is given",
     )
-    common.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
-    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if it exists)")
-    common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
-    common.add_argument(
-        "--port", type=int, help="port of the agent (default: 9477, or any free port if it is taken; 0: any free port)"
-    )
-    common.add_argument(
-        "--token-file", metavar="FILE", help="file with the agent's token (default: agent.token in its run directory)"
-    )
-    common.add_argument(
-        "--require-token", action="store_true", default=None, help="the agent requires its token for reading, too"
-    )
-    common.add_argument(
-        "--insecure", action="store_true", default=None, help="let the agent listen beyond this machine without TLS"
-    )
-    common.add_argument(
-        "--ca-file", metavar="FILE", help="CA certificates that agents are verified with (default: the system's)"
-    )
-    common.add_argument("--client-cert", metavar="FILE", help="certificate with its key, for agents that require one")
+    places.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
+    places.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if it exists)")
+    access = common.add_argument_group("access")
+    access.add_argument("--host", help=shown(listens, "address the agent listens on (default: 127.0.0.1)"))
+    port = "port of the agent (default: 9477, or any free port if it is taken; 0: any free port)"
+    access.add_argument("--port", type=int, help=shown(listens, port))
+    access.add_argument(
+        "--token-file", metavar="FILE",
+        help=shown(listens or asks, "file with the agent's token (default: agent.token in its run directory)"),
+    )  # fmt: skip
+    reading = "the agent requires its token for reading, too"
+    access.add_argument("--require-token", action="store_true", default=None, help=shown(listens, reading))
+    beyond = "let the agent listen beyond this machine without TLS"
+    access.add_argument("--insecure", action="store_true", default=None, help=shown(listens, beyond))
+    ca = "CA certificates that agents are verified with (default: the system's)"
+    access.add_argument("--ca-file", metavar="FILE", help=shown(listens or asks, ca))
+    cert = "certificate with its key, for agents that require one"
+    access.add_argument("--client-cert", metavar="FILE", help=shown(listens or asks, cert))
     return common
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config
+from commwatch.core.errors import INCOMPLETE
 from commwatch.core.terminal_text import complain
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _judged(found: Comparison, conditions: list[Condition]) -> int:
             complain(
                 f"compare: {condition.text}: cannot be decided: {found.too_few or 'too few samples for an interval, or a job lacks this figure'}"
             )
-            codes.add(2)
+            codes.add(INCOMPLETE)
         elif met:
             complain(f"compare: {condition.text}: met: {says(condition.of(found))}")
             codes.add(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.config import Config
-from commwatch.core.errors import UsageError
+from commwatch.core.errors import INCOMPLETE, UsageError
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="show what is wrong now: hangs, stalls, stragglers",
         description="Show what is wrong now with the jobs of this node and its agent's peers, or of all nodes whose agents are named. "
-        "Exit code 0: healthy, 1: at least one verdict, 2: no verdict, but some agents did not answer.",
+        "Exit code 0: healthy, 1: at least one verdict, 3: no verdict, but some agents did not answer.",
     )
     diagnose.add_argument(
         "agents",
@@ -57,7 +57,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     taken = evidence(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
     print(say(found, seen, taken))
-    return 1 if found else 2 if seen.silent else 0
+    return 1 if found else INCOMPLETE if seen.silent else 0
 
 
 def _flight_recorder(arguments: argparse.Namespace) -> int:
@@ -72,4 +72,4 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
     print(
         (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
     )
-    return 1 if found else 2 if damaged else 0
+    return 1 if found else INCOMPLETE if damaged else 0

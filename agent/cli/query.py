@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.config import Config
-from commwatch.core.errors import UsageError
+from commwatch.core.errors import INCOMPLETE, UsageError
 from commwatch.core.terminal_text import complain
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="send a request to the query API of this node's agent, or of many agents",
         description="Send a request to a route of the query API (docs/api.md) of this node's agents, or of all named agents at "
-        "once; waits a limited time. Exit code 0: all answered, 1: none answered, 2: some did not.",
+        "once; waits a limited time. Exit code 0: all answered, 1: none answered, 3: some did not.",
     )
     query.add_argument(
         "question", metavar="QUESTION", help="a route under /api/v1 with its parameters: 'summary?since=15m&by=op'"
@@ -72,7 +72,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
             print(line)
         for url, why in silent.items():
             complain(f"query: {url}: {why}")
-    return 0 if not silent else 2 if values else 1
+    return 0 if not silent else INCOMPLETE if values else 1
 
 
 def ask(url: str, path: str, keys: Keys) -> Answer:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 
 
+#: Exit code of a command whose answer is incomplete: an agent did not answer, or too little is known to decide.
+INCOMPLETE = 3
+
+
 class CommwatchError(Exception):
     """An error for the user; its text is one line that names what is wrong and the remedy.
 

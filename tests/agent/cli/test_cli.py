@@ -74,12 +74,48 @@ def taken(port: int) -> Iterator[int]:
 
 
 def test_unknown_command() -> None:
-    """A command that does not exist, or none at all, is an error of usage that names it."""
-    for arguments, named in ((["nosuch"], "'nosuch'"), ([], "COMMAND"), (["agent", "--colour"], "--colour")):
+    """A command, flag or value that does not exist is an error of usage that names it, and one that looks like it."""
+    for arguments, named, meant in (
+        (["nosuch"], "'nosuch'", None),
+        (["reprot"], "'reprot'", "report"),
+        (["report", "--jsn"], "--jsn", "--json"),
+        (["agent", "--colour"], "--colour", None),
+        (["run", "--nccl-debug", "inf", "--", "true"], "'inf'", "info"),
+    ):
         done = commwatch(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
-        assert named in done.stderr.splitlines()[-1]
+        last = done.stderr.splitlines()[-1]
+        assert named in last
+        assert (f"; did you mean {meant}?" in last) if meant else ("did you mean" not in last)
         assert "Traceback" not in done.stderr
+
+
+def test_no_command() -> None:
+    """Without a command, it prints the list of commands."""
+    assert commwatch().stdout == commwatch("--help").stdout != ""
+
+
+def test_completion() -> None:
+    """The completion of bash knows commands and flags."""
+    script = commwatch("completion", "bash").stdout
+    program = 'COMP_WORDS=(commwatch {}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_commwatch; echo "${{COMPREPLY[@]}}"'
+    for typed, expected in (("rep", "report"), ("report --js", "--json"), ("run --nccl-debug i", "info")):
+        done = subprocess.run(
+            ["bash", "-c", f"{script}\n{program.format(typed)}"], capture_output=True, text=True, check=False
+        )
+        assert done.stdout.split() == [expected], done.stderr
+
+
+def test_interrupted() -> None:
+    """Ctrl-C ends a command that waits with exit code 130, without a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-m", "commwatch", "diagnose", f"127.0.0.1:{server.getsockname()[1]}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_env())
+        connection, _ = server.accept()
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+        connection.close()
+    assert (process.returncode, said) == (130, "")
 
 
 def test_version_and_help() -> None:
@@ -88,7 +124,8 @@ def test_version_and_help() -> None:
     for command in ("run", "agent", "report"):
         done = commwatch(command, "--help")
         assert (done.returncode, done.stderr) == (0, "")
-        assert all(flag in done.stdout for flag in ("--dir", "--state", "--config", "--port"))
+        assert all(flag in done.stdout for flag in ("--dir", "--state", "--config"))
+        assert ("--port" in done.stdout) == (command != "report")  # which starts no agent
 
 
 def test_run_without_a_job() -> None:

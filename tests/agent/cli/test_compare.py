@@ -68,12 +68,12 @@ def test_json_and_page(states: tuple[Path, Path], tmp_path: Path) -> None:
     [
         (["step_p50 > +25%"], 0, []),
         (["step_p50 > +5%"], 1, ["commwatch: compare: step_p50 > +5%: met: slower by 20 %"]),
-        (["step_p95 > +5%"], 2, ["commwatch: compare: step_p95 > +5%: cannot be decided: too few samples for an interval, or a job lacks this figure"]),
+        (["step_p95 > +5%"], 3, ["commwatch: compare: step_p95 > +5%: cannot be decided: too few samples for an interval, or a job lacks this figure"]),
         (["step_p95 > +5%", "step_p50 > +5%"], 1, None),
     ],
 )  # fmt: skip
 def test_gate(states: tuple[Path, Path], conditions: list[str], code: int, said: list[str] | None) -> None:
-    """Exit code 1: a condition is met, also beside one that cannot be decided; 2: one cannot be decided; 0: none is met."""
+    """Exit code 1: a condition is met, also beside one that cannot be decided; 3: one cannot be decided; 0: none is met."""
     done = commwatch(*words(states, *(word for each in conditions for word in ("--fail-if", each))))
     assert done.returncode == code
     assert said is None or done.stderr.splitlines() == said
