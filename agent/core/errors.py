@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-
 #: Exit code of a command whose answer is incomplete: an agent did not answer, or too little is known to decide.
 INCOMPLETE = 3
 

@@ -98,7 +98,9 @@ def test_no_command() -> None:
 def test_completion() -> None:
     """The completion of bash knows commands and flags."""
     script = commwatch("completion", "bash").stdout
-    program = 'COMP_WORDS=(commwatch {}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_commwatch; echo "${{COMPREPLY[@]}}"'
+    program = (
+        'COMP_WORDS=(commwatch {}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_commwatch; echo "${{COMPREPLY[@]}}"'
+    )
     for typed, expected in (("rep", "report"), ("report --js", "--json"), ("run --nccl-debug i", "info")):
         done = subprocess.run(
             ["bash", "-c", f"{script}\n{program.format(typed)}"], capture_output=True, text=True, check=False
@@ -110,7 +112,9 @@ def test_interrupted() -> None:
     """Ctrl-C ends a command that waits with exit code 130, without a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "commwatch", "diagnose", f"127.0.0.1:{server.getsockname()[1]}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_env())
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_env()
+        )
         connection, _ = server.accept()
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
