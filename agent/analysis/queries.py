@@ -23,13 +23,36 @@ from commwatch.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.chunks import Damaged
-from commwatch.history.history import History
+from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Operation, Reader
 from commwatch.history.rows import RingRow
 from commwatch.ingest import collective_join
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch.reference.references import References
+
+
+def step_view(ring: RingRow, step: StoredStep) -> StepView:
+    """Return a step of a rank, of which ``ring`` is the ring."""
+    duration = (step.end_ns - step.start_ns) / 1e9
+    exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
+    comm = None if step.comm_ns is None else step.comm_ns / 1e9
+    share, exposed_share = (None if part is None else part / duration for part in (comm, exposed))
+    return StepView(
+        ring.job,
+        ring.rank,
+        step.seq,
+        step.start_ns / 1e9,
+        step.end_ns / 1e9,
+        duration,
+        comm,
+        share,
+        exposed,
+        exposed_share,
+        {label: comm_ns / 1e9 / duration for label, comm_ns in step.groups.items()},
+        None if step.p2p_wait_ns is None else step.p2p_wait_ns / 1e9,
+        step.long,
+    )
 
 
 class QueryService:
@@ -219,30 +242,7 @@ class QueryService:
         with History(self.path, self._damaged) as history:
             rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
             steps = history.steps(from_ns, until_ns, list(rings), limit)
-        views = []
-        for step in steps:
-            ring, duration = rings[step.ring], (step.end_ns - step.start_ns) / 1e9
-            exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
-            comm = None if step.comm_ns is None else step.comm_ns / 1e9
-            share, exposed_share = (None if part is None else part / duration for part in (comm, exposed))
-            views.append(
-                StepView(
-                    ring.job,
-                    ring.rank,
-                    step.seq,
-                    step.start_ns / 1e9,
-                    step.end_ns / 1e9,
-                    duration,
-                    comm,
-                    share,
-                    exposed,
-                    exposed_share,
-                    {label: comm_ns / 1e9 / duration for label, comm_ns in step.groups.items()},
-                    None if step.p2p_wait_ns is None else step.p2p_wait_ns / 1e9,
-                    step.long,
-                )
-            )
-        return views
+        return [step_view(rings[step.ring], step) for step in steps]
 
     def ranks(self, job: str | None) -> list[RankView]:
         """Return the ranks, sorted by job and number."""

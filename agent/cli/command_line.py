@@ -24,6 +24,7 @@ from commwatch.cli import (
     diagnose,
     doctor,
     explain,
+    export,
     jobs,
     native,
     profile,
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         common_flags.parser(listens=True), common_flags.parser(asks=True), common_flags.parser(),
     )  # fmt: skip
     for part, common in (
-        (run, starts), (agent, starts), (report, asks), (jobs, asks), (compare, reads), (timeline, asks),
+        (run, starts), (agent, starts), (report, asks), (jobs, asks), (compare, reads), (timeline, asks), (export, reads),
     ):  # fmt: skip
         part.add_parser(commands, common)
     explain.add_parser(commands)

@@ -1,0 +1,159 @@
+"""``commwatch export``: tables that DuckDB, pandas and pyarrow read back as the REST API has them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import duckdb
+import pandas
+import pyarrow
+import pytest
+
+from commwatch.report.table_export import FORMATS, TABLES, schema_of
+from tests.helpers import RunningAgent, agent, commwatch
+from tests.live import HandMade
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
+STEPS = 40
+#: Of ``STEP`` in tests/live.py, by two ranks.
+OPERATIONS = 2 * 2 * STEPS
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent that has read a job of two ranks, of which rank 1 is late."""
+    directory = tmp_path_factory.mktemp("run")
+    with agent(directory) as running, HandMade(directory, late=1) as job:
+        job.run(STEPS)
+        job.read_by(running)
+        yield running
+
+
+def exported(watched: RunningAgent, out: Path, *flags: str) -> dict[str, Path]:
+    """Export; return the files by table."""
+    done = commwatch("export", "train", "--dir", watched.directory, "--out", out, *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {path.stem: path for path in out.iterdir()}
+
+
+def as_stored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the REST API as the tables have it."""
+    return {
+        field: datetime.fromtimestamp(round(value * 1e6) / 1e6, timezone.utc)
+        if field.endswith("_at")
+        else json.dumps(value)
+        if isinstance(value, dict)
+        else value
+        for field, value in row.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(watched: RunningAgent) -> dict[str, list[dict[str, Any]]]:
+    """The rows that the REST API returns."""
+    operations = watched.get("/api/v1/ops?job=train&limit=10000")["operations"]
+    steps = watched.get("/api/v1/steps?job=train&limit=10000")
+    assert (len(operations), len(steps)) == (OPERATIONS, 2 * STEPS)
+    return {"operations": operations, "steps": steps}
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_same_as_the_api(
+    watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path, form: str
+) -> None:
+    """DuckDB and pyarrow read the same rows as the REST API returns, in the same order, with times to the µs."""
+    files = exported(watched, tmp_path, "--format", form)
+    assert files.keys() == TABLES.keys()
+    for name, rows in expected.items():
+        whole = (
+            pyarrow.ipc.open_file(files[name]).read_all
+            if form == "arrow"
+            else duckdb.connect().sql(f"FROM '{files[name]}'").to_arrow_table
+        )
+        assert whole().to_pylist() == [as_stored(row) for row in rows]
+
+
+def test_questions_in_sql(watched: RunningAgent, tmp_path: Path) -> None:
+    """A question that users ask is one line of SQL, and pandas agrees with the operations that were written."""
+    files = exported(watched, tmp_path)
+    query = "SELECT op, sum(size_bytes)::BIGINT, count(*) FROM read_parquet(?) GROUP BY op ORDER BY op"
+    assert duckdb.connect().execute(query, [str(files["operations"])]).fetchall() == [
+        ("all_gather", 4_000_000 * 2 * STEPS, 2 * STEPS), ("all_reduce", 8_000_000 * 2 * STEPS, 2 * STEPS),
+    ]  # fmt: skip
+    steps = pandas.read_parquet(files["steps"])
+    assert steps.groupby("rank")["duration_s"].sum().round(3).to_list() == [0.12 * STEPS] * 2
+    assert json.loads(steps["group_shares"][0]).keys() == {"dp", "tp"}
+    waits = pandas.read_parquet(files["waits"])
+    assert waits.groupby("rank")["wait_s"].sum()[0] == pytest.approx(0.04 * STEPS, rel=0.01)
+
+
+def test_csv(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """CSV has the same columns and rows; what is not known is empty."""
+    files = exported(watched, tmp_path, "--format", "csv", "--last", "all")
+    for name, rows in expected.items():
+        with files[name].open(newline="") as file:
+            found = list(csv.DictReader(file))
+        assert [list(row) for row in found[:1]] == [list(rows[0])]
+        assert [row["rank"] for row in found] == [str(row["rank"]) for row in rows]
+    assert found[0]["p2p_wait_s"] == ""
+
+
+def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """--last limits the tables to the end of the job."""
+    newest = max(row["end_at"] for row in expected["steps"])
+    table = pandas.read_parquet(exported(watched, tmp_path, "--last", "1s")["steps"])
+    assert len(table) == sum(row["end_at"] > newest - 1 for row in expected["steps"])
+
+
+def test_columns() -> None:
+    """Each table has the fields of its view as columns, and may lack a value only where the view may."""
+    for row in TABLES.values():
+        schema, hints = schema_of(row), get_type_hints(row)
+        assert schema.names == list(hints)
+        assert {field.name for field in schema if field.nullable} == {
+            name for name, kind in hints.items() if "None" in str(kind)
+        }
+
+
+def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
+    """A folder that cannot be written, and a missing pyarrow, are one line with the remedy; no part of a file is left."""
+    (tmp_path / "file").write_text("")
+    done = commwatch("export", "--dir", watched.directory, "--out", tmp_path / "file" / "x")
+    assert done.returncode == 1
+    assert done.stderr == f"commwatch: export: cannot write {tmp_path}/file/x/operations.parquet: Not a directory\n"
+    hidden = f"import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = ['export', '--dir', {str(watched.directory)!r}, '--out', 'x']"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}; from commwatch.cli import main; sys.exit(main())"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1,
+        "commwatch: export: pyarrow is not installed; pip install 'commwatch[export]'\n",
+    )
+    assert not (tmp_path / "x").exists()
+    assert set(FORMATS) == {"parquet", "arrow", "csv"}
+
+
+def test_documented() -> None:
+    """docs/export.md has all columns of each table, and no other."""
+    sections = DOCUMENT.read_text().split("\n**")[1:]
+    for (name, row), section in zip(TABLES.items(), sections, strict=True):
+        assert section.startswith(name)
+        cells = [line.split("|")[1] for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
+        assert re.findall(r"`(\w+)`", " ".join(cells)) == list(get_type_hints(row))
+
+
+def test_documented_question(watched: RunningAgent, tmp_path: Path) -> None:
+    """The documented question names the late rank."""
+    exported(watched, tmp_path)
+    (query,) = re.findall(r"DuckDB.*?```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    query = query.replace("'operations.parquet'", f"'{tmp_path / 'operations.parquet'}'")
+    assert duckdb.connect().sql(query).fetchall() == [(1, STEPS)]
