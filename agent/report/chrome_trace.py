@@ -153,7 +153,7 @@ class ChromeTrace:
             yield from self._join(next(iter(self._collectives)))
 
     def of_steps(self, steps: Iterable[TraceStep]) -> Iterator[Event]:
-        """Yield a slice for each step, and its communication and exposed communication as a counter in percent."""
+        """Yield a slice for each step with the sums of its parts, and these as a counter in percent of the step."""
         for step in steps:
             self.steps += 1
             yield from self._threads.named(step.rank, _STEPS, "steps")
@@ -165,7 +165,9 @@ class ChromeTrace:
                 "waiting for messages": step.p2p_wait_ns,
             }
             shares = {name: round(100 * ns / lasts, 2) for name, ns in parts.items() if ns is not None}
-            args = {f"{name} %": share for name, share in shares.items()} | ({"long": True} if step.long else {})
+            args: Event = {f"{name} %": share for name, share in shares.items()}
+            args |= {f"{name}, us": ns / 1000 for name, ns in parts.items() if ns is not None}
+            args |= {"long": True} if step.long else {}
             yield self._slice(part, f"step {step.seq}", step.start_ns, step.end_ns, cat="step", args=args)
             if shares:
                 yield {**self._at("C", part, step.start_ns), "name": "share of the step, %", "args": shares}

@@ -54,6 +54,20 @@ def test_every_record(agent: QueryService) -> None:
     assert {name.removesuffix(" (2)") for name in trace.threads.values()} == {"steps", "dp, 8 ranks", "tp, 4 ranks"}
 
 
+def test_parts_of_steps_are_those_of_the_api(agent: QueryService) -> None:
+    """Each step has its communication and its exposed time, exactly as ``/api/v1/steps``; their sums are the job's."""
+    _, trace = traced(agent.path)
+    steps = agent.steps(0, 1 << 62, "job", None, 1 << 20)
+    for name, field in (("communication", "comm_s"), ("exposed", "exposed_s")):
+        expected = Counter((step.rank, step.seq, round(1e9 * getattr(step, field))) for step in steps)
+        found = [
+            (each.rank, int(each.name.removeprefix("step ")), round(1000 * each.args[f"{name}, us"]))
+            for each in trace.of("step")
+        ]
+        assert Counter(found) == expected
+        assert sum(ns for *_, ns in found) == sum(ns for *_, ns in expected) > 0
+
+
 def test_waits_are_those_of_the_api(agent: QueryService) -> None:
     """The waits in the trace are those that ``/api/v1/collectives`` gives, of each rank and collective."""
     _, trace = traced(agent.path)
