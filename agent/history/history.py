@@ -141,6 +141,12 @@ class History:
         for *known, groups, waited, long in rows:
             yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
 
+    def step_end_ns(self, ring: int, seq: int) -> int | None:
+        """Return the end of a ring's step in Unix time (ns); ``None``: there is no step of that number."""
+        wanted = f"SELECT end_ns FROM step WHERE ring = ? AND seq = ? AND {SOUND['step']}"
+        found = self._db.execute(wanted, (ring, seq)).fetchone()
+        return None if found is None else int(found[0])
+
     def last_end_ns(self, rings: list[int]) -> int:
         """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""
         ends = "SELECT MAX({0}) FROM {1} WHERE ring IN (SELECT value FROM json_each(?1))"

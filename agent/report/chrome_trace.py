@@ -134,7 +134,7 @@ class ChromeTrace:
         for rank, label in sorted(self._ranks.items()):
             yield _metadata(rank, None, "process_name", name=f"rank {rank}")
             yield _metadata(rank, None, "process_labels", labels=label)
-            yield _metadata(rank, None, "process_sort_index", sort_index=rank)
+            yield _metadata(rank, None, "process_sort_index", sort_index=sort_index(rank))
 
     def of_operations(self, operations: Iterable[TraceOperation]) -> Iterator[Event]:
         """Yield the events of operations, given latest end first."""
@@ -324,6 +324,11 @@ class ChromeTrace:
 def pid_of(rank: int) -> int:
     """Return the number of a rank's process."""
     return _FIRST_PROCESS + rank
+
+
+def sort_index(rank: int) -> int:
+    """Return the place of a rank's process in the picture; the next one is free for its profiles."""
+    return 2 * rank
 
 
 def _metadata(rank: int, tid: int | None, what: str, **args: object) -> Event:

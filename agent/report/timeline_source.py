@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from commwatch.collectors.wire import events as ev
@@ -11,6 +12,7 @@ from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Reader
 from commwatch.history.rows import latest_run
 from commwatch.report.chrome_trace import TraceOperation, TraceStep, compares
+from commwatch.report.profile_trace import PlacedProfile, ProfileTrace
 
 #: Most collectives by which the clocks of nodes are compared.
 _MOST_ENDS = 4096
@@ -44,11 +46,14 @@ class Source:
         return 0 if last_s is None else self.until_ns - int(last_s * 1e9)
 
     def operations(
-        self, from_ns: int, until_ns: int, before: Cursor | None = None
+        self, from_ns: int, until_ns: int, before: Cursor | None = None, rank: int | None = None
     ) -> Iterator[tuple[Cursor, TraceOperation]]:
-        """Yield the operations that ended in the window and come after ``before``, latest end first, with their places."""
-        names, dtypes = self._reader.names, self._reader.dtypes
-        for ring, record in self._reader.records(from_ns, until_ns, before):
+        """Yield the operations, of one rank or of all, that ended in the window and come after ``before``, latest end first, with their places."""
+        reader = self._reader
+        if rank is not None:
+            reader = Reader(self._history, {ring.id: ring for ring in self._rings.values() if ring.rank == rank})
+        names, dtypes = reader.names, reader.dtypes
+        for ring, record in reader.records(from_ns, until_ns, before):
             offset = self._offset[ring.id]
             yield (
                 (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp),
@@ -79,6 +84,31 @@ class Source:
     def samples(self, from_ns: int) -> Iterator[CounterSample]:
         """Yield the measurements of the node from ``from_ns`` to the end of the run."""
         return self._history.node_samples(max(from_ns, self.origin_ns), self.until_ns)
+
+    def placed(self, profiles: Iterable[ProfileTrace], from_ns: int) -> Iterator[PlacedProfile]:
+        """Yield those of the traces that have a step of this run after ``from_ns``, by its clock.
+
+        A trace counts Unix time at the time of the profile. Its last step mark, which the history has, shows by how much the clock was set.
+        """
+        for trace in profiles:
+            shifts = [
+                end_ns + self._offset[ring.id] - ring.wall_offset_ns - trace.end_ns
+                for ring in self._rings.values()
+                if ring.rank == trace.rank
+                if (end_ns := self._history.step_end_ns(ring.id, trace.until_seq)) is not None
+            ]
+            shift_ns = min(shifts, key=abs, default=0)
+            window = trace.begin_ns + shift_ns, trace.end_ns + shift_ns
+            if trace.rank in self.ranks and window[1] >= max(from_ns, self.origin_ns) and window[0] < self.until_ns:
+                yield PlacedProfile(trace, shift_ns, self._ends(trace.rank, *window))
+
+    def _ends(self, rank: int, from_ns: int, until_ns: int) -> dict[str, array[int]]:
+        """Return the ends of a rank's symmetric collectives in the window by operation, earliest first."""
+        ends: dict[str, array[int]] = {}
+        for _, one in self.operations(from_ns, until_ns, rank=rank):
+            if one.op in ev.SYMMETRIC and not one.flags & (ev.FAILED | ev.UNTIMED):
+                ends.setdefault(one.op, array("q")).append(one.end_ns)
+        return {op: found[::-1] for op, found in ends.items()}
 
     def shared_ends(self, from_ns: int) -> dict[tuple[str, int], int]:
         """Return ends of symmetric collectives of groups with ranks on other nodes, by group and number, from ``from_ns`` on.

@@ -145,7 +145,7 @@ def test_one_clock(tmp_path: Path) -> None:
         write_ring(watch.rings, records, [group_entry()], job="job", restart=1, rank=rank, **begun)
     watch.tick(21_000 * MS)
     found, trace = traced(watch.path)
-    assert found == (2, 2, 1, 0, False)
+    assert found == (2, 2, 1, 0, False, {})
     assert {(each.start_ns, each.end_ns) for each in trace.of("operation")} == {(5010 * MS, 5020 * MS)}
     assert {(each.start_ns, each.end_ns) for each in trace.of("step")} == {(5000 * MS, 5100 * MS)}
     assert [each["args"] for each in trace.counters] == [{"communication": 10.0, "exposed": 5.0}] * 2
@@ -169,7 +169,7 @@ def test_job_without_records(tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     write_ring(watch.rings, [], job="job")
     watch.tick()
-    assert traced(watch.path)[0] == (0, 0, 0, 0, False)
+    assert traced(watch.path)[0] == (0, 0, 0, 0, False, {})
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

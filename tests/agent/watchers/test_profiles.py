@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import time
@@ -19,7 +20,16 @@ import pytest
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import profile_files as files
-from commwatch.watchers.profiles import Profile, ProfileError, Profiles, RankProfile, UnknownTarget, kept_in
+from commwatch.report.timeline_export import Window, own_trace, write
+from commwatch.watchers.profiles import (
+    Profile,
+    ProfileError,
+    Profiles,
+    RankProfile,
+    UnknownTarget,
+    kept_in,
+    traces_of,
+)
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     EPOCH_NS,
@@ -187,6 +197,25 @@ def test_whole_way(node: Node) -> None:
     assert node.born().get(asked.id) == found  # also for an agent after this one
     assert node.profiles.get("0" * 16) is None
     assert node.profiles.get("*") is None
+
+
+def test_traces_for_a_timeline(node: Node, tmp_path: Path) -> None:
+    """The traces of a job that were measured can be put into its timeline; others, and results that cannot be read, are left out."""
+    asked = node.ask()
+    node.finish(asked.id, 0)
+    node.finish(asked.id, 1, error="the training itself runs a profiler")
+    node.seen(asked.id)
+    folder = node.kept / f"{JOB}-{asked.id}"
+    (node.kept / "job-damaged").mkdir()
+    (node.kept / "job-damaged" / "profile.json").write_text("{")
+    (trace,) = traces_of(node.kept, JOB)
+    assert trace[:4] == (asked.id, 0, folder / "rank0.pt.trace.json.gz", 3)
+    assert (trace.begin_ns, trace.end_ns) == pytest.approx((EPOCH_NS + 2 * STEP, EPOCH_NS + 4 * STEP), abs=1000, rel=0)
+    assert list(traces_of(node.kept, "other")) == list(traces_of(tmp_path / "none", JOB)) == []
+    with own_trace(node.watch.path, JOB, None, (), alone=True, profiles=[trace]) as own:
+        found = write([own], JOB, Window(None), {}, io.StringIO())
+    (note,) = found.profiles.values()
+    assert note["moved_us"] == pytest.approx(0, abs=1)
 
 
 def test_refusals(node: Node) -> None:
