@@ -27,6 +27,8 @@ _BETWEEN = re.compile(r"[\s,]*")
 _MOST_THREADS, _MOST_CHECKED = 4096, 1 << 16
 #: Processes have numbers above those of the ranks.
 _FIRST_PROCESS = 10_000_000
+#: The thread of exposed communication, before those of the trace.
+_EXPOSED = 1
 #: The arrows of one trace have numbers below this.
 _FLOWS = 1 << 32
 #: Slices, and both ends of arrows.
@@ -49,6 +51,8 @@ class ProfileTrace(NamedTuple):
     profile_id: str
     rank: int
     path: Path
+    #: File with the begins and ends of its exposed communication, as JSON; profiles of earlier versions have none.
+    exposed: Path
     #: The step mark at which the profiled steps end; and Unix time in ns of their begin and end, by the clock of the trace.
     until_seq: int
     begin_ns: int
@@ -104,7 +108,12 @@ class ProfileSlices:
                         yield _event(event, at, times[1] - times[0], flows)
         except (OSError, EOFError, zlib.error, RecursionError, BadProfile) as error:
             note["error"] = f"{trace.path} cannot be read: {error}"
-        yield from tracks.named()
+        exposed = _exposed(trace.exposed)
+        yield from tracks.named(exposed=bool(exposed))
+        for begin_ns, end_ns in exposed:
+            at_us = (clock.of_first(begin_ns + profile.shift_ns) - self._origin_ns) / 1000
+            lasts_us = (end_ns - begin_ns) / 1000
+            yield {**_at("X", tracks.pid, _EXPOSED), "ts": at_us, "dur": lasts_us, "name": "exposed", "cat": "exposed"}
         note |= fit.note()
 
 
@@ -114,7 +123,7 @@ class _Tracks:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._numbers: dict[tuple[int, int], int] = {}
-        self._named = 0
+        self._named, self._has_exposed = 0, False
         self._names: dict[tuple[Any, Any], str] = {}
         self._gpus: dict[Any, str] = {}
 
@@ -125,8 +134,8 @@ class _Tracks:
             return None
         if event["ph"] != "X" and not isinstance(event.get("id"), int):
             return None
-        found = self._numbers.setdefault((process, thread), len(self._numbers) + 1)
-        if found > _MOST_THREADS:
+        found = self._numbers.setdefault((process, thread), len(self._numbers) + 1 + _EXPOSED)
+        if len(self._numbers) > _MOST_THREADS:
             raise BadProfile(f"more than {_MOST_THREADS} threads and streams")
         return found
 
@@ -140,14 +149,14 @@ class _Tracks:
         elif event.get("name") == "process_labels" and str(about.get("labels")).startswith("GPU"):
             self._gpus[thread[0]] = str(about["labels"])
 
-    def named(self) -> Iterator[Event]:
-        """Yield the names of the threads that have come since the last call."""
+    def named(self, *, exposed: bool) -> Iterator[Event]:
+        """Yield the names of the threads that have come since the last call; ``exposed``: also that of exposed communication."""
+        if exposed and not self._has_exposed:
+            self._has_exposed = True
+            yield from _thread(self.pid, _EXPOSED, "exposed communication")
         for (process, thread), tid in list(self._numbers.items())[self._named :]:
             name = self._names.get((str(process), str(thread)), f"thread {thread}")
-            label = f"{self._gpus.get(str(process), '')} {name}".strip()
-            at = {"ph": "M", "pid": self.pid, "tid": tid}
-            yield {**at, "name": "thread_name", "args": {"name": label}}
-            yield {**at, "name": "thread_sort_index", "args": {"sort_index": tid}}
+            yield from _thread(self.pid, tid, f"{self._gpus.get(str(process), '')} {name}".strip())
         self._named = len(self._numbers)
 
 
@@ -241,6 +250,23 @@ def _process(pid: int, rank: int) -> Iterator[Event]:
     """Yield the name of the process that has the profiles of a rank; it comes after that of the rank."""
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"rank {rank}, torch.profiler"}}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": sort_index(rank) + 1}}
+
+
+def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
+    yield {**_at("M", pid, tid), "name": "thread_name", "args": {"name": name}}
+    yield {**_at("M", pid, tid), "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def _at(kind: str, pid: int, tid: int) -> Event:
+    return {"ph": kind, "pid": pid, "tid": tid}
+
+
+def _exposed(path: Path) -> list[tuple[int, int]]:
+    """Return the begins and ends of exposed communication in a file; empty if there is none, or it cannot be read."""
+    try:
+        return [(int(begin), int(end)) for begin, end in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def _collective(event: Event) -> str | None:

@@ -296,6 +296,7 @@ class Profiles:
         answer = trace_files.overlap(trace, result.from_ns, result.until_ns, reading_s)
         if "error" in answer:
             return replace(known, state="failed", error=answer["error"])
+        trace_files.keep_intervals(trace.with_name(_exposed_name(known.rank)), result.from_ns, answer["exposed"])
         length = answer["length_s"]
         comm, exposed = answer["comm_s"], answer["exposed_s"]
         shares = [None if seconds is None else seconds / length for seconds in (comm, exposed)]
@@ -355,8 +356,12 @@ def traces_of(kept: Path, job_id: str) -> Iterator[ProfileTrace]:
         for rank in profile.ranks if profile.job_id == job_id else ():
             seq, begin_at, end_at = rank.until_seq, rank.begin_at, rank.end_at
             if rank.state == "done" and seq is not None and begin_at is not None and end_at is not None:
-                trace = path.with_name(_trace_name(rank.rank))
-                yield ProfileTrace(profile.id, rank.rank, trace, seq, int(begin_at * 1e9), int(end_at * 1e9))
+                trace, exposed = (path.with_name(name(rank.rank)) for name in (_trace_name, _exposed_name))
+                yield ProfileTrace(profile.id, rank.rank, trace, exposed, seq, int(begin_at * 1e9), int(end_at * 1e9))
+
+
+def _exposed_name(rank: int) -> str:
+    return f"rank{rank}.exposed.json"
 
 
 def _trace_name(rank: int) -> str:

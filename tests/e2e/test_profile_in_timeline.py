@@ -24,7 +24,7 @@ def slices_of(path: str) -> Counter[str]:
 def of_profile(trace: Trace, rank: int) -> list[Slice]:
     """The slices of a rank's profiles."""
     (pid,) = (pid for pid, name in trace.processes.items() if name == f"rank {rank}, torch.profiler")
-    return [each for each in trace.slices if each.pid == pid]
+    return [each for each in trace.slices if each.pid == pid and each.cat != "exposed"]
 
 
 def beside(trace: Trace, rank: int, taken: dict[str, Any]) -> list[bool]:
@@ -54,6 +54,8 @@ def test_profile_in_timeline(tmp_path: Path) -> None:
     trace = read(out)
     for rank, profile in taken.items():
         assert Counter(each.name for each in of_profile(trace, rank)) == slices_of(profile["trace"])
+        exposed = [each.end_ns - each.start_ns for each in trace.of("exposed") if each.rank == rank]
+        assert sum(exposed) == round(1e9 * profile["profile"]["exposed_s"]) > 0
         places = beside(trace, rank, profile)
         assert len(places) >= 5
         assert all(places)

@@ -140,7 +140,7 @@ def profile_of(directory: Path) -> ProfileTrace:
     profiler.export_chrome_trace(str(directory / "profile.json"))
     packed = directory / "profile.json.gz"
     packed.write_bytes(gzip.compress((directory / "profile.json").read_bytes()))
-    return ProfileTrace("id", 3, packed, 8, begin_ns, end_ns)
+    return ProfileTrace("id", 3, packed, directory / "none", 8, begin_ns, end_ns)
 
 
 def test_profile_in_it(page: Page, tmp_path: Path) -> None:

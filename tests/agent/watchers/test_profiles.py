@@ -31,6 +31,7 @@ from commwatch.watchers.profiles import (
     traces_of,
 )
 from tests.agent.server.routes.test_jobs import rings_of
+from tests.chrome_trace import parsed
 from tests.helpers import (
     EPOCH_NS,
     MS,
@@ -209,13 +210,20 @@ def test_traces_for_a_timeline(node: Node, tmp_path: Path) -> None:
     (node.kept / "job-damaged").mkdir()
     (node.kept / "job-damaged" / "profile.json").write_text("{")
     (trace,) = traces_of(node.kept, JOB)
-    assert trace[:4] == (asked.id, 0, folder / "rank0.pt.trace.json.gz", 3)
+    names = (folder / "rank0.pt.trace.json.gz", folder / "rank0.exposed.json")
+    assert trace[:5] == (asked.id, 0, *names, 3)
     assert (trace.begin_ns, trace.end_ns) == pytest.approx((EPOCH_NS + 2 * STEP, EPOCH_NS + 4 * STEP), abs=1000, rel=0)
     assert list(traces_of(node.kept, "other")) == list(traces_of(tmp_path / "none", JOB)) == []
     with own_trace(node.watch.path, JOB, None, (), alone=True, profiles=[trace]) as own:
-        found = write([own], JOB, Window(None), {}, io.StringIO())
+        out = io.StringIO()
+        found = write([own], JOB, Window(None), {}, out)
     (note,) = found.profiles.values()
     assert note["moved_us"] == pytest.approx(0, abs=1)
+    # The trace: of 200 ms NCCL has 100 to 140 and 250 to 270, compute 120 to 200.
+    read = parsed(out.getvalue().encode())
+    begin_ns = EPOCH_NS + 2 * STEP - read.about["Unix time of 0, in ns"]
+    exposed = [((each.start_ns - begin_ns) / MS, (each.end_ns - begin_ns) / MS) for each in read.of("exposed")]
+    assert exposed == [pytest.approx((0, 20), abs=0.001), pytest.approx((150, 170), abs=0.001)]
 
 
 def test_refusals(node: Node) -> None:
