@@ -50,6 +50,16 @@ class Chunk(NamedTuple):
     records: bytes
 
 
+class GroupSpan(NamedTuple):
+    """The operations of one group in a chunk: the group's number in the ring, and the range of sequence numbers."""
+
+    chunk: int
+    ring: int
+    small_id: int
+    seq_from: int
+    seq_until: int
+
+
 class History:
     """Read access for queries; each call sees the latest commit. Use it in one thread.
 
@@ -260,13 +270,28 @@ class History:
             " WHERE ? BETWEEN s.seq_from AND s.seq_until",
             (group_id, seq),
         )
-        # Only these chunks are checked: SQLite reads the whole data of a row to get at its checksum.
-        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
         for chunk, small_id in found:
-            for ring, until, data in self._db.execute(one, (chunk,)):
-                records = self._unpacked(chunk, data)
-                if records is not None:
-                    yield Chunk(chunk, ring, until, records), small_id
+            read = self.chunk(chunk)
+            if read is not None:
+                yield read, small_id
+
+    def spans(self, from_ns: int, rings: list[int]) -> Iterator[GroupSpan]:
+        """Yield the ranges of sequence numbers in the rings' chunks with ends of operations from ``from_ns`` on."""
+        rows = self._db.execute(
+            "SELECT span.chunk, extent.ring, small_id, span.seq_from, span.seq_until FROM extent CROSS JOIN span ON span.chunk = extent.chunk"
+            " WHERE extent.until_ns >= ? AND extent.ring IN (SELECT value FROM json_each(?))",
+            (from_ns, json.dumps(rings)),
+        )
+        yield from map(GroupSpan._make, rows)
+
+    def chunk(self, chunk: int) -> Chunk | None:
+        """Return a chunk; ``None``: it is damaged, or no longer there."""
+        # Only this row is checked: SQLite reads all the data of a row for its checksum.
+        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
+        for ring, until, data in self._db.execute(one, (chunk,)):
+            records = self._unpacked(chunk, data)
+            return None if records is None else Chunk(chunk, ring, until, records)
+        return None
 
 
 def _listed(rings: list[int] | None) -> str | None:
