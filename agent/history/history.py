@@ -151,11 +151,13 @@ class History:
         for *known, groups, waited, long in rows:
             yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
 
-    def step_end_ns(self, ring: int, seq: int) -> int | None:
-        """Return the end of a ring's step in Unix time (ns); ``None``: there is no step of that number."""
-        wanted = f"SELECT end_ns FROM step WHERE ring = ? AND seq = ? AND {SOUND['step']}"
-        found = self._db.execute(wanted, (ring, seq)).fetchone()
-        return None if found is None else int(found[0])
+    def extent_of_steps(self, ring: int, after_seq: int, until_seq: int) -> tuple[int, int] | None:
+        """Return begin and end of a ring's steps after number ``after_seq``, up to ``until_seq``, in Unix time (ns); ``None``: there are none."""
+        wanted = (
+            f"SELECT MIN(start_ns), MAX(end_ns) FROM step WHERE ring = ? AND seq > ? AND seq <= ? AND {SOUND['step']}"
+        )
+        ((begin, end),) = self._db.execute(wanted, (ring, after_seq, until_seq))
+        return None if begin is None else (int(begin), int(end))
 
     def last_end_ns(self, rings: list[int]) -> int:
         """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""

@@ -53,8 +53,8 @@ class ProfileTrace(NamedTuple):
     path: Path
     #: File with the begins and ends of its exposed communication, as JSON; profiles of earlier versions have none.
     exposed: Path
-    #: The step mark at which the profiled steps end; and Unix time in ns of their begin and end, by the clock of the trace.
-    until_seq: int
+    #: Numbers of the step marks at begin and end of the profiled steps; and their Unix time in ns, by the clock of the trace.
+    marks: tuple[int, int]
     begin_ns: int
     end_ns: int
 

@@ -18,6 +18,8 @@ from commwatch.report.profile_trace import PlacedProfile, ProfileTrace
 #: Most collectives by which the clocks of nodes are compared; most places in the history that they are read from, of all groups of a
 #: rank together, and least of each group.
 _MOST_ENDS, _MOST_PLACES, _LEAST_PLACES = 4096, 32, 8
+#: Most difference of one duration, from times in seconds as doubles.
+_SAME_NS = 2_000
 
 
 class Source:
@@ -87,21 +89,23 @@ class Source:
         return self._history.node_samples(max(from_ns, self.origin_ns), self.until_ns)
 
     def placed(self, profiles: Iterable[ProfileTrace], from_ns: int) -> Iterator[PlacedProfile]:
-        """Yield those of the traces that have a step of this run after ``from_ns``, by its clock.
-
-        A trace counts Unix time at the time of the profile. Its last step mark, which the history has, shows by how much the clock was set.
-        """
+        """Yield those of the traces that have a step of this run after ``from_ns``, by its clock."""
         for trace in profiles:
-            shifts = [
-                end_ns + self._offset[ring.id] - ring.wall_offset_ns - trace.end_ns
-                for ring in self._rings.values()
-                if ring.rank == trace.rank
-                if (end_ns := self._history.step_end_ns(ring.id, trace.until_seq)) is not None
-            ]
-            shift_ns = min(shifts, key=abs, default=0)
+            shift_ns = self._shift_ns(trace)
             window = trace.begin_ns + shift_ns, trace.end_ns + shift_ns
             if trace.rank in self.ranks and window[1] >= max(from_ns, self.origin_ns) and window[0] < self.until_ns:
                 yield PlacedProfile(trace, shift_ns, self._ends(trace.rank, *window))
+
+    def _shift_ns(self, trace: ProfileTrace) -> int:
+        """Return by how much the clock was set between the begin of the run and a profile, in ns; 0 if the history has no such steps.
+
+        The history has the same step marks. Those of another run have the same numbers, but are not as far apart.
+        """
+        for ring in self._rings.values():
+            steps = self._history.extent_of_steps(ring.id, *trace.marks) if ring.rank == trace.rank else None
+            if steps is not None and abs(steps[1] - steps[0] - (trace.end_ns - trace.begin_ns)) <= _SAME_NS:
+                return steps[1] + self._offset[ring.id] - ring.wall_offset_ns - trace.end_ns
+        return 0
 
     def _ends(self, rank: int, from_ns: int, until_ns: int) -> dict[str, array[int]]:
         """Return the ends of a rank's symmetric collectives in the window by operation, earliest first."""

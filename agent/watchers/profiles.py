@@ -354,10 +354,12 @@ def traces_of(kept: Path, job_id: str) -> Iterator[ProfileTrace]:
         except (OSError, ValidationError):
             continue
         for rank in profile.ranks if profile.job_id == job_id else ():
-            seq, begin_at, end_at = rank.until_seq, rank.begin_at, rank.end_at
-            if rank.state == "done" and seq is not None and begin_at is not None and end_at is not None:
+            if rank.state != "done" or rank.from_seq is None or rank.until_seq is None:
+                continue
+            if rank.begin_at is not None and rank.end_at is not None:
+                marks, times = (rank.from_seq, rank.until_seq), (int(rank.begin_at * 1e9), int(rank.end_at * 1e9))
                 trace, exposed = (path.with_name(name(rank.rank)) for name in (_trace_name, _exposed_name))
-                yield ProfileTrace(profile.id, rank.rank, trace, exposed, seq, int(begin_at * 1e9), int(end_at * 1e9))
+                yield ProfileTrace(profile.id, rank.rank, trace, exposed, marks, *times)
 
 
 def _exposed_name(rank: int) -> str:

@@ -74,7 +74,7 @@ def text_of(events: list[str]) -> str:
 def kept(path: Path, events: list[str], *, rank: int = 0, set_ns: int = 0, cut: int | None = None) -> ProfileTrace:
     """A kept trace, of a time when the clock had been set by so much."""
     path.write_bytes(gzip.compress(text_of(events).encode())[:cut])
-    return ProfileTrace(path.name, rank, path, path.with_suffix(".exposed"), 4, BEGIN_NS + set_ns, END_NS + set_ns)
+    return ProfileTrace(path.name, rank, path, path.with_suffix(".exposed"), (2, 4), BEGIN_NS + set_ns, END_NS + set_ns)
 
 
 def traced(watch: Watch, *profiles: ProfileTrace, last_s: float | None = None) -> tuple[Exported, Trace]:
@@ -156,10 +156,11 @@ def test_exposed(watch: Watch, tmp_path: Path) -> None:
 
 
 def test_which_profiles(watch: Watch, tmp_path: Path) -> None:
-    """A profile of another time or rank is left out; one that reaches into the window is there with all its slices."""
+    """A profile of another time, run or rank is left out; one that reaches into the window is there with all its slices."""
     events = [event("first", BEGIN_NS + 10 * MS, BEGIN_NS + 20 * MS), event("last", END_NS - 10 * MS, END_NS)]
     late = kept(tmp_path / "0", events)
-    others = late._replace(rank=5), late._replace(until_seq=99, begin_ns=1, end_ns=2)
+    earlier = late._replace(begin_ns=BEGIN_NS - 99 * STEP, end_ns=END_NS - 99 * STEP + MS)
+    others = late._replace(rank=5), earlier, earlier._replace(marks=(98, 99))
     for last_s, names in ((None, ["first", "last"]), (0.101, ["first", "last"]), (0.05, [])):
         found, trace = traced(watch, late, *others, last_s=last_s)
         assert [each.name for each in trace.of("cpu_op")] == names

@@ -129,30 +129,29 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
     assert marks == [["verdict straggler"]]
 
 
-def profile_of(directory: Path) -> ProfileTrace:
-    """A trace that torch has written here, as if it was of rank 3 and ended at step 8."""
+def profile_of(directory: Path, lasts_ns: int) -> ProfileTrace:
+    """A trace that torch has written here, as if it was of rank 3 and of steps 6 to 8, which took so long."""
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        begin_ns = time.time_ns()
         for _ in range(3):
             layers(torch.randn(8, 64)).sum().backward()
         end_ns = time.time_ns()
     profiler.export_chrome_trace(str(directory / "profile.json"))
     packed = directory / "profile.json.gz"
     packed.write_bytes(gzip.compress((directory / "profile.json").read_bytes()))
-    return ProfileTrace("id", 3, packed, directory / "none", 8, begin_ns, end_ns)
+    return ProfileTrace("id", 3, packed, directory / "none", (5, 8), end_ns - lasts_ns, end_ns)
 
 
 def test_profile_in_it(page: Page, tmp_path: Path) -> None:
     """A profile of torch is in the timeline with all its slices and arrows, in a process of its own."""
     agent, path = job_of(tmp_path, 8, 12, range(4, 7)), tmp_path / "trace.json.gz"
-    trace = profile_of(tmp_path)
+    of_rank = agent.steps(0, 1 << 62, "job", 3, 1 << 20)
+    trace = profile_of(tmp_path, round(1e9 * sum(step.duration_s for step in of_rank if 6 <= step.seq <= 8)))
     with writing(path) as out, own_trace(agent.path, "job", None, (), alone=True, profiles=[trace]) as own:
         write([own], "job", Window(None), {}, out)
     found = json.loads(gzip.decompress(trace.path.read_bytes()))
     events = [each for each in found["traceEvents"] if each.get("cat") != "Trace"]
     expected = Counter((each["cat"], each["name"]) for each in events if each["ph"] == "X")
-    ends = agent.steps(0, 1 << 62, "job", 3, 1 << 20)
     with opened(page, path) as asked:
         of_profile = "FROM thread_track tt JOIN thread USING (utid) JOIN process p USING (upid) JOIN slice s ON s.track_id = tt.id"
         where = "WHERE p.name = 'rank 3, torch.profiler'"
@@ -161,7 +160,7 @@ def test_profile_in_it(page: Page, tmp_path: Path) -> None:
     assert {(cat, name): count for cat, name, count, _ in slices} == expected
     (count,) = (count for source, target, count in arrows if source == target == "rank 3, torch.profiler")
     assert count == sum(each["ph"] == "s" for each in events) > 0
-    (step_s,) = (step.end_at for step in ends if step.seq == 8)
+    (step_s,) = (step.end_at for step in of_rank if step.seq == 8)
     moved_ns = (
         found["baseTimeNanoseconds"] - trace.end_ns + round(step_s * 1e9) - read(path).about["Unix time of 0, in ns"]
     )

@@ -211,7 +211,7 @@ def test_traces_for_a_timeline(node: Node, tmp_path: Path) -> None:
     (node.kept / "job-damaged" / "profile.json").write_text("{")
     (trace,) = traces_of(node.kept, JOB)
     names = (folder / "rank0.pt.trace.json.gz", folder / "rank0.exposed.json")
-    assert trace[:5] == (asked.id, 0, *names, 3)
+    assert trace[:5] == (asked.id, 0, *names, (1, 3))
     assert (trace.begin_ns, trace.end_ns) == pytest.approx((EPOCH_NS + 2 * STEP, EPOCH_NS + 4 * STEP), abs=1000, rel=0)
     assert list(traces_of(node.kept, "other")) == list(traces_of(tmp_path / "none", JOB)) == []
     with own_trace(node.watch.path, JOB, None, (), alone=True, profiles=[trace]) as own:
