@@ -1,31 +1,40 @@
 """Time and memory of `commwatch timeline` over many operations: eight ranks in groups of two, four and eight; by default a million.
 
-The history is made up, in chunks as an agent writes them. Each number of operations is exported by a process of its own, so that its
-highest memory is that of one export. Give other numbers of operations as arguments.
+    python bench/timeline.py [--nodes 1 2 4] [--operations 10000 100000 1000000]
+
+The histories are made up, in chunks as an agent writes them. The ranks are on one node or on several; each of several has an agent, and
+they are each other's peers. Each command has a process of its own, so that its highest memory is that of one export; so has the worker of
+each agent that sends its operations.
 """
 
 from __future__ import annotations
 
+import argparse
+import io
+import json
 import random
 import subprocess
 import sys
 import time
-from contextlib import closing
-from itertools import count
+from contextlib import ExitStack, closing, redirect_stdout
+from itertools import product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, last_json, memory_mb, scratch
+from commwatch import cli
 from commwatch.collectors.wire import events as ev
+from commwatch.config import load
 from commwatch.core.cells import GroupInfo
 from commwatch.history.chunks import CHUNK_RECORDS, OpenChunk, statements
 from commwatch.history.opening import Transaction, connect
 from commwatch.history.store import Writer
-from commwatch.report.timeline_export import Window, export, writing
+from commwatch.runtime.peers import ANSWERS
 
 RANKS, JOB = 8, "job"
-EPOCH_NS = 1_700_000_000 * 10**9
+#: Begin of the job: an agent keeps what is of the last days.
+EPOCH_NS = (int(time.time()) - 3600) * 10**9
 #: Sizes of the groups, and what runs in them in turn, each 500 µs after the one before.
 GROUPS, PERIOD_NS = (8, 4, 2), 500_000
 KINDS = ((0, "all_reduce"), (1, "all_gather"), (2, "all_reduce"), (1, "reduce_scatter"), (2, "send"))
@@ -51,51 +60,90 @@ def records_of(rank: int, first: int, number: int) -> bytes:
     return bytes(found)
 
 
-def fill(path: Path, operations: int) -> None:
-    """Write a history of so many operations."""
-    store, each = Writer(path), operations // RANKS
-    for rank in range(RANKS):
+def fill(path: Path, operations: int, ranks: range) -> None:
+    """Write the history of a node with some of the ranks, which have so many operations."""
+    store, each = Writer(path), operations // len(ranks)
+    rings = []
+    for rank in ranks:
         who = {"job": JOB, "restart": 0, "rank": rank, "world_size": RANKS, "local_rank": rank, "host": "host"}
         when = {"pid": 1, "boot_id": "", "wall_offset_ns": EPOCH_NS, "started_ns": 0, "hook": "native"}
         row = store.ring(f"{rank}.ring", {**who, **when}, EPOCH_NS + each * PERIOD_NS)
+        rings.append(row.id)
         for small_id, size in enumerate(GROUPS):
             members = members_of(rank, size)
             name = f"groups of {size}"
             group = GroupInfo(f"{size}-{members[0]}", name, name, "", members, size, True)
             store.group(row.id, small_id, group)
+        store.end(row.id, "ended")
     store.close()
     with closing(connect(path, True)) as db, Transaction(db):
         for first in range(0, each, CHUNK_RECORDS):
-            for rank in range(RANKS):
-                chunk, number = OpenChunk(rank + 1, EPOCH_NS), min(CHUNK_RECORDS, each - first)
+            for rank, ring in zip(ranks, rings, strict=True):
+                chunk, number = OpenChunk(ring, EPOCH_NS), min(CHUNK_RECORDS, each - first)
                 chunk.append(records_of(rank, first, number), first + number)
                 for statement in statements([chunk])[0]:
                     db.execute(*statement)
 
 
-def exported(path: Path, out: Path) -> None:
-    """Export a history in this process, and print the figures."""
-    begin = time.process_time()
-    with writing(out) as file:
-        found = export(path, JOB, Window(None), (), file)
-    figures = {"operations": found.operations, "arrows": found.arrows, "cpu_s": time.process_time() - begin}
-    emit({**figures, "mb": memory_mb(field="VmHWM"), "file_mb": out.stat().st_size / 1e6})
+def exported(directory: str, out: str) -> None:
+    """Run the command in this process, and print its figures."""
+    begin, printed = time.process_time(), io.StringIO()
+    with redirect_stdout(printed):
+        assert cli.main(["timeline", JOB, "--last", "all", "--dir", directory, "--out", out]) == 0
+    cpu_s, says = time.process_time() - begin, printed.getvalue().strip().partition(": ")[2]
+    emit({"says": says, "cpu_s": cpu_s, "mb": memory_mb(field="VmHWM"), "file_mb": Path(out).stat().st_size / 1e6})
+
+
+def measured(directory: Path, nodes: int, operations: int) -> dict[str, object]:
+    """Export the job from its first node, with agents if there are others; return the figures."""
+    # Not in the process that exports: they take more memory than the export.
+    from tests.agent.server.routes.test_jobs import rings_of
+    from tests.helpers import agent, clean_env, wait_for
+
+    places = [directory / str(number) for number in range(nodes)]
+    for number, place in enumerate(places):
+        rings_of(place)
+        here = range(number * RANKS // nodes, (number + 1) * RANKS // nodes)
+        fill(load(clean_env(), dir=place).history, operations // nodes, here)
+    peers = directory / "peers.json"
+    peers.write_text("[]")
+    with ExitStack() as stack:
+        agents = []
+        if nodes > 1:
+            env = clean_env(COMMWATCH_PEERS=str(peers))
+            agents = [stack.enter_context(agent(place, env=env)) for place in places]
+            peers.write_text(json.dumps([{"targets": [each.url for each in agents]}]))
+            answer = {each.url for each in agents[1:]}
+            wait_for(
+                lambda: {each["url"] for each in agents[0].get("/api/v1/peers") if each["state"] == ANSWERS} >= answer,
+                "peers",
+            )
+        command = [sys.executable, __file__, "--export", str(places[0]), str(directory / "trace.json.gz")]
+        begin = time.perf_counter()
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found = {"nodes": nodes, **last_json(done.stdout), "s": time.perf_counter() - begin}
+        workers = [memory_mb(pid, "VmHWM") for each in agents for pid in children(each.process.pid)]
+        return {**found, "worker_mb": max(workers, default=None)}
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that run."""
+    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
 
 
 def main() -> None:
-    """Measure and print, for each number of operations."""
-    if sys.argv[1:2] == ["export"]:
-        exported(Path(sys.argv[2]), Path(sys.argv[3]))
+    """Measure and print, for each number of nodes and operations."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--operations", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--export", nargs=2)
+    arguments = parser.parse_args()
+    if arguments.export:
+        exported(*arguments.export)
         return
-    numbers = [int(word) for word in sys.argv[1:]] or [10_000, 100_000, 1_000_000]
-    with scratch() as place:
-        for number, at in zip(numbers, count()):
-            path = place / f"{at}.sqlite"
-            fill(path, number)
-            command = [sys.executable, __file__, "export", str(path), str(place / "trace.json.gz")]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            emit(last_json(done.stdout))
-            path.unlink()
+    for nodes, operations in product(arguments.nodes, arguments.operations):
+        with scratch() as place:
+            emit(measured(place, nodes, operations))
 
 
 if __name__ == "__main__":

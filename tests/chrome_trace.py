@@ -142,7 +142,7 @@ def _slices(events: list[Event], processes: dict[int, str]) -> list[Slice]:
         by_thread[event["pid"], event["tid"]].append((start, start + length, event))
     found = []
     for (pid, tid), each in by_thread.items():
-        rank = int(processes[pid].removeprefix("rank "))
+        rank = int(processes[pid].removeprefix("rank ").removesuffix(", torch.profiler"))
         # Of those that begin together the longest is outside; of equal ones, the operation is around its parts.
         each.sort(key=lambda one: (one[0], -one[1], one[2]["cat"] != "operation"))
         around: list[tuple[int, str]] = []

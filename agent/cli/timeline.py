@@ -31,6 +31,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     add_node(timeline)
     timeline.add_argument(
+        "--no-profiles", action="store_true", help="leave out the traces that commwatch profile has made on this node"
+    )
+    timeline.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the file; compressed if its name ends in .gz"
     )
     timeline.set_defaults(command=_timeline)
@@ -42,6 +45,7 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands.timeline import traces_of_others
     from commwatch.nodes.merging import Nodes, covered
     from commwatch.report.timeline_export import Window, own_trace, write, writing
+    from commwatch.watchers.profiles import kept_in, traces_of
 
     with reading(config) as agent:
         job = job_in(agent, arguments.job).job_id
@@ -50,15 +54,20 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
             complain(f"{url} does not answer: {why}")
         about = {"nodes": {"answered": 1 + len(others), "silent": silent}} if others or silent else {}
         marks = marks_of(config.evidence, job)
+        profiles = () if arguments.no_profiles else traces_of(kept_in(config.state), job)
         try:
             with (
                 writing(arguments.out) as out,
-                own_trace(config.history, job, arguments.last, marks, alone=not others) as own,
+                own_trace(config.history, job, arguments.last, marks, alone=not others, profiles=profiles) as own,
             ):
                 found = write([own, *others], job, Window(arguments.last), about, out)
         except OSError as error:
             raise UsageError(f"cannot write {arguments.out}: {error.strerror}") from None
+    for note in found.profiles.values():
+        if "error" in note:
+            complain(str(note["error"]))
     of_nodes = covered(Nodes(1 + len(others), silent))
     counts = f"{found.operations} operations, {found.steps} steps, {found.arrows} arrows, {found.marks} marks"
+    counts += f", {len(found.profiles)} profiles" if found.profiles else ""
     print(line(f"{arguments.out}: {counts}{f', {of_nodes}' if of_nodes else ''}"))
     return 0

@@ -18,8 +18,10 @@ from commwatch.runtime import client
 from commwatch.runtime.client import Keys
 from commwatch.runtime.peers import ANSWERS, SILENT
 
-#: Seconds for one page, most bytes of it, and its operations.
-_WITHIN_S, _MOST_BYTES, _MOST = 30.0, 16 << 20, 20_000
+#: Seconds for one page, and most bytes of it.
+_WITHIN_S, _MOST_BYTES = 30.0, 16 << 20
+#: Most operations of a page, of all nodes together; and least, because a small page takes as long to find as a large one.
+_TOGETHER, _LEAST = 20_000, 2_000
 
 
 class _Asker(NamedTuple):
@@ -28,6 +30,8 @@ class _Asker(NamedTuple):
     job: str
     last_s: float | None
     keys: Keys
+    #: Most operations of a page.
+    most: int
 
     def first(self, url: str) -> list[TimelinePart] | str:
         """Return an agent's first page, none if it does not have the job, or the reason why it does not answer."""
@@ -48,7 +52,7 @@ class _Asker(NamedTuple):
             raise CommwatchError(why) from None
 
     def _page(self, url: str, parameters: dict[str, object]) -> TimelinePart:
-        path = f"timeline_part?{urlencode({'job': self.job, 'limit': _MOST, **parameters})}"
+        path = f"timeline_part?{urlencode({'job': self.job, 'limit': self.most, **parameters})}"
         text = client.fetch(url, path, self.keys, timeout_s=_WITHIN_S, most_bytes=_MOST_BYTES)
         return TypeAdapter(TimelinePart).validate_json(text)
 
@@ -70,7 +74,7 @@ def traces_of_others(config: Config, job: str, last_s: float | None) -> tuple[li
         return [], {url: client.reason(error)}
     silent = {str(peer["url"]): str(peer["reason"]) for peer in peers if peer["state"] == SILENT}
     urls = [str(peer["url"]) for peer in peers if peer["state"] == ANSWERS]
-    asker, traces = _Asker(job, last_s, keys), []
+    asker, traces = _Asker(job, last_s, keys, max(_LEAST, _TOGETHER // max(1, len(urls)))), []
     for peer, found in zip(urls, client.together(asker.first, urls), strict=True):
         if found is None:
             silent[peer] = f"no answer within {client.TOGETHER_S:.0f} s"

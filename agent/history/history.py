@@ -50,6 +50,16 @@ class Chunk(NamedTuple):
     records: bytes
 
 
+class GroupSpan(NamedTuple):
+    """The operations of one group in a chunk: the group's number in the ring, and the range of sequence numbers."""
+
+    chunk: int
+    ring: int
+    small_id: int
+    seq_from: int
+    seq_until: int
+
+
 class History:
     """Read access for queries; each call sees the latest commit. Use it in one thread.
 
@@ -140,6 +150,14 @@ class History:
         )
         for *known, groups, waited, long in rows:
             yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+
+    def extent_of_steps(self, ring: int, after_seq: int, until_seq: int) -> tuple[int, int] | None:
+        """Return begin and end of a ring's steps after number ``after_seq``, up to ``until_seq``, in Unix time (ns); ``None``: there are none."""
+        wanted = (
+            f"SELECT MIN(start_ns), MAX(end_ns) FROM step WHERE ring = ? AND seq > ? AND seq <= ? AND {SOUND['step']}"
+        )
+        ((begin, end),) = self._db.execute(wanted, (ring, after_seq, until_seq))
+        return None if begin is None else (int(begin), int(end))
 
     def last_end_ns(self, rings: list[int]) -> int:
         """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""
@@ -254,13 +272,28 @@ class History:
             " WHERE ? BETWEEN s.seq_from AND s.seq_until",
             (group_id, seq),
         )
-        # Only these chunks are checked: SQLite reads the whole data of a row to get at its checksum.
-        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
         for chunk, small_id in found:
-            for ring, until, data in self._db.execute(one, (chunk,)):
-                records = self._unpacked(chunk, data)
-                if records is not None:
-                    yield Chunk(chunk, ring, until, records), small_id
+            read = self.chunk(chunk)
+            if read is not None:
+                yield read, small_id
+
+    def spans(self, from_ns: int, rings: list[int]) -> Iterator[GroupSpan]:
+        """Yield the ranges of sequence numbers in the rings' chunks with ends of operations from ``from_ns`` on."""
+        rows = self._db.execute(
+            "SELECT span.chunk, extent.ring, small_id, span.seq_from, span.seq_until FROM extent CROSS JOIN span ON span.chunk = extent.chunk"
+            " WHERE extent.until_ns >= ? AND extent.ring IN (SELECT value FROM json_each(?))",
+            (from_ns, json.dumps(rings)),
+        )
+        yield from map(GroupSpan._make, rows)
+
+    def chunk(self, chunk: int) -> Chunk | None:
+        """Return a chunk; ``None``: it is damaged, or no longer there."""
+        # Only this row is checked: SQLite reads all the data of a row for its checksum.
+        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
+        for ring, until, data in self._db.execute(one, (chunk,)):
+            records = self._unpacked(chunk, data)
+            return None if records is None else Chunk(chunk, ring, until, records)
+        return None
 
 
 def _listed(rings: list[int] | None) -> str | None:

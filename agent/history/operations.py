@@ -215,7 +215,7 @@ class Reader:
             while heap and -heap[0][0] > chunk.until_ns:
                 yield self._newest(heap)
             ring = self._rings[chunk.ring]
-            for record in _records(chunk):
+            for record in records_of(chunk):
                 if where is not ANY and not where.matches(ring.id, record):
                     continue
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
@@ -245,7 +245,7 @@ class Reader:
             ring = self._rings.get(chunk.ring)
             if ring is None:
                 continue
-            for record in _records(chunk):
+            for record in records_of(chunk):
                 if record.group == small_id and record.seq == seq and record.op not in _P2P_CODES:
                     operation = self.operation(ring, record)
                     known = found.get(operation.rank)
@@ -262,7 +262,7 @@ class Reader:
 _P2P_CODES = frozenset(ev.OP_CODE[op] for op in ev.P2P)
 
 
-def _records(chunk: Chunk) -> Iterator[ev.Record]:
+def records_of(chunk: Chunk) -> Iterator[ev.Record]:
     """Yield the operations of a chunk, without step marks and operations that were only counted."""
     records = (ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(chunk.records))
     return (record for record in records if record.op != ev.STEP_MARK and record.timing != ev.COUNTED)

@@ -134,7 +134,7 @@ class ChromeTrace:
         for rank, label in sorted(self._ranks.items()):
             yield _metadata(rank, None, "process_name", name=f"rank {rank}")
             yield _metadata(rank, None, "process_labels", labels=label)
-            yield _metadata(rank, None, "process_sort_index", sort_index=rank)
+            yield _metadata(rank, None, "process_sort_index", sort_index=sort_index(rank))
 
     def of_operations(self, operations: Iterable[TraceOperation]) -> Iterator[Event]:
         """Yield the events of operations, given latest end first."""
@@ -153,7 +153,7 @@ class ChromeTrace:
             yield from self._join(next(iter(self._collectives)))
 
     def of_steps(self, steps: Iterable[TraceStep]) -> Iterator[Event]:
-        """Yield a slice for each step, and its communication and exposed communication as a counter in percent."""
+        """Yield a slice for each step with the sums of its parts, and these as a counter in percent of the step."""
         for step in steps:
             self.steps += 1
             yield from self._threads.named(step.rank, _STEPS, "steps")
@@ -165,7 +165,9 @@ class ChromeTrace:
                 "waiting for messages": step.p2p_wait_ns,
             }
             shares = {name: round(100 * ns / lasts, 2) for name, ns in parts.items() if ns is not None}
-            args = {f"{name} %": share for name, share in shares.items()} | ({"long": True} if step.long else {})
+            args: Event = {f"{name} %": share for name, share in shares.items()}
+            args |= {f"{name}, us": ns / 1000 for name, ns in parts.items() if ns is not None}
+            args |= {"long": True} if step.long else {}
             yield self._slice(part, f"step {step.seq}", step.start_ns, step.end_ns, cat="step", args=args)
             if shares:
                 yield {**self._at("C", part, step.start_ns), "name": "share of the step, %", "args": shares}
@@ -322,6 +324,11 @@ class ChromeTrace:
 def pid_of(rank: int) -> int:
     """Return the number of a rank's process."""
     return _FIRST_PROCESS + rank
+
+
+def sort_index(rank: int) -> int:
+    """Return the place of a rank's process in the picture; the next one is free for its profiles."""
+    return 2 * rank
 
 
 def _metadata(rank: int, tid: int | None, what: str, **args: object) -> Event:

@@ -17,6 +17,7 @@ from commwatch.core.clocks import FIRST, Clock, compare
 from commwatch.core.node_counters import CounterSample
 from commwatch.history.history import History
 from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceOperation, TraceStep
+from commwatch.report.profile_trace import PlacedProfile, ProfileSlices, ProfileTrace
 from commwatch.report.timeline_source import Source
 
 #: Compression of the file: a higher one takes twice the time, and saves a tenth.
@@ -32,6 +33,8 @@ class Exported(NamedTuple):
     marks: int
     #: There were more operations than the limit.
     cut: bool
+    #: For each profile how well its clock fits (``ProfileSlices.notes``).
+    profiles: Mapping[str, Mapping[str, object]]
 
 
 class Window(NamedTuple):
@@ -66,6 +69,7 @@ class NodeTrace(NamedTuple):
     samples: Iterable[CounterSample]
     #: Earlier operations may be missing.
     complete_ns: int = 0
+    profiles: Iterable[PlacedProfile] = ()
 
 
 def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], out: IO[str]) -> Exported:
@@ -81,9 +85,19 @@ def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], 
 
 @contextmanager
 def own_trace(
-    path: Path, job_id: str, last_s: float | None, marks: Iterable[TraceMark], *, alone: bool
+    path: Path,
+    job_id: str,
+    last_s: float | None,
+    marks: Iterable[TraceMark],
+    *,
+    alone: bool,
+    profiles: Iterable[ProfileTrace] = (),
 ) -> Iterator[NodeTrace]:
-    """Yield the timeline of a job on the node of a history; arguments as for ``export``. ``alone``: there are no other nodes."""
+    """Yield the timeline of a job on the node of a history; arguments as for ``export``. ``alone``: there are no other nodes.
+
+    Args:
+        profiles: kept traces of the job; those of other times are left out.
+    """
     with History(path) as history:
         source = Source(history, job_id)
         from_ns = source.begin_ns(last_s)
@@ -98,6 +112,7 @@ def own_trace(
             arriving=deque(),
             marks=marks,
             samples=source.samples(from_ns),
+            profiles=source.placed(profiles, from_ns),
         )
 
 
@@ -120,7 +135,7 @@ def write(
     # On one node, the window was applied when its history was read.
     from_ns = max(begin_ns, complete_ns) if len(nodes) > 1 else complete_ns
     trace = ChromeTrace(origin_ns, {rank: host for node in nodes for rank, host in node.ranks.items()})
-    limit = _Limit(window.most)
+    limit, profiles = _Limit(window.most), ProfileSlices(origin_ns)
     operations = merge(*(_operations(node, clock) for node, clock in placed), key=lambda one: -one.end_ns)
     marks = (mark._replace(at_ns=clock.of_first(mark.at_ns)) for node, clock in placed for mark in node.marks)
     _write(
@@ -134,17 +149,19 @@ def write(
                 trace.of_samples(number, _host(node), _samples(node.samples, clock, max(begin_ns, from_ns, origin_ns)))
                 for number, (node, clock) in enumerate(placed)
             ),
+            chain.from_iterable(profiles.of(profile, clock) for node, clock in placed for profile in node.profiles),
         ),
         {
             "job": job_id,
             "made by": f"commwatch {__version__}",
             "Unix time of 0, in ns": origin_ns,
             **({"clocks": _clocks(nodes, clocks)} if len(nodes) > 1 else {}),
+            "profiles": profiles.notes,
             **about,
         },
     )
     cut = limit.cut or complete_ns > begin_ns
-    return Exported(trace.operations, trace.steps, trace.arrows, trace.marks, cut)
+    return Exported(trace.operations, trace.steps, trace.arrows, trace.marks, cut, profiles.notes)
 
 
 def _operations(node: NodeTrace, clock: Clock) -> Iterator[TraceOperation]:
@@ -225,15 +242,15 @@ class _Limit:
 
 
 def _write(out: IO[str], events: Iterable[Event], about: Mapping[str, object]) -> None:
-    """Write a trace in the JSON object format, one event a line."""
-    encode = json.JSONEncoder(separators=(",", ":")).encode
-    out.write(f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[')
+    """Write a trace in the JSON object format, one event a line; ``about`` is complete when all events have come."""
+    encode = json.JSONEncoder(separators=(",", ":"), default=float).encode  # profiles have decimal numbers
+    out.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
     for event in events:
         out.write(separator)
         out.write(encode(event))
         separator = ",\n"
-    out.write("\n]}\n")
+    out.write(f'\n],"otherData":{encode(about)}}}\n')
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def trace_of(first: TimelinePart, more: Callable[[TimelinePart], TimelinePart] |
     """Return the timeline of another node.
 
     Args:
-        first: the first page.
+        first: the first page; its operations are removed from it while they are read.
         more: returns the page after a page; ``None``: the first page is all that there will be.
     """
     arriving = deque[TraceStep]()
@@ -173,6 +173,9 @@ def trace_of(first: TimelinePart, more: Callable[[TimelinePart], TimelinePart] |
 
 
 def _operations(page: TimelinePart) -> Iterator[TraceOperation]:
-    for row in page.operations:
+    """Yield the operations of a page, and remove them from it: the first page is kept as long as the trace."""
+    page.operations.reverse()
+    while page.operations:
+        row = page.operations.pop()
         names = {"op": page.ops[row.op], "group": page.groups[row.group], "dtype": page.dtypes[row.dtype]}
         yield TraceOperation(**{**row._asdict(), **names})

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +26,7 @@ from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
 from commwatch.core.errors import CommwatchError
 from commwatch.core.views import RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, total
+from commwatch.report.profile_trace import ProfileTrace
 from commwatch.watchers import trace_files
 from commwatch.watchers.trace_overlap import GroupShare
 
@@ -285,7 +286,7 @@ class Profiles:
         """Keep the trace, read it, and return the rank with its figures."""
         left = files.of_rank(files.directory(self._run_dir), result.id, known.rank, files.TRACE)
         try:
-            trace = self._folder(active.request) / f"rank{known.rank}.{files.TRACE}"
+            trace = self._folder(active.request) / _trace_name(known.rank)
             trace_files.take(left, trace)
         except OSError as error:
             return replace(
@@ -295,6 +296,7 @@ class Profiles:
         answer = trace_files.overlap(trace, result.from_ns, result.until_ns, reading_s)
         if "error" in answer:
             return replace(known, state="failed", error=answer["error"])
+        trace_files.keep_intervals(trace.with_name(_exposed_name(known.rank)), result.from_ns, answer["exposed"])
         length = answer["length_s"]
         comm, exposed = answer["comm_s"], answer["exposed_s"]
         shares = [None if seconds is None else seconds / length for seconds in (comm, exposed)]
@@ -342,6 +344,30 @@ class Profiles:
 def kept_in(state: Path) -> Path:
     """Return the directory of profiles in a state directory."""
     return state / "profiles"
+
+
+def traces_of(kept: Path, job_id: str) -> Iterator[ProfileTrace]:
+    """Yield the traces in a directory of profiles that were measured, of ranks of a job; results that cannot be read are left out."""
+    for path in sorted(kept.glob("*-*/profile.json")):
+        try:
+            profile = _STORED.validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
+        for rank in profile.ranks if profile.job_id == job_id else ():
+            if rank.state != "done" or rank.from_seq is None or rank.until_seq is None:
+                continue
+            if rank.begin_at is not None and rank.end_at is not None:
+                marks, times = (rank.from_seq, rank.until_seq), (int(rank.begin_at * 1e9), int(rank.end_at * 1e9))
+                trace, exposed = (path.with_name(name(rank.rank)) for name in (_trace_name, _exposed_name))
+                yield ProfileTrace(profile.id, rank.rank, trace, exposed, marks, *times)
+
+
+def _exposed_name(rank: int) -> str:
+    return f"rank{rank}.exposed.json"
+
+
+def _trace_name(rank: int) -> str:
+    return f"rank{rank}.{files.TRACE}"
 
 
 def _remove(path: Path) -> None:

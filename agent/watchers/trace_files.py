@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 from commwatch.collectors.wire import others
 
+log = logging.getLogger("commwatch")
 #: Bytes of a claim or a result; bytes of a compressed trace: one of 50 steps has some ten megabytes.
 _MOST_BYTES, _MOST_TRACE_BYTES = 65_536, 256 << 20
 
@@ -53,3 +55,11 @@ def overlap(trace: Path, from_ns: int, until_ns: int, patience_s: float) -> dict
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
         return {"error": f"the trace cannot be read: {error}"}
     return answer
+
+
+def keep_intervals(path: Path, from_ns: int, intervals: list[list[int]]) -> None:
+    """Write intervals of an ``Overlap`` in Unix time (ns), for a timeline; log a warning if that fails."""
+    try:
+        path.write_text(json.dumps([[from_ns + begin, from_ns + end] for begin, end in intervals]), encoding="utf-8")
+    except OSError as error:
+        log.warning("cannot keep the exposed intervals of a profile: %s", error)

@@ -53,6 +53,8 @@ class Overlap:
     exposed_s: float | None
     #: Empty where the trace names no groups.
     groups: list[GroupShare] = field(default_factory=list)
+    #: Begins and ends of the exposed communication, earliest first, in ns from the begin of the window.
+    exposed: list[tuple[int, int]] = field(default_factory=list)
 
 
 class _Event(NamedTuple):
@@ -118,7 +120,7 @@ def _kernels(events: list[_Event], length: int) -> Overlap:
         if event.group is not None:
             by_group.setdefault(event.group, []).append(event)
     groups = [GroupShare(name, *_shares(_union(part), compute, length)) for name, part in sorted(by_group.items())]
-    return Overlap("kernels", length / 1e9, *_shares(_union(comm), compute, length), groups)
+    return _measured("kernels", _union(comm), compute, length, groups)
 
 
 def _cpu_ops(events: list[_Event], length: int) -> Overlap:
@@ -135,7 +137,7 @@ def _cpu_ops(events: list[_Event], length: int) -> Overlap:
     comm = _union(event for event in works if _of_backend(event) not in _P2P)
     # A receive that is posted early counts only while no operator computes.
     _add(comm, _union(event for event in works if _of_backend(event) in _P2P).minus(compute))
-    return Overlap("cpu_ops", length / 1e9, *_shares(comm, compute, length))
+    return _measured("cpu_ops", comm, compute, length, [])
 
 
 def _of_backend(event: _Event) -> str | None:
@@ -160,6 +162,11 @@ def _union(events: Iterable[_Event]) -> Intervals:
 def _add(union: Intervals, more: Intervals) -> None:
     for start, end in zip(more.starts, more.ends, strict=True):
         union.add(start, end)
+
+
+def _measured(source: str, comm: Intervals, compute: Intervals, length: int, groups: list[GroupShare]) -> Overlap:
+    exposed = list(zip(*comm.minus(compute).within(0, length), strict=True))
+    return Overlap(source, length / 1e9, *_shares(comm, compute, length), groups, exposed)
 
 
 def _shares(comm: Intervals, compute: Intervals, length: int) -> tuple[float, float]:

@@ -54,6 +54,20 @@ def test_every_record(agent: QueryService) -> None:
     assert {name.removesuffix(" (2)") for name in trace.threads.values()} == {"steps", "dp, 8 ranks", "tp, 4 ranks"}
 
 
+def test_parts_of_steps_are_those_of_the_api(agent: QueryService) -> None:
+    """Each step has its communication and its exposed time, exactly as ``/api/v1/steps``; their sums are the job's."""
+    _, trace = traced(agent.path)
+    steps = agent.steps(0, 1 << 62, "job", None, 1 << 20)
+    for name, field in (("communication", "comm_s"), ("exposed", "exposed_s")):
+        expected = Counter((step.rank, step.seq, round(1e9 * getattr(step, field))) for step in steps)
+        found = [
+            (each.rank, int(each.name.removeprefix("step ")), round(1000 * each.args[f"{name}, us"]))
+            for each in trace.of("step")
+        ]
+        assert Counter(found) == expected
+        assert sum(ns for *_, ns in found) == sum(ns for *_, ns in expected) > 0
+
+
 def test_waits_are_those_of_the_api(agent: QueryService) -> None:
     """The waits in the trace are those that ``/api/v1/collectives`` gives, of each rank and collective."""
     _, trace = traced(agent.path)
@@ -131,7 +145,7 @@ def test_one_clock(tmp_path: Path) -> None:
         write_ring(watch.rings, records, [group_entry()], job="job", restart=1, rank=rank, **begun)
     watch.tick(21_000 * MS)
     found, trace = traced(watch.path)
-    assert found == (2, 2, 1, 0, False)
+    assert found == (2, 2, 1, 0, False, {})
     assert {(each.start_ns, each.end_ns) for each in trace.of("operation")} == {(5010 * MS, 5020 * MS)}
     assert {(each.start_ns, each.end_ns) for each in trace.of("step")} == {(5000 * MS, 5100 * MS)}
     assert [each["args"] for each in trace.counters] == [{"communication": 10.0, "exposed": 5.0}] * 2
@@ -155,7 +169,7 @@ def test_job_without_records(tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     write_ring(watch.rings, [], job="job")
     watch.tick()
-    assert traced(watch.path)[0] == (0, 0, 0, 0, False)
+    assert traced(watch.path)[0] == (0, 0, 0, 0, False, {})
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch.history.store import Writer
 from commwatch.report.chrome_trace import TraceMark
-from commwatch.report.timeline_export import Window, export, writing
+from commwatch.report.profile_trace import ProfileTrace
+from commwatch.report.timeline_export import Window, export, own_trace, write, writing
 from tests.agent.report.test_report_page import job_of
 from tests.chrome_trace import read
 from tests.helpers import PATIENCE_S
@@ -61,6 +67,22 @@ def perfetto() -> Iterator[str]:
         server.shutdown()
 
 
+@contextmanager
+def opened(page: Page, path: Path) -> Iterator[Callable[[str], list[list[Any]]]]:
+    """Queries to a timeline in Perfetto, which has found no error in it."""
+
+    def asked(query: str) -> list[list[Any]]:
+        return list(page.evaluate(QUERY, query))
+
+    with perfetto() as url:
+        page.goto(url)
+        page.wait_for_function("window.app !== undefined")
+        page.evaluate(OPEN, base64.b64encode(path.read_bytes()).decode())
+        page.wait_for_function("window.app.trace !== undefined")
+        assert asked("SELECT name, value FROM stats WHERE severity != 'info' AND value > 0") == []
+        yield asked
+
+
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page of its own."""
@@ -89,16 +111,7 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
             out,
         )
     ours = read(path)
-
-    def asked(query: str) -> list[list[Any]]:
-        return list(page.evaluate(QUERY, query))
-
-    with perfetto() as url:
-        page.goto(url)
-        page.wait_for_function("window.app !== undefined")
-        page.evaluate(OPEN, base64.b64encode(path.read_bytes()).decode())
-        page.wait_for_function("window.app.trace !== undefined")
-        assert asked("SELECT name, value FROM stats WHERE severity != 'info' AND value > 0") == []
+    with opened(page, path) as asked:
         slices = asked("SELECT cat, name, COUNT(*), MAX(depth) FROM slice WHERE dur > 0 GROUP BY 1, 2")
         arrows, names = asked(ARROWS), asked("SELECT pid, name FROM process WHERE pid > 0")
         threads = asked(
@@ -114,3 +127,43 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
     assert {(pid, tid): name for pid, tid, name in threads} == ours.threads
     assert counters == [[sum(len(each["args"]) for each in ours.counters)]]
     assert marks == [["verdict straggler"]]
+
+
+def profile_of(directory: Path, lasts_ns: int) -> ProfileTrace:
+    """A trace that torch has written here, as if it was of rank 3 and of steps 6 to 8, which took so long."""
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            layers(torch.randn(8, 64)).sum().backward()
+        end_ns = time.time_ns()
+    profiler.export_chrome_trace(str(directory / "profile.json"))
+    packed = directory / "profile.json.gz"
+    packed.write_bytes(gzip.compress((directory / "profile.json").read_bytes()))
+    return ProfileTrace("id", 3, packed, directory / "none", (5, 8), end_ns - lasts_ns, end_ns)
+
+
+def test_profile_in_it(page: Page, tmp_path: Path) -> None:
+    """A profile of torch is in the timeline with all its slices and arrows, in a process of its own."""
+    agent, path = job_of(tmp_path, 8, 12, range(4, 7)), tmp_path / "trace.json.gz"
+    of_rank = agent.steps(0, 1 << 62, "job", 3, 1 << 20)
+    trace = profile_of(tmp_path, round(1e9 * sum(step.duration_s for step in of_rank if 6 <= step.seq <= 8)))
+    with writing(path) as out, own_trace(agent.path, "job", None, (), alone=True, profiles=[trace]) as own:
+        write([own], "job", Window(None), {}, out)
+    found = json.loads(gzip.decompress(trace.path.read_bytes()))
+    events = [each for each in found["traceEvents"] if each.get("cat") != "Trace"]
+    expected = Counter((each["cat"], each["name"]) for each in events if each["ph"] == "X")
+    with opened(page, path) as asked:
+        of_profile = "FROM thread_track tt JOIN thread USING (utid) JOIN process p USING (upid) JOIN slice s ON s.track_id = tt.id"
+        where = "WHERE p.name = 'rank 3, torch.profiler'"
+        slices = asked(f"SELECT cat, s.name, COUNT(*), MAX(ts + dur) {of_profile} {where} GROUP BY 1, 2")
+        arrows = asked(ARROWS)
+    assert {(cat, name): count for cat, name, count, _ in slices} == expected
+    (count,) = (count for source, target, count in arrows if source == target == "rank 3, torch.profiler")
+    assert count == sum(each["ph"] == "s" for each in events) > 0
+    (step_s,) = (step.end_at for step in of_rank if step.seq == 8)
+    moved_ns = (
+        found["baseTimeNanoseconds"] - trace.end_ns + round(step_s * 1e9) - read(path).about["Unix time of 0, in ns"]
+    )
+    latest = max(1000 * (each["ts"] + each["dur"]) for each in events if each["ph"] == "X")
+    # Unix time in seconds, or in µs since that zero, as a double has some hundred ns.
+    assert max(end_ns for *_, end_ns in slices) == pytest.approx(latest + moved_ns, abs=1000, rel=0)

@@ -152,6 +152,21 @@ def test_cut(nodes: list[Watch]) -> None:
     assert {len(seqs) + min(seqs) for seqs in by_rank.values()} == {STEPS}
 
 
+def test_pages_are_not_kept(nodes: list[Watch]) -> None:
+    """An operation of another node takes no memory once it is read: neither the first page nor later ones are kept."""
+    pages = [sent(nodes[1].path, Page(None, None, None, 100))]
+
+    def more(page: TimelinePart) -> TimelinePart:
+        pages.append(sent(nodes[1].path, Page(None, page.from_ns, page.cursor, 100)))
+        return pages[-1]
+
+    operations = iter(trace_of(pages[0], more).operations)
+    for number in range(250):
+        assert sum(len(page.operations) for page in pages) == 100 * len(pages) - number
+        next(operations)
+    assert len(pages) == 3
+
+
 def test_clock_that_is_not_known(tmp_path: Path, nodes: list[Watch]) -> None:
     """A node that shares no collectives with the others keeps its times, and is marked in the trace's metadata; the trace has the marks of all nodes."""
     lonely = Watch(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import time
@@ -19,8 +20,18 @@ import pytest
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import profile_files as files
-from commwatch.watchers.profiles import Profile, ProfileError, Profiles, RankProfile, UnknownTarget, kept_in
+from commwatch.report.timeline_export import Window, own_trace, write
+from commwatch.watchers.profiles import (
+    Profile,
+    ProfileError,
+    Profiles,
+    RankProfile,
+    UnknownTarget,
+    kept_in,
+    traces_of,
+)
 from tests.agent.server.routes.test_jobs import rings_of
+from tests.chrome_trace import parsed
 from tests.helpers import (
     EPOCH_NS,
     MS,
@@ -187,6 +198,32 @@ def test_whole_way(node: Node) -> None:
     assert node.born().get(asked.id) == found  # also for an agent after this one
     assert node.profiles.get("0" * 16) is None
     assert node.profiles.get("*") is None
+
+
+def test_traces_for_a_timeline(node: Node, tmp_path: Path) -> None:
+    """The traces of a job that were measured can be put into its timeline; others, and results that cannot be read, are left out."""
+    asked = node.ask()
+    node.finish(asked.id, 0)
+    node.finish(asked.id, 1, error="the training itself runs a profiler")
+    node.seen(asked.id)
+    folder = node.kept / f"{JOB}-{asked.id}"
+    (node.kept / "job-damaged").mkdir()
+    (node.kept / "job-damaged" / "profile.json").write_text("{")
+    (trace,) = traces_of(node.kept, JOB)
+    names = (folder / "rank0.pt.trace.json.gz", folder / "rank0.exposed.json")
+    assert trace[:5] == (asked.id, 0, *names, (1, 3))
+    assert (trace.begin_ns, trace.end_ns) == pytest.approx((EPOCH_NS + 2 * STEP, EPOCH_NS + 4 * STEP), abs=1000, rel=0)
+    assert list(traces_of(node.kept, "other")) == list(traces_of(tmp_path / "none", JOB)) == []
+    with own_trace(node.watch.path, JOB, None, (), alone=True, profiles=[trace]) as own:
+        out = io.StringIO()
+        found = write([own], JOB, Window(None), {}, out)
+    (note,) = found.profiles.values()
+    assert note["moved_us"] == pytest.approx(0, abs=1)
+    # The trace: of 200 ms NCCL has 100 to 140 and 250 to 270, compute 120 to 200.
+    read = parsed(out.getvalue().encode())
+    begin_ns = EPOCH_NS + 2 * STEP - read.about["Unix time of 0, in ns"]
+    exposed = [((each.start_ns - begin_ns) / MS, (each.end_ns - begin_ns) / MS) for each in read.of("exposed")]
+    assert exposed == [pytest.approx((0, 20), abs=0.001), pytest.approx((150, 170), abs=0.001)]
 
 
 def test_refusals(node: Node) -> None:
