@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -76,8 +76,8 @@ pictures: sync hook  ## make the pictures of a job with a late rank in docs/imag
 	$(BIN)/python -m tests.faults.pictures docs/images
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
-torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)
-	$(BIN)/python -m tests.frameworks.torch_builds $(TORCH_VERSIONS)
+hooks: sync  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB)
+	$(BIN)/python -m commwatch.deploy.hooks_wheel --out dist $(TORCH_VERSIONS)
 
 # The CUDA build of torch, in a separate environment for each version: 7 GB, most of it NVIDIA's libraries.
 CUDA_TORCH ?= 2.14.1

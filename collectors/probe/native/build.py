@@ -101,6 +101,8 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
     where = library.folder(env, facts)
     if not force and (found := _usable(env, facts)):
         return found
+    if not force and (found := _take_prebuilt(where, facts, env)):
+        return found
     made = recipe(env)
     with _alone(where.parent, env):
         if not force and (found := _usable(env, facts)):
@@ -124,6 +126,8 @@ def _usable(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path | None:
         path, manifest = library.find(env, facts)
     except NotAvailable:
         return None
+    if manifest.get("recipe", {}).get("compiler") == library.PREBUILT:  # tried when it was put here
+        return path if path.parent == library.folder(env, facts) else None
     try:
         return path if manifest.get("recipe") == recipe(env) else None
     except BuildFailed:
@@ -161,7 +165,7 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
         scratch = Path(name)
         for file, text in library.sources().items():
             (scratch / file).write_text(text, encoding="utf-8")
-        built, expected = scratch / "hook.so", library.key(facts)
+        built, expected = scratch / "hook.so", library.source_key()
         abi = bool(torch._C._GLIBCXX_USE_CXX11_ABI)
         _call(
             "the compiler",
@@ -170,34 +174,74 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
             env,
             _BUILD_S,
         )
-        trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), expected]
-        _call("the test of the built library", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
+        _try_out(built, scratch, env)
         plugin = _build_plugin(scratch, where, made, env)
         path, checksum = _keep(built, where, "hook")
-    manifest = {
-        "library": path.name,
-        "sha256": checksum,
-        **plugin,
+    about = {
         "recipe": made,
-        "torch": dict(facts),
         "built_s": round(time.monotonic() - began, 1),
         "built_at": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+    _finish(where, {"library": path.name, "sha256": checksum, **plugin, "torch": dict(facts), **about})
+    return path
+
+
+def _take_prebuilt(where: Path, facts: Mapping[str, Any], env: Mapping[str, str]) -> Path | None:
+    """Copy the hook of the package ``commwatch_hooks`` to the user's cache, once it has been tried; ``None`` if there is none that works."""
+    found = library.prebuilt(facts)
+    if found is None:
+        return None
+    library_file, manifest = found
+    with contextlib.suppress(BuildFailed, OSError), _alone(where.parent, env):
+        where.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=where) as name:
+            scratch = Path(name)
+            hook = Path(shutil.copy(library_file, scratch / "hook.so"))
+            _try_out(hook, scratch, env)
+            plugin = library.plugin_beside(library_file, manifest)
+            copied = (
+                {}
+                if plugin is None
+                else _try_plugin(Path(shutil.copy(plugin, scratch / "nccl.so")), scratch, where, env)
+            )
+            path, checksum = _keep(hook, where, "hook")
+        about = {name: manifest[name] for name in ("recipe", "built_s", "built_at")}
+        _finish(where, {"library": path.name, "sha256": checksum, **copied, "torch": dict(facts), **about})
+        return path
+    return None
+
+
+def _try_out(built: Path, scratch: Path, env: Mapping[str, str]) -> None:
+    """Record a small job with a library, in another process; raise ``BuildFailed`` if it does not work."""
+    trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), library.source_key()]
+    _call("the test of the built library", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
+
+
+def _finish(where: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, after which the hook is there; remove what an earlier build left."""
     _write(where / library.MANIFEST, manifest)
     for old in where.iterdir():
-        if old.name not in (path.name, plugin.get("plugin"), library.MANIFEST) and not old.name.startswith(".build-"):
+        kept = (manifest["library"], manifest.get("plugin"), library.MANIFEST)
+        if old.name not in kept and not old.name.startswith(".build-"):
             old.unlink()
-    return path
 
 
 def _build_plugin(scratch: Path, where: Path, made: dict[str, str], env: Mapping[str, str]) -> dict[str, str]:
     """Build NCCL's plugin beside the hook; return its entries of the manifest: name and checksum, or why there is none."""
     built = scratch / "nccl.so"
-    trial = [sys.executable, "-m", "commwatch.collectors.nccl_plugin.trial", str(built)]
     try:
         _call("the compiler", plugin_command_line(made, built), scratch, env, _BUILD_S)
-        _call("the test of the built NCCL plugin", trial, scratch, env, _TRIAL_S)
     except BuildFailed as failed:  # the hook does not need it
+        return {"plugin_missing": str(failed)}
+    return _try_plugin(built, scratch, where, env)
+
+
+def _try_plugin(built: Path, scratch: Path, where: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Try NCCL's plugin out and give it its final name; return its entries of the manifest: name and checksum, or why there is none."""
+    trial = [sys.executable, "-m", "commwatch.collectors.nccl_plugin.trial", str(built)]
+    try:
+        _call("the test of the built NCCL plugin", trial, scratch, env, _TRIAL_S)
+    except BuildFailed as failed:
         return {"plugin_missing": str(failed)}
     plugin, checksum = _keep(built, where, "nccl")
     return {"plugin": plugin.name, "plugin_sha256": checksum}

@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 #: The folder of NCCL's profiler plugin, which is built with the hook and lies beside it.
 PLUGIN = HERE.parents[1] / "nccl_plugin"
 MANIFEST = "manifest.json"
+#: The package with hooks that were built before, a folder for each version of torch; its manifests name this as the compiler.
+PACKAGE, PREBUILT = "commwatch_hooks", "prebuilt"
 FAILURE = "failure.json"
 #: Bytes read of a manifest, or of a library (half a megabyte); the checksum of a larger one is wrong.
 _MOST_BYTES = 64 << 20
@@ -128,10 +130,15 @@ def sources() -> dict[str, str]:
     return {**{path.name: path.read_text(encoding="utf-8") for path in files}, "format.h": format_header()}
 
 
+def source_key() -> str:
+    """Return a hash of the sources, which a library has in it."""
+    return hashlib.sha256(json.dumps(sources(), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def key(facts: Mapping[str, Any]) -> str:
     """Return a hash of what a library is built from and for."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
-    made_of = [facts, platform.machine(), libc, sources()]
+    made_of = [facts, platform.machine(), libc, source_key()]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -166,12 +173,36 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
             raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
         _check_owner(where)
     except FileNotFoundError:
+        found = prebuilt(facts)
+        if found is not None:
+            return found
         raise NotAvailable(f"it has not been built for torch {facts['version']}; run: commwatch native build") from None
     except OSError as error:
         raise NotAvailable(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise NotAvailable(f"{where / MANIFEST} is damaged; run: commwatch native build --force") from None
     return library, manifest
+
+
+def prebuilt(facts: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+    """Return the library of the package ``commwatch_hooks`` for this torch and its manifest, checked; ``None`` if it has none that fits.
+
+    It fits a torch of the same version and commit, with or without CUDA, if it was built from these sources.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    version = str(facts["version"]).partition("+")[0]
+    for where in (Path(place, f"torch-{version}") for place in places):
+        try:
+            manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
+            library = where / str(manifest["library"])
+            made_for = (manifest["git_version"], manifest["machine"], manifest["sources"])
+            right = hashlib.sha256(_trusted(library)).hexdigest() == manifest["sha256"]
+        except (OSError, ValueError, KeyError, TypeError, NotAvailable):
+            continue
+        if right and made_for == (facts["git_version"], platform.machine(), source_key()):
+            return library, manifest
+    return None
 
 
 def plugin_beside(library: Path, manifest: Mapping[str, Any]) -> Path | None:
@@ -211,7 +242,7 @@ def load(env: Mapping[str, str]) -> Library:
     """
     facts = torch_facts()
     path, manifest = find(env, facts)
-    loaded = Library(path, key(facts))
+    loaded = Library(path, source_key())
     loaded.nccl_plugin = plugin_beside(path, manifest)
     return loaded
 
