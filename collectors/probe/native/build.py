@@ -28,8 +28,8 @@ from commwatch.collectors.wire.identity import make_private_dir
 
 COMPILERS = ("c++", "g++", "clang++")
 _BUILD_S, _TRIAL_S = 900.0, 120.0
-#: Exit codes: the hook is available, or it is not.
-AVAILABLE, MISSING = 0, 1
+#: Exit codes: the hook is available, it is not, or Ctrl-C ended the build.
+AVAILABLE, MISSING, INTERRUPTED = 0, 1, 130
 
 
 class BuildFailed(NotAvailable):
@@ -358,6 +358,8 @@ def main(argv: list[str] | None = None) -> int:
         instead = ", using the Python one" if falls_back else ""
         print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)
         return MISSING
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if arguments.verb == "build":
         print(path)
     return AVAILABLE

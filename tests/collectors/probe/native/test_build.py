@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import pytest
 
 from commwatch.collectors.probe.native import build, library
 from commwatch.collectors.probe.native.library import NotAvailable
-from tests.helpers import PATIENCE_S, clean_env, needs
+from tests.helpers import PATIENCE_S, clean_env, needs, wait_for
 
 #: A build compiles the hook, and then the NCCL plugin; the diary has the first.
 WORKS = """case "$1" in --version) echo "diligent 1.0"; exit;; esac
@@ -235,6 +236,18 @@ def test_plugin_that_does_not_work(cache: Cache) -> None:
 
 
 @pytest.mark.usefixtures("no_trial")
+def test_interrupted_builder(cache: Cache) -> None:
+    """Ctrl-C ends a build with exit code 130, without a traceback, and nothing of it is left."""
+    slow = 'case "$1" in --version) exit;; esac\necho built >> {diary}\nread forever < {diary}.pipe\n'
+    os.mkfifo(f"{cache.diary}.pipe")
+    builder = cache.start("build", script=slow)
+    wait_for(lambda: cache.builds, "the compiler to be called")
+    builder.send_signal(signal.SIGINT)
+    out, err = builder.communicate(timeout=PATIENCE_S)
+    assert (builder.returncode, out, "Traceback" in err) == (130, "", False)
+    assert list(cache.folder.iterdir()) == []
+
+
 def test_killed_builder(cache: Cache) -> None:
     """A builder that is killed leaves nothing that a trainer would take, and the next one builds."""
     slow = WORKS.replace("echo built", "echo begun >> {diary}.begun; exec sleep 1000")
