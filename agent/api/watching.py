@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from commwatch.collectors.wire.identity import make_private_dir, run_dir
 from commwatch.runtime.concurrency import wait_until
 from commwatch.runtime.discovery import answering
 
 #: Most seconds to wait for an agent that was started.
-_START_S = 10.0
+_START_S = 30.0
 #: Agents that this process has started: they end with it, when the pipe to their standard input closes.
 _started: list[subprocess.Popen[bytes]] = []
 
@@ -44,7 +45,10 @@ def _have_agent() -> None:
     directory = run_dir(os.environ)
     if answering(directory) is not None:
         return
-    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", "--dir", str(directory)]
+    # Its folders are those that its environment names, as for `commwatch agent`.
+    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes"]
+    settings = Path("commwatch.toml")
+    command += ["--config", str(settings.absolute())] if settings.is_file() else []
     try:
         make_private_dir(directory, os.environ)
         # A session of its own, because Ctrl-C is for the training; from /, because its folder may hold modules named like ours.

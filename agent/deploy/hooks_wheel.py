@@ -43,13 +43,19 @@ Requires-Dist: commwatch=={__version__}
 
 
 class CannotBuild(Exception):
-    """A hook cannot be built; the text has the compiler's errors."""
+    """A hook cannot be built; the text has the errors of pip or of the compiler."""
 
 
 def unpacked(version: str, where: Path) -> Path:
-    """Download the wheel of a version of torch; return its folder ``torch``, with headers and libraries only."""
+    """Download the wheel of a version of torch; return its folder ``torch``, with headers and libraries only.
+
+    Raises:
+        CannotBuild: pip cannot get it.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(where), f"torch=={version}"]
-    subprocess.run(pip, check=True)
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotBuild(done.stderr)
     (wheel,) = where.glob("torch-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(where, [name for name in archive.namelist() if name.startswith(_PARTS)])
