@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from commwatch.api.rest import Client
 from commwatch.api.rows import Rows
+from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.core.errors import CommwatchError
 
 #: Most seconds that a query waits for data.
@@ -78,6 +79,8 @@ class _Follower:
 
 
 _latest: _Follower | None = None
+#: A fault of ours was printed.
+_said = False
 _lock = threading.Lock()
 
 
@@ -97,8 +100,16 @@ def _place() -> tuple[str, int] | tuple[None, None]:
 
 def _asked(question: Callable[[Client, str | None], _T], otherwise: _T) -> _T:
     """Return the answer to a question about this job, or about the latest if this process is in none; ``otherwise`` without one."""
+    global _said
     job, _ = _place()
     try:
         return question(Client(timeout_s=_PATIENCE_S), job)
     except CommwatchError:
+        return otherwise
+    except Exception as error:  # such as an agent of another version: nothing may reach the training
+        if raised_by_handler(error):
+            raise
+        if not _said:
+            _said = True
+            print(f"commwatch: no figures: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return otherwise

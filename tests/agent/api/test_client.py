@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import commwatch
+from commwatch.api import training
 from commwatch.api.figures import figures_of
 from tests.helpers import RunningAgent, agent, clean_env, free_port, wait_for
 from tests.live import LATE_MS, PERIOD_MS, TRANSFER_MS, HandMade
@@ -120,6 +121,17 @@ def test_in_a_process_without_job(watched: RunningAgent, monkeypatch: pytest.Mon
     assert commwatch.metrics()["comm/straggler_rank"] == 1
     monkeypatch.setenv("COMMWATCH_DIR", "/nonexistent")
     assert (list(commwatch.summary()), list(commwatch.verdicts()), commwatch.last_step()) == ([], [], None)
+
+
+def test_agent_of_another_version(
+    watched: RunningAgent, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An answer in another form reaches no script: there are no figures, and one line says why, once."""
+    monkeypatch.setenv("COMMWATCH_DIR", str(watched.directory))
+    monkeypatch.setattr(commwatch.Client, "get", lambda *_, **__: {"job": {"other": 1}})
+    for _ in range(2):
+        assert training._asked(lambda client, job: client.metrics(job), {}) == {}
+    assert capfd.readouterr().err == "commwatch: no figures: KeyError: 'slots'\n"
 
 
 def test_import_is_light() -> None:
