@@ -129,8 +129,9 @@ def test_agent_of_another_version(
     """An answer in another form reaches no script: there are no figures, and one line says why, once."""
     monkeypatch.setenv("COMMWATCH_DIR", str(watched.directory))
     monkeypatch.setattr(commwatch.Client, "get", lambda *_, **__: {"job": {"other": 1}})
+    none: dict[str, float] = {}
     for _ in range(2):
-        assert training._asked(lambda client, job: client.metrics(job), {}) == {}
+        assert training._asked(lambda client, job: client.metrics(job), none) == {}
     assert capfd.readouterr().err == "commwatch: no figures: KeyError: 'slots'\n"
 
 
