@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from commwatch.core import terminal_text
 from commwatch.core.bandwidth import algbw, busbw
-from commwatch.core.units import percent, rate, seconds, size
+from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.reference.references import Measured, References
 
 #: Operations that reduce, and operations that have a root rank.
@@ -83,11 +82,10 @@ def listing(there: References) -> str:
     """Return the list of references and of link settings."""
     lines = []
     for path, one in sorted(there.measured.items(), key=lambda item: -item[1].made_at):
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_at))
         sizes = [size_bytes for points in one.points.values() for size_bytes in points]
         lines += [
             f"{one.kind}  {one.name}",
-            f"  made {made} from {one.source}",
+            f"  made {moment(one.made_at)} from {one.source}",
             f"  {', '.join(one.points)}; {size(min(sizes))} to {size(max(sizes))}",
             f"  {path}",
         ]

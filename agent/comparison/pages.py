@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 
 from commwatch.comparison.bootstrap import CONFIDENCE
 from commwatch.comparison.comparison import LEAST_CHANGE, LEAST_POINTS, Comparison, Figure, KindFigures, Side
 from commwatch.core import terminal_text
-from commwatch.core.units import percent, rate, seconds, size
+from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.report import html_frame
 from commwatch.report.report import columns, job_state
 
@@ -71,9 +70,8 @@ def headline(comparison: Comparison) -> str:
 
 def _side(side: Side) -> str:
     job = side.job
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     left_out = f"{side.warm_up} of warm-up and {side.long} long ones left out"
-    return f"{job.job_id} ({job_state(job)}), began {when}; {side.steps} steps compared, {left_out}"
+    return f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}; {side.steps} steps compared, {left_out}"
 
 
 def _figure_cells(figure: Figure) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 def seconds(value: float | None) -> str:
     """Format a duration in seconds; ``–`` for ``None``."""
@@ -17,6 +19,11 @@ def seconds(value: float | None) -> str:
         if value >= 3600
         else f"{int(value // 60)}m{int(value % 60):02d}s"
     )
+
+
+def moment(at_s: float) -> str:
+    """Format Unix seconds as date and time of this machine's time zone, with its name."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_s))
 
 
 def size(value: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -22,7 +21,7 @@ from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
 from commwatch.core.api_views import Row
 from commwatch.core.terminal_text import width
-from commwatch.core.units import percent, rate, seconds, size
+from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch.nodes.merging import Nodes
@@ -276,9 +275,11 @@ def rank_cells(line: RankLine) -> tuple[str, ...]:
 def headlines(report: Report) -> list[tuple[str, str]]:
     """Return the lines at the top of the report as (name, text)."""
     job = report.job
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
-    facts = [("job", f"{job.job_id} ({job_state(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    facts = [
+        ("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}"),
+        ("ranks", ranks),
+    ]
     if report.nodes is not None:
         facts.append(("nodes", _nodes(report.nodes)))
     if job.ending:
