@@ -38,7 +38,7 @@ _OF_HISTORY = frozenset(
     f"/api/v1/{name}"
     for name in (
         *("summary", "cells", "slots", "ops", "collectives", "steps", "efficiency", "advice"),
-        *("report", "report_part", "timeline", "timeline_part"),
+        *("report", "report_part", "wait_part", "timeline", "timeline_part"),
     )
 )
 #: Seconds that a request waits for its turn.
