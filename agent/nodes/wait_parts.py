@@ -7,12 +7,11 @@ run are these sums minus the shortest durations of all nodes. No clocks are comp
 
 from __future__ import annotations
 
-import zlib
-from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from commwatch.collectors.wire.events import OP_CODE, SYMMETRIC
+from commwatch.nodes.packed import unpacked
 
 if TYPE_CHECKING:
     from commwatch.ingest.columns import Ints
@@ -36,7 +35,7 @@ class Kind(NamedTuple):
 class GroupPart:
     """The collectives of one group that all its ranks on this node have recorded, run after run. A run has one kind and one slot of 10 s.
 
-    The texts are columns, as ``packed`` makes them.
+    The texts are columns, as ``packed.packed`` makes them.
     """
 
     restart: int
@@ -83,36 +82,13 @@ class GroupColumns(NamedTuple):
         return begins
 
 
-def packed(values: Ints) -> str:
-    """Return integers as text: byte k of all values before byte k + 1 of all, compressed."""
-    import numpy as np
-
-    planes = np.frombuffer(values.astype("<i8").tobytes(), np.uint8).reshape(-1, 8).T
-    return b64encode(zlib.compress(planes.tobytes(), 1)).decode()
-
-
-def _unpacked(text: str, most: int) -> Ints:
-    """Return the values that ``packed`` was given; raise ``ValueError`` if they are not at most ``most`` integers."""
-    import numpy as np
-
-    unpacking = zlib.decompressobj()
-    try:
-        planes = unpacking.decompress(b64decode(text, validate=True), 8 * max(1, most))
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if not unpacking.eof or len(planes) % 8:
-        raise ValueError("columns that are too long, or cut short")
-    rows = np.frombuffer(planes, np.uint8).reshape(8, -1).T
-    return np.frombuffer(rows.tobytes(), "<i8").astype(np.int64)
-
-
 def columns_of(part: GroupPart) -> GroupColumns:
     """Return the columns as arrays; raise ``ValueError`` if they cannot be those of a node."""
     import numpy as np
 
-    seq, shortest = (_unpacked(text, MOST_COLLECTIVES) for text in (part.seq, part.shortest_ns))
-    kind, slot, length = (_unpacked(text, len(seq)) for text in (part.kind, part.slot, part.length))
-    duration = _unpacked(part.duration_ns, len(kind) * len(part.ranks))
+    seq, shortest = (unpacked(text, MOST_COLLECTIVES) for text in (part.seq, part.shortest_ns))
+    kind, slot, length = (unpacked(text, len(seq)) for text in (part.kind, part.slot, part.length))
+    duration = unpacked(part.duration_ns, len(kind) * len(part.ranks))
     lengths = len(shortest) == len(seq) == length.sum() and len(kind) == len(slot) == len(length) > 0
     names = all(each.op in SYMMETRIC and len(each.sizes) == len(part.ranks) for each in part.kinds)
     if not (

@@ -17,7 +17,8 @@ from commwatch.history.extents import Filter
 from commwatch.history.history import History
 from commwatch.history.rows import RingRow
 from commwatch.ingest.columns import Ints, classes
-from commwatch.nodes.wait_parts import MOST_NS, RUN, GroupPart, Kind, WaitPart, packed
+from commwatch.nodes.packed import packed
+from commwatch.nodes.wait_parts import MOST_NS, RUN, GroupPart, Kind, WaitPart
 
 #: Most parts of collectives that are read, of all ranks; and most seconds for that.
 MOST_PARTS, MOST_S = 1 << 20, 3.0

@@ -169,6 +169,43 @@ def test_advice(site: Site, job: str, last: str) -> None:
         assert found == {"nodes": {"answered": 3, "silent": {}}, "data": expected}
 
 
+def test_figures_of_jobs(site: Site) -> None:
+    """The figures of all jobs are those of one agent over all rings and of the reports, in the API and from ``commwatch jobs``."""
+    expected = by_job(site.whole.get("/api/v1/jobs?figures=true"))
+    assert expected.keys() == {"train", "local"}
+    for node in site.nodes:
+        found = node.get("/api/v1/jobs?figures=true&scope=job")
+        assert found["nodes"] == {"answered": 3, "silent": {}}
+        assert comparable(by_job(found["data"])) == comparable(expected)
+        done = commwatch("jobs", "--json", "--dir", node.directory)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert comparable(by_job(json.loads(done.stdout))) == comparable(expected)
+        for job, figures in expected.items():
+            report = node.get(f"/api/v1/report?job={job}&scope=job")
+            names = ("steps", "step_p50_s", "comm_share", "exposed_share")
+            assert [figures[name] for name in names] == [pytest.approx(report[name]) for name in names]
+
+
+def by_job(jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Jobs by name; two that began at once are in any order."""
+    return {job["job_id"]: job for job in jobs}
+
+
+def test_list_of_jobs(site: Site) -> None:
+    """``commwatch jobs`` shows the jobs of all nodes, how many nodes these are, which agent is silent, and if there are more; ``--node`` those of one."""
+    dead, where = f"http://127.0.0.1:{free_port()}", ("--dir", site.nodes[0].directory)
+    site.meet(dead)
+    done = commwatch("jobs", "--limit", "1", *where)
+    site.meet()
+    assert done.stderr == f"commwatch: {dead} does not answer: Connection refused\n"
+    assert done.stdout.splitlines()[-2:] == ["3 of 4 nodes", "earlier jobs are not listed; use a larger --limit"]
+    whole = commwatch("jobs", *where).stdout.splitlines()
+    assert [line.split()[5] for line in whole[1:-1]] == ["6", "6"]
+    assert whole[-1] == "3 nodes"
+    alone = commwatch("jobs", "--node", *where).stdout.splitlines()
+    assert [line.split()[5] for line in alone[1:]] == ["2/6", "2/6"]
+
+
 def test_command(site: Site, tmp_path: Path) -> None:
     """``commwatch report`` shows the whole job, from any node, with the lines of one agent over all rings."""
     expected = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()

@@ -22,7 +22,8 @@ from commwatch.history.store import Writer
 from commwatch.ingest.collective_join import Part, split
 from commwatch.nodes import wait_source
 from commwatch.nodes.job_waits import JobWaits, RankWait, joined_waits
-from commwatch.nodes.wait_parts import MOST_COLLECTIVES, MOST_NS, RUN, GroupPart, WaitPart, packed
+from commwatch.nodes.packed import packed
+from commwatch.nodes.wait_parts import MOST_COLLECTIVES, MOST_NS, RUN, GroupPart, WaitPart
 from commwatch.nodes.wait_source import wait_part
 from tests.helpers import examples, identity, operation
 from tests.helpers import packed as records_of
