@@ -78,21 +78,20 @@ class JobWaits:
         self._found = list(found)
 
     def add_to(self, cells: Iterable[Counted], from_ns: int) -> None:
-        """Add the waits since ``from_ns`` to the cells of that time; none to those of a group and op of which fewer than nine in ten are joined."""
+        """Add the waits since ``from_ns`` to the cells of that time; none to those of a label and op of which fewer than nine in ten are joined."""
         sums: dict[tuple[int, str, str, int | None], tuple[int, int]] = {}
         for each in self._found:
             if each.slot_ns >= from_ns:
                 at = each.rank, each.group_id, each.op, each.size
                 joined, wait_ns = sums.get(at, (0, 0))
                 sums[at] = joined + each.joined, wait_ns + each.wait_ns
-        kinds: dict[tuple[str, str], list[Counted]] = {at[1:3]: [] for at in sums}
+        kinds: dict[tuple[str, str], list[Counted]] = {}
         for one in cells:
-            if (one.group_id, one.op) in kinds:
-                kinds[one.group_id, one.op].append(one)
+            kinds.setdefault((one.group, one.op), []).append(one)
         for of_kind in kinds.values():
             known = [(one.cell, *sums.get((one.rank, one.group_id, one.op, one.size), (0, 0))) for one in of_kind]
             timed = sum(cell.count - cell.untimed for cell, *_ in known)
-            if 10 * (timed - sum(joined for _, joined, _ in known)) <= timed:
+            if 10 * (timed - sum(cell.joined + joined for cell, joined, _ in known)) <= timed:
                 for cell, joined, wait_ns in known:
                     cell.joined, cell.wait_ns = cell.joined + joined, cell.wait_ns + wait_ns
 

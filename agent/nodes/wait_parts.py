@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Most collectives of one node, and of all nodes together.
 MOST_COLLECTIVES, MOST_OF_ALL = 1 << 18, 1 << 21
+#: Most sums over runs in one group; more than any node reads parts.
+_MOST_SUMS = 1 << 21
 #: Most collectives of a run. One that another node lacks makes the waits of its run unknown.
 RUN = 16
 #: Longer operations (4.9 hours) are left out, so that the sums of all collectives fit.
@@ -88,6 +90,8 @@ def columns_of(part: GroupPart) -> GroupColumns:
 
     seq, shortest = (unpacked(text, MOST_COLLECTIVES) for text in (part.seq, part.shortest_ns))
     kind, slot, length = (unpacked(text, len(seq)) for text in (part.kind, part.slot, part.length))
+    if len(kind) * len(part.ranks) > _MOST_SUMS:
+        raise ValueError("too many columns")
     duration = unpacked(part.duration_ns, len(kind) * len(part.ranks))
     lengths = len(shortest) == len(seq) == length.sum() and len(kind) == len(slot) == len(length) > 0
     names = all(each.op in SYMMETRIC and len(each.sizes) == len(part.ranks) for each in part.kinds)

@@ -16,12 +16,14 @@ from commwatch.core.records import RECORD
 from commwatch.history.extents import Filter
 from commwatch.history.history import History
 from commwatch.history.rows import RingRow
-from commwatch.ingest.columns import Ints, classes
+from commwatch.ingest.columns import Flags, Ints, classes
 from commwatch.nodes.packed import packed
 from commwatch.nodes.wait_parts import MOST_NS, RUN, GroupPart, Kind, WaitPart
 
 #: Most parts of collectives that are read, of all ranks; and most seconds for that.
 MOST_PARTS, MOST_S = 1 << 20, 3.0
+#: The latest collectives of a group, so many, are runs of their own: another node may not have all of them yet, or any more.
+ALONE = 512
 _PART = np.dtype([("seq", "<u4"), ("duration", "<i8"), ("slot", "<i4"), ("op", "u1"), ("size", "u1")])
 _Parts = npt.NDArray[Any]
 _CODES = np.array(sorted(ev.OP_CODE[op] for op in ev.SYMMETRIC), np.uint8)
@@ -59,7 +61,7 @@ def wait_part(path: Path, job_id: str, most: int, clock: Callable[[], float] = t
                 break
     found = []
     for group, ranks in here.items():
-        part = group_part(group, sorted(ranks), read.pop(group), most // len(here))
+        part = group_part(group, sorted(ranks), read.pop(group), max(1, most // len(here)))
         found += [] if part is None else [part]
     return WaitPart(found)
 
@@ -126,7 +128,7 @@ def group_part(group: _Group, ranks: list[int], read: dict[int, list[_Parts]], m
     of_ranks.clear()
     order = np.lexsort((slot, kind))  # stable: in the order of their numbers
     kind, slot, seq, duration = kind[order], slot[order], seq[alike][order], duration[alike][order]
-    begins = _runs(kind, slot)
+    begins = _runs(kind, slot, order >= len(order) - ALONE)
     return GroupPart(
         restart=group.restart,
         group_id=group.group_id,
@@ -163,8 +165,8 @@ def _kinds(ops: npt.NDArray[np.uint8], sizes: npt.NDArray[np.uint8]) -> tuple[li
     return kinds, which.astype(np.int64)
 
 
-def _runs(kind: Ints, slot: Ints) -> Ints:
-    """Return where the runs begin."""
+def _runs(kind: Ints, slot: Ints, alone: Flags) -> Ints:
+    """Return where the runs begin; those that are ``alone`` are the last ones of their kind and slot."""
     starts = np.flatnonzero(np.append(True, (kind[1:] != kind[:-1]) | (slot[1:] != slot[:-1])))
     place = np.arange(len(kind)) - np.repeat(starts, np.diff(np.append(starts, len(kind))))
-    return np.flatnonzero(place % RUN == 0)
+    return np.flatnonzero((place % RUN == 0) | alone)

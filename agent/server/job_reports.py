@@ -135,6 +135,8 @@ def wait_part(agent: QueryService, job: str, *, most: int) -> WaitPart:
 def _waits(agent: QueryService, job: str, asked: Asked) -> JobWaits:
     """Return the waits in groups that span nodes; those of groups with ranks on agents without an answer are not known."""
     found, _ = read(asked.waits, WaitPart)
+    if not found:
+        return JobWaits(())
     return JobWaits(joined_waits([wait_part(agent, job, most=asked.most_collectives), *(part for (part,) in found)]))
 
 

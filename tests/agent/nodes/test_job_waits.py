@@ -115,24 +115,24 @@ def test_clocks_are_not_compared(tmp_path: Path) -> None:
     assert sums(list(joined_waits([one, other]))) == moved
 
 
-def test_a_missing_collective(tmp_path: Path) -> None:
-    """A collective that one rank has not recorded, or in another op, takes those of its run with it, and no others."""
-    ranks = {
-        rank: [each for each in records if each[0] == ev.OP_CODE["all_reduce"]]
-        for rank, records in collectives(60, 2).items()
-    }
+@pytest.mark.parametrize("alone", [0, 40, 512])
+def test_a_missing_collective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: int) -> None:
+    """Collectives that one rank has not recorded, or in another op, are left out, with the others of their runs unless they are the latest."""
+    monkeypatch.setattr(wait_source, "ALONE", alone)
+    every, kind = collectives(200, 2), (ev.OP_CODE["all_reduce"], 4096)
+    ranks = {rank: [each for each in of if (each[0], each[5]) == kind] for rank, of in every.items()}
     seqs = [record[7] for record in ranks[0]]
-    lost, odd = seqs[3], seqs[-1]
+    lost, odd = seqs[-3], seqs[-1]
     one = sent(history(tmp_path / "one", {0: [record for record in ranks[0] if record[7] != lost]}))
     strange = [(ev.OP_CODE["all_gather"], *record[1:]) if record[7] == odd else record for record in ranks[2]]
     other = sent(history(tmp_path / "other", {1: ranks[1], 2: strange}))
-    found = sums(list(joined_waits([one, other])))
-    for at, (joined, wait_ns) in expected(ranks, frozenset({lost, odd})).items():
-        here = found.get(at, (0, 0))
-        if at[0] == 0:
-            assert joined - RUN < here[0] <= joined
-        assert here[1] <= wait_ns
-    assert sum(joined for joined, _ in found.values()) >= 3 * (len(seqs) - 2 * RUN)
+    found, wanted = sums(list(joined_waits([one, other]))), expected(ranks, frozenset({lost, odd}))
+    if alone:
+        assert found == wanted
+    else:
+        missing = {at: joined - found.get(at, (0, 0))[0] for at, (joined, _) in wanted.items()}
+        assert 0 < max(missing.values()) < RUN
+        assert all(found[at] == wanted[at] for at, number in missing.items() if not number)
 
 
 def test_what_is_not_joined(tmp_path: Path) -> None:
@@ -224,17 +224,17 @@ def test_wrong_parts(tmp_path: Path) -> None:
         {"ranks": [1, 1]}, {"seq": packed(numbers(*[7] * count))}, {"seq": packed(numbers(*range(-1, count - 1)))},
         {"shortest_ns": packed(numbers(*[S] * count))}, {"shortest_ns": packed(numbers(*[-1] * count))},
         {"kinds": [kind._replace(op="send") for kind in part.kinds]}, {"kinds": part.kinds[:1]},
-        {"length": packed(numbers(count))}, {"slot": packed(numbers(1 << 40))},
+        {"length": packed(numbers(count))}, {"ranks": list(range(1 << 21))}, {"slot": packed(numbers(1 << 40))},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"."):
             GroupPart(**{**asdict(part), "kinds": part.kinds, **wrong})
 
 
-def cell(rank: int, count: int, group: str = "world", op: str = "all_reduce") -> Counted:
+def cell(rank: int, count: int, group: str = "world", op: str = "all_reduce", label: str = "") -> Counted:
     """A cell without waits."""
     found = Cell()
     found.count = count
-    return Counted("job", rank, group, group, 3, op, 4096, found)
+    return Counted("job", rank, label or group, group, 3, op, 4096, found)
 
 
 def wait(rank: int, slot: int, joined: int, group: str = "world") -> RankWait:
@@ -249,6 +249,15 @@ def test_waits_are_known_or_absent() -> None:
         cells = [*(cell(rank, count) for rank in range(3)), cell(0, 7, "tp")]
         waits.add_to(cells, from_ns)
         assert [(one.cell.joined, one.cell.wait_ns) for one in cells] == 3 * [(joined, joined * S)] + [(0, 0)]
+
+
+def test_groups_of_one_label() -> None:
+    """Groups with one label are one row of a report, so the waits of one of them are not added without those of the others."""
+    waits = JobWaits([wait(0, 1, 5, "dp0")])
+    for others, joined in ((0, 5), (1, 0)):
+        cells = [cell(0, 5, "dp0", label="dp"), *(cell(1, 5, "dp1", label="dp") for _ in range(others))]
+        waits.add_to(cells, 0)
+        assert [one.cell.joined for one in cells] == [joined, *others * [0]]
 
 
 def test_waits_over_time() -> None:
