@@ -21,7 +21,7 @@ from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
 from commwatch.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
-from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Operation, Reader
@@ -122,7 +122,12 @@ class QueryService:
         """Return what a report shows of a job's rollups, from one pass over them."""
         waits = Waits()
         _, cells = self.cells(0, 1 << 62, job, waits.note)
-        return totals_of(cells, dimensions, Yardstick(cells, finder(self.references)), waits)
+        views = self.waits_over_time(waits.views(), cells)
+        return totals_of(cells, dimensions, Yardstick(cells, finder(self.references)), views)
+
+    def waits_over_time(self, own: list[WaitView], cells: list[Counted]) -> list[WaitView]:
+        """Return the waits by slot that ``totals`` has; ``own``: of this history; ``cells``: those of the whole job."""
+        return own
 
     def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
         """Return the efficiency of operations, and the job's own α-β curves."""

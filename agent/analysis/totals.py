@@ -41,10 +41,10 @@ class Waits:
         return [WaitView(rank, at / 1e9, length / 1e9, ns / 1e9) for (at, length, rank), ns in self._ns.items()]
 
 
-def totals_of(cells: list[Counted], dimensions: list[list[str]], yardstick: Yardstick, waits: Waits) -> Totals:
+def totals_of(cells: list[Counted], dimensions: list[list[str]], yardstick: Yardstick, waits: list[WaitView]) -> Totals:
     """Return what a report shows, with rows by each list of dimensions."""
     rows = [summarise(cells, by, yardstick.overall) for by in dimensions]
-    return Totals(rows, waits.views(), _curves(cells, yardstick))
+    return Totals(rows, waits, _curves(cells, yardstick))
 
 
 def _curves(cells: list[Counted], yardstick: Yardstick) -> dict[tuple[str, str], Curve]:

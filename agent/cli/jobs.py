@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from commwatch.cli.common_flags import add_node
 from commwatch.config import Config
-from commwatch.core.terminal_text import line
+from commwatch.core.terminal_text import complain, line
 
+if TYPE_CHECKING:
+    from commwatch.core.views import JobFigures
+    from commwatch.nodes.merging import JobWide
+
+#: Most jobs that an agent lists.
+_MOST_JOBS = 10_000
 #: Width where the output is no terminal.
 _PLAIN_CELLS = 80
 
@@ -19,11 +26,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "jobs",
         parents=[common],
         help="list past and running jobs with their headline figures",
-        description="List the jobs of the history, newest first, with the headline figures of their reports.",
+        description="List jobs, newest first, with the headline figures of their reports: on all nodes, if the agent here knows the agents of "
+        "the others (docs/api.md), else on this node, from the history.",
     )
     jobs.add_argument(
         "--limit", type=_positive, default=20, metavar="N", help="most jobs to list (default: %(default)s)"
     )
+    add_node(jobs)
     jobs.add_argument("--json", action="store_true", help="print JSON")
     jobs.set_defaults(command=_jobs)
 
@@ -36,16 +45,43 @@ def _positive(text: str) -> int:
 
 def _jobs(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.cli.stored import reading
+    from commwatch.nodes.merging import covered
     from commwatch.report import job_list
+    from commwatch.report.job_figures import job_figures
 
-    with reading(config) as agent:
-        known = len(agent.jobs())
-        jobs = job_list.job_figures(agent, arguments.limit)
+    wide = None if arguments.node else _of_all_nodes(config, arguments.limit + 1)
+    if wide is None:
+        with reading(config) as agent:
+            known, nodes = len(agent.jobs()), None
+            jobs = job_figures(agent, arguments.limit)
+    else:
+        jobs, known, nodes = wide.data[: arguments.limit], len(wide.data), wide.nodes
+        for url, why in nodes.silent.items():
+            complain(f"{url} does not answer: {why}")
     if arguments.json:
         print(job_list.as_json(jobs))
         return 0
     cells = shutil.get_terminal_size((_PLAIN_CELLS, 24)).columns
     print(job_list.text(jobs, cells) if jobs else line(f"no job in {config.history} yet"))
-    if more := known - len(jobs):
+    if nodes is not None:
+        print(covered(nodes))
+        if known > len(jobs):
+            print("earlier jobs are not listed; use a larger --limit")
+    elif more := known - len(jobs):
         print(f"{more} earlier {'job is' if more == 1 else 'jobs are'} not listed; use --limit {known} to list all")
     return 0
+
+
+def _of_all_nodes(config: Config, most: int) -> JobWide[list[JobFigures]] | None:
+    """Return the agent's list of the jobs of all nodes; ``None``: there is none, or it does not answer."""
+    from commwatch.cli.whole_job import answer
+
+    text = answer(config, "jobs", {"figures": "true", "limit": min(most, _MOST_JOBS)})
+    if text is None:
+        return None
+    from pydantic import TypeAdapter  # here, because it takes long to load
+
+    from commwatch.core.views import JobFigures
+    from commwatch.nodes.merging import JobWide
+
+    return TypeAdapter(JobWide[list[JobFigures]]).validate_json(text)

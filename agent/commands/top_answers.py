@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.parse
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -19,14 +20,16 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import About, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.nodes.merging import JobWide, Nodes
-from commwatch.runtime.client import NO_KEYS, Keys, get
+from commwatch.runtime.client import NO_KEYS, Keys, fetch, get
+from commwatch.runtime.concurrency import at_once
 from commwatch.watchers.gpus import GpuViews
 
 #: Seconds of the past that are shown.
 WINDOW_S = 30
 _MOST_STEPS = 2_000
-#: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history.
-_SELDOM_S = 30.0
+#: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history of all nodes. Seconds that
+#: the agent has for advice, as it asks the agents of the other nodes for up to 17 s; and most bytes of it.
+_SELDOM_S, _ADVICE_S, _MOST_ADVICE_BYTES = 30.0, 40.0, 1 << 20
 _T = TypeVar("_T")
 
 
@@ -41,8 +44,8 @@ class OfJob:
     by_rank: Summary
     by_operation: Summary
     verdicts: list[Verdict]
-    #: From this agent's node.
     advice: list[Advice]
+    #: From this agent's node.
     findings: list[Finding]
     #: The nodes that the other answers cover.
     nodes: Nodes
@@ -61,6 +64,20 @@ class Answers:
     #: Pending and firing alerts of this job and of the node.
     alerts: list[AlertView]
     gpus: GpuViews
+
+
+_Insights = tuple[list[Advice], list[Finding]]
+
+
+@dataclass
+class _Slow:
+    """The latest advice and findings, and the request for newer ones."""
+
+    #: Agent and job.
+    of: tuple[str, str]
+    asked_s: float
+    asking: Future[_Insights]
+    known: _Insights | None
 
 
 class Asker:
@@ -84,8 +101,7 @@ class Asker:
     ) -> None:
         self._urls, self._no_agent, self._job, self._clock = urls, no_agent, job, clock
         self._keys = keys
-        #: Agent and job of the latest advice and findings, when they were requested, and the answers.
-        self._slow: tuple[tuple[str, str], float, tuple[list[Advice], list[Finding]]] | None = None
+        self._slow: _Slow | None = None
 
     def __call__(self) -> Answers | str:
         """Return the answers, or a text that explains why there are none."""
@@ -146,12 +162,24 @@ class Asker:
             nodes=Nodes(min(answer.nodes.answered for answer in answers), silent),
         )
 
-    def _seldom(self, url: str, job: str, which: str) -> tuple[list[Advice], list[Finding]]:
-        if self._slow is None or self._slow[0] != (url, job) or self._clock() - self._slow[1] > _SELDOM_S:
-            found = [finding for view in get(url, f"topology?{which}", self._keys) for finding in view["findings"]]
-            advice = self._ask(list[Advice], url, f"advice?{which}")
-            self._slow = (url, job), self._clock(), (advice, _adapter(list[Finding]).validate_python(found))
-        return self._slow[2]
+    def _seldom(self, url: str, job: str, which: str) -> _Insights:
+        """Return advice and findings: the first time those of now, later the latest, and start a request for newer ones if it is time."""
+        slow = self._slow if self._slow is not None and self._slow.of == (url, job) else None
+        if slow is None or (slow.asking.done() and self._clock() - slow.asked_s > _SELDOM_S):
+            (asking,) = at_once(lambda _: self._insights(url, which), [None], 1)
+            slow = self._slow = _Slow((url, job), self._clock(), asking, None if slow is None else slow.known)
+        if slow.known is None or slow.asking.done():
+            self._slow = None  # where there is no answer, the next call asks again
+            slow.known = slow.asking.result()
+            self._slow = slow
+        return slow.known
+
+    def _insights(self, url: str, which: str) -> _Insights:
+        found = [finding for view in get(url, f"topology?{which}", self._keys) for finding in view["findings"]]
+        wide = f"advice?{which}&scope=job"
+        text = fetch(url, wide, self._keys, timeout_s=_ADVICE_S, most_bytes=_MOST_ADVICE_BYTES)
+        advice: JobWide[list[Advice]] = _adapter(JobWide[list[Advice]]).validate_json(text)
+        return advice.data, _adapter(list[Finding]).validate_python(found)
 
     def _ask(self, kind: type[_T], url: str, path: str) -> _T:
         adapter: Any = _adapter

@@ -199,6 +199,19 @@ class History:
         )
         return None if median is None else float(median)
 
+    def step_durations(self, rings: list[int], most: int) -> tuple[int, list[int]]:
+        """Return how many steps the rings have together, without long ones, and their durations in ns, sorted.
+
+        Of more than ``most``, only so many are returned, at equal distances in that order.
+        """
+        rows = self._db.execute(
+            "WITH each AS (SELECT end_ns - start_ns AS d, ROW_NUMBER() OVER (ORDER BY end_ns - start_ns) AS at, COUNT(*) OVER () AS n"
+            " FROM step WHERE NOT long AND ring IN (SELECT value FROM json_each(?1)))"
+            " SELECT n, d FROM each WHERE n <= ?2 OR (at * ?2 + n / 2) / n > ((at - 1) * ?2 + n / 2) / n ORDER BY at",
+            (json.dumps(rings), most),
+        ).fetchall()
+        return rows[0][0] if rows else 0, [duration for _, duration in rows]
+
     def bus_sums(
         self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
     ) -> dict[int, dict[str, tuple[float, float]]]:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from commwatch.analysis.advice_input import network_of
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.totals import Totals
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding
 from commwatch.core.cells import Counted
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
 from commwatch.history.operations import Cursor, Operation
+from commwatch.nodes.job_waits import JobWaits
 from commwatch.nodes.merging import merged_jobs
 from commwatch.nodes.queries import Cells, JobQueries, NodePart
 
@@ -111,11 +111,14 @@ class ReportQueries(JobQueries):
         job_id: the job; there are no answers about others.
         others: the data of the other nodes.
         most_steps: most steps of each node.
+        waits: of groups that span nodes.
     """
 
-    def __init__(self, own: QueryService, job_id: str, others: Sequence[NodeData], most_steps: int) -> None:
+    def __init__(
+        self, own: QueryService, job_id: str, others: Sequence[NodeData], most_steps: int, waits: JobWaits | None = None
+    ) -> None:
         super().__init__(own, [NodePart(tuple(each.part.ranks), tuple(each.part.groups)) for each in others])
-        self._data, self._most = others, most_steps
+        self._data, self._most, self._waits = others, most_steps, waits or JobWaits(())
         #: For each of the other nodes, its steps newest first, and whether there may be earlier ones.
         self._sent = [(steps_of(job_id, each.part.steps), each.part.steps.more) for each in others]
 
@@ -148,11 +151,12 @@ class ReportQueries(JobQueries):
     ) -> tuple[tuple[float | None, float | None], list[Counted]]:
         """Return the sums of a window that the other agents have answered for; it ends now."""
         parts = [NodePart(cells=each.cells[from_ns]) for each in self._data]
-        return JobQueries(self._own, parts).cells(from_ns, until_ns, job, note)
+        covered, cells = JobQueries(self._own, parts).cells(from_ns, until_ns, job, note)
+        self._waits.add_to(cells, from_ns)
+        return covered, cells
 
-    def totals(self, job: str, dimensions: list[list[str]]) -> Totals:
-        found = super().totals(job, dimensions)
-        return replace(found, waits=[*found.waits, *(wait for each in self._data for wait in each.part.waits)])
+    def waits_over_time(self, own: list[WaitView], cells: list[Counted]) -> list[WaitView]:
+        return self._waits.over_time([*own, *(wait for each in self._data for wait in each.part.waits)], cells)
 
     def operations(
         self,

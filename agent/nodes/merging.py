@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from commwatch.analysis.ended_operations import RankParts, put_together
 from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
 from commwatch.core.views import GroupView, JobView, RankView
+from commwatch.ingest.stragglers import Late
 
 _T = TypeVar("_T")
 
@@ -85,14 +86,18 @@ def conclude(seen: Seen) -> list[Verdict]:
 
 
 def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
-    """Yield the stragglers of groups with ranks on several nodes."""
+    for job, group_id, late in late_across(parts):
+        if (job, group_id) in groups:
+            yield lateness(late, groups[job, group_id])
+
+
+def late_across(parts: Iterable[RankParts]) -> Iterator[tuple[str, str, Late]]:
+    """Yield (job, ``group_id``, straggler) for groups with ranks on several nodes."""
     for job, group_id, window in put_together(parts):
         from commwatch.analysis.straggler_search import stragglers_in  # brings in numpy
 
-        if (job, group_id) in groups:
-            # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-            for late in stragglers_in(window, 0, least_ns=0):
-                yield lateness(late, groups[job, group_id])
+        # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
+        yield from ((job, group_id, late) for late in stragglers_in(window, 0, least_ns=0))
 
 
 def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:

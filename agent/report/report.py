@@ -27,6 +27,8 @@ from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known
 from commwatch.nodes.merging import Nodes
 
 _MOST_ADVICE = 5
+#: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
+_MOST_UNJOINED = 0.1
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,14 @@ class Report:
     p2p_wait_share: float | None
     long_steps: LongSteps | None
     #: Hours of these nodes' ranks, which are GPU-hours if each rank has a GPU: all, with exposed communication (``None``:
-    #: not known), and waiting for late ranks (``None``: not known for more than one in ten symmetric operations, which have
-    #: no times or whose groups span nodes).
+    #: not known), and waiting for late ranks (``None``: not known for more than one in ten symmetric operations, as
+    #: ``unjoined_share`` has it).
     rank_hours: float
     exposed_hours: float | None
     wait_hours: float | None
+    #: Share of the symmetric operations of which it is not known how long they waited: they have no times, or their groups span nodes
+    #: whose data are not complete. ``None``: there are no symmetric operations.
+    unjoined_share: float | None
     ranks: list[RankLine]
     operations: list[Row]
     records: int
@@ -135,8 +140,8 @@ def build(
     known = facts(agent, job, counts, findings)
     advice, advice_last_s = _advice_on_end(agent, job, findings, known, last_s)
     lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
-    waited = None
-    if _are_joined([row for row in operations if row.by["op"] in SYMMETRIC and row.group_size != 1]):
+    waited, unjoined = None, _unjoined_share(operations)
+    if unjoined is None or unjoined <= _MOST_UNJOINED:
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
     else:  # what is known is only a part of the waiting
         lines = [replace(line, wait_s=None) for line in lines]
@@ -160,6 +165,7 @@ def build(
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
         exposed_hours=_hours(total([step.exposed_s for step in steps])),
         wait_hours=_hours(waited),
+        unjoined_share=unjoined,
         ranks=lines,
         operations=operations,
         records=job.records,
@@ -207,10 +213,12 @@ def lately(
     return advice_on(facts(agent, job, latest, findings, network=network, late=late))
 
 
-def _are_joined(rows: list[Row]) -> bool:
-    """Return whether the waits in at most one operation in ten are not known: it has no time, or its group spans nodes."""
+def _unjoined_share(operations: list[Row]) -> float | None:
+    """Return the share of symmetric operations with unknown waits, as in ``Report``."""
+    rows = [row for row in operations if row.by["op"] in SYMMETRIC and row.group_size != 1]
     unknown = sum(row.count if row.wait_s is None else row.untimed for row in rows)
-    return 10 * unknown <= sum(row.count for row in rows)
+    every = sum(row.count for row in rows)
+    return unknown / every if every else None
 
 
 def _long(steps: list[StepView]) -> LongSteps | None:
@@ -303,6 +311,10 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         if report.p2p_wait_share is not None:
             facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
         facts.append(("exposed", _exposed(report)))
+        if report.nodes is not None and (report.unjoined_share or 0) > _MOST_UNJOINED:
+            facts.append(
+                ("waiting", f"not known for {percent(report.unjoined_share)} of the collectives; see docs/api.md")
+            )
     else:
         facts.append(
             (

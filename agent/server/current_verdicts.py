@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from commwatch.analysis import ended_operations, live_ranks
+from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
 from commwatch.server.services import Services
 
@@ -24,10 +25,15 @@ def of_node(services: Services, job: str | None) -> list[Verdict]:
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:
     """Return the arguments of the worker's question ``job_verdicts``; waits for the agents of other nodes, at most 2 s."""
+    parts, theirs = parts_of_job(services, job)
     which = f"job={quote(job, safe='')}"
+    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), theirs)
+    return {"job": job, "reported": of_node(services, job), "parts": parts, "heard": heard}
+
+
+def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
+    """Return this node's latest collectives of groups that span nodes, and the path of the question for those of other nodes."""
     with services.queries.live(job) as (jobs, now_ns):
         _, parts = ended_operations.parts(jobs, now_ns)
     limit = ended_operations.most_collectives(_COLUMNS * len(services.peers.views()))
-    routes = (*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), f"parts?{which}&limit={limit}")
-    heard = services.peers.ask(*routes)
-    return {"job": job, "reported": of_node(services, job), "parts": parts, "heard": heard}
+    return parts, f"parts?job={quote(job, safe='')}&limit={limit}"

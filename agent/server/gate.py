@@ -37,8 +37,8 @@ _AT_ONCE = {HISTORY: 1, JOB: 4, LIVE: 2}
 _OF_HISTORY = frozenset(
     f"/api/v1/{name}"
     for name in (
-        *("summary", "cells", "slots", "ops", "collectives", "steps", "efficiency", "advice"),
-        *("report", "report_part", "timeline", "timeline_part"),
+        *("summary", "cells", "figures_parts", "slots", "ops", "collectives", "steps", "efficiency", "advice"),
+        *("report", "report_part", "wait_part", "timeline", "timeline_part"),
     )
 )
 #: Seconds that a request waits for its turn.

@@ -27,7 +27,7 @@ from commwatch.history.history import History
 from commwatch.history.operations import Cursor, Operation, Reader
 from commwatch.nodes.queries import Cells, view_of
 from commwatch.reference.efficiency import Efficiency, Line
-from commwatch.report.job_list import job_figures
+from commwatch.report.job_figures import figures_parts, job_figures
 from commwatch.report.report import lately
 
 #: Seconds that a question may search the raw history.
@@ -282,6 +282,7 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
         efficiency,
         advice,
         job_figures,
+        figures_parts,
     )
 }
 

@@ -17,9 +17,10 @@ from commwatch.analysis.time_buckets import Lengths, Slot, SlotSums, slots_of
 from commwatch.analysis.timeline import MOST_RANKS, NodeBars, Timeline, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.api_views import AlertsView, AlertView, Summary
-from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.nodes.merging import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
 from commwatch.nodes.queries import Cells, JobQueries, NodePart
+from commwatch.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
 from commwatch.server import history_queries
 from commwatch.server.history_queries import Efficiencies
 
@@ -42,6 +43,13 @@ def jobs(agent: QueryService, *, most: int | None, heard: Heard) -> JobWide[list
     """Return all jobs, the latest started first; ``most``: only so many."""
     found, nodes = read(heard, list[JobView])
     return JobWide(nodes, merged_jobs([*agent.jobs(), *(job for (views,) in found for job in views)])[:most])
+
+
+def figures_of_all(agent: QueryService, *, most: int, durations: int, heard: Heard) -> JobWide[list[JobFigures]]:
+    """Return all jobs with their headline figures, the latest started first; arguments as the other agents were asked."""
+    found, nodes = read(heard, list[FiguresPart])
+    own = figures_parts(agent, most, durations)
+    return JobWide(nodes, figures_of_nodes([*own, *(part for (parts,) in found for part in parts)], most))
 
 
 def ranks(agent: QueryService, job: str, *, heard: Heard) -> JobWide[list[RankView]]:
@@ -199,5 +207,18 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 #: Functions by name; each is called with the agent and the arguments of the question.
 JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
     f"job_{each.__name__}": each
-    for each in (jobs, ranks, groups, steps, summary, efficiency, verdicts, pipelines, alerts, slots, past)
+    for each in (
+        jobs,
+        figures_of_all,
+        ranks,
+        groups,
+        steps,
+        summary,
+        efficiency,
+        verdicts,
+        pipelines,
+        alerts,
+        slots,
+        past,
+    )
 }

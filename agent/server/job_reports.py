@@ -1,6 +1,7 @@
 """API queries for reports and advice on a job, on this node or on all its nodes; they run in the worker process.
 
-The other agents are asked twice: for their ranks, groups and steps, and then for the operations in the windows that follow from all steps.
+The other agents are asked three times: for their ranks, groups and steps; then for the operations in the windows that follow from all steps;
+and for their collectives in groups that span nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.queries import QueryService
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import Topology
@@ -25,13 +27,15 @@ from commwatch.nodes.job_report import (
     network_of_all,
     rows_of,
 )
-from commwatch.nodes.merging import Heard, JobWide, Nodes
+from commwatch.nodes.job_waits import JobWaits, joined_waits
+from commwatch.nodes.merging import Heard, JobWide, Nodes, late_across
 from commwatch.nodes.queries import Cells
 from commwatch.nodes.topologies import merged_topology
+from commwatch.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
 from commwatch.report import charts, report_page
 from commwatch.report.report import Report, build, lately
 from commwatch.server.history_queries import ApiError, Operations, Text, as_file, job_exists
-from commwatch.server.job_questions import read
+from commwatch.server.job_questions import Parts, read
 
 
 class Own(NamedTuple):
@@ -52,6 +56,12 @@ class Asked:
     parts: Heard = field(default_factory=lambda: Heard({}, {}))
     #: To each of ``windows``, and the latest operations.
     operations: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: Most collectives that each agent was asked for, and the answers of those that have any.
+    most_collectives: int = MOST_COLLECTIVES
+    waits: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: The latest collectives of groups that span nodes, of this node and of the others, for the current stragglers.
+    own_parts: list[RankParts] = field(default_factory=list)
+    live: Heard = field(default_factory=lambda: Heard({}, {}))
 
 
 def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> ReportPart:
@@ -77,10 +87,10 @@ def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked
 def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None, asked: Asked) -> JobWide[list[Advice]]:
     """Return advice from the last ``last_s`` s of a job on all nodes; ``None``: from all of it."""
     others, nodes = _others(asked)
-    every = ReportQueries(agent, job, others, asked.most_steps)
+    every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     ranks = agent.ranks(job)
     network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
-    late = own.late | {rank: share for each in others for rank, share in each.part.late.items()}
+    late = own.late | {rank: share for each in others for rank, share in each.part.late.items()} | _late(asked)
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
     return JobWide(nodes, lately(every, _job(every, job), findings, last_s, network=network, late=late))
 
@@ -94,9 +104,11 @@ def report(
         command: shows it again.
         asked: ``None``: the report is on this node.
     """
-    others, nodes = ([], None) if asked is None else _others(asked)
-    every = agent if asked is None else ReportQueries(agent, job, others, asked.most_steps)
     job_exists(agent, job)
+    every, others, nodes = agent, list[NodeData](), None
+    if asked is not None:
+        others, nodes = _others(asked)
+        every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
     built = build(every, job, agent.path, command, findings_of(topologies), last_s=last_s, nodes=nodes)
     assert built is not None
@@ -111,6 +123,28 @@ def _job(agent: QueryService, job: str) -> JobView:
     if found is None:
         raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
     return found
+
+
+def wait_part(agent: QueryService, job: str, *, most: int) -> WaitPart:
+    """Return the collectives of groups that span nodes; ``most``: at most so many."""
+    from commwatch.nodes import wait_source  # brings in numpy
+
+    return wait_source.wait_part(agent.path, job, most)
+
+
+def _waits(agent: QueryService, job: str, asked: Asked) -> JobWaits:
+    """Return the waits in groups that span nodes; those of groups with ranks on agents without an answer are not known."""
+    found, _ = read(asked.waits, WaitPart)
+    if not found:
+        return JobWaits(())
+    return JobWaits(joined_waits([wait_part(agent, job, most=asked.most_collectives), *(part for (part,) in found)]))
+
+
+def _late(asked: Asked) -> dict[int, float]:
+    """Return the current stragglers of groups that span nodes by rank, as in ``ReportPart``."""
+    found, _ = read(asked.live, Parts)
+    every = [*asked.own_parts, *(part for (answer,) in found for part in answer.parts)]
+    return {late.rank: late.cost_ns / late.window_ns for _, _, late in late_across(every)}
 
 
 def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
@@ -129,5 +163,5 @@ def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
 
 #: Functions by name, as in ``history_queries.QUESTIONS``.
 REPORT_QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (report_part, report_windows, job_advice, report)
+    each.__name__: each for each in (report_part, report_windows, wait_part, job_advice, report)
 }

@@ -29,14 +29,14 @@ from commwatch.nodes.merging import Nodes
 from commwatch.server.live_view import JobNow, job_now
 from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch.server.other_nodes import OtherNodes
-from commwatch.server.report_sources import own_facts
+from commwatch.server.report_sources import asked_of_others, own_facts
 from commwatch.server.routes.alerts import view_of
 from commwatch.server.services import Services
 
 #: Seconds of history in the page's plots, and in its table of operations.
 PAST_S, LATELY_S = 3600.0, 60.0
-#: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer.
-_INSIGHTS_S, _SELDOM = 60.0, 200
+#: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer; and for so many at most.
+_INSIGHTS_S, _SELDOM, _MOST_INSIGHTS_S = 60.0, 200, 600.0
 _VERDICTS_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
 
 
@@ -77,7 +77,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Insights:
-    """Findings in the NCCL logs of a job, and what to try in it."""
+    """Findings in the NCCL logs of a job on this node, and what to try in the job on all nodes."""
 
     job_id: str | None
     findings: list[Finding]
@@ -182,7 +182,8 @@ class LiveFeed:
             until, text = self._slow.get(job_id, (began, b""))
         if until <= began:
             text = self._compute_insights(job_id)
-            again = self._clock() + max(_INSIGHTS_S, _SELDOM * (self._clock() - began))
+            cached_s = min(_MOST_INSIGHTS_S, max(_INSIGHTS_S, _SELDOM * (self._clock() - began)))
+            again = self._clock() + cached_s
             with self._slow_lock:
                 self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
                 self._slow[job_id] = again, text
@@ -191,7 +192,12 @@ class LiveFeed:
     def _compute_insights(self, job_id: str) -> bytes:
         own = own_facts(self._services, job_id)
         findings = [] if own.topology is None else own.topology.findings
-        advice = self._worker.find("advice", job=job_id, findings=findings, host=own.host, late=own.late, last_s=LAST_S)
+        if self._others.exist():
+            asked = asked_of_others(self._services, job_id, LAST_S, live=True)
+            advice = self._worker.find("job_advice", job=job_id, own=own, last_s=LAST_S, asked=asked).data
+        else:
+            known = {"findings": findings, "host": own.host, "late": own.late}
+            advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
 
     def _more_verdicts(self, job: Job, now_ns: int) -> list[Verdict]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import quote
 
 from commwatch.analysis import live_ranks
 from commwatch.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
+from commwatch.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
 from commwatch.runtime.peers import SELF
+from commwatch.server.current_verdicts import parts_of_job
 from commwatch.server.job_reports import Asked, Own
 from commwatch.server.services import Services
 from commwatch.watchers.nccl_archive import kept
 
-#: Seconds that the other agents have, both times that they are asked.
+#: Seconds that the other agents have, each of the three times that they are asked.
 WITHIN_S = 5.0
 
 
@@ -23,8 +26,13 @@ def own_facts(services: Services, job: str) -> Own:
     return Own(services.host.view(job), late, next(iter(services.logs.topology(job)), None) or kept(state, job))
 
 
-def asked_of_others(services: Services, job: str, last_s: float | None) -> Asked:
-    """Return the answers of the other agents about a job, after 10 s at most; ``last_s``: as in ``report``."""
+def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
+    """Return the answers of the other agents about a job, after 15 s at most, with ``live`` 17.
+
+    Args:
+        last_s: as in ``report``.
+        live: also request what shows the current stragglers.
+    """
     which = f"job={quote(job, safe='')}"
     nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
     most = MOST_STEPS // nodes
@@ -33,4 +41,11 @@ def asked_of_others(services: Services, job: str, last_s: float | None) -> Asked
     windows = tuple(services.worker.find("report_windows", job=job, last_s=last_s, asked=asked))
     paths = [f"cells?{which}&since={begin_ns // 10**9}" for begin_ns in windows]
     heard = services.peers.ask(*paths, f"ops?{which}&limit={MOST_OPERATIONS // nodes}", within_s=WITHIN_S)
-    return Asked(most, windows, parts, heard)
+    # Apart, so that an agent that takes too long for these counts all the same.
+    collectives = min(MOST_COLLECTIVES, MOST_OF_ALL // nodes)
+    waits = services.peers.ask(f"wait_part?{which}&most={collectives}", within_s=WITHIN_S)
+    asked = Asked(most, windows, parts, heard, collectives, waits)
+    if not live:
+        return asked
+    own_parts, theirs = parts_of_job(services, job)
+    return replace(asked, own_parts=own_parts, live=services.peers.ask(theirs))

@@ -150,6 +150,8 @@ def test_whole_job(tmp_path: Path) -> None:
             assert len(job.of_job(one, "ranks")) == RANKS
             (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
             assert (verdict["kind"], verdict["ranks"]) == ("straggler", [CULPRIT])
+            late = partial(job.of_job, one, "advice")
+            wait_for(lambda: f"of the time for rank {CULPRIT}" in str(late()), "advice on the late rank")  # noqa: B023
         job.end()
         rings = read_rings(kept)
         assert [ring.rank for ring in rings] == list(range(RANKS))
@@ -178,7 +180,7 @@ def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> No
 
 
 def check_report(mine: dict[str, Any], expected: dict[str, Any]) -> None:
-    """A report's figures are those of all rings; waiting in groups across nodes is not known, so no part of it is given as all of it."""
+    """A report's figures are those of all rings, with the waits in groups across hosts."""
     assert mine["nodes"] == {"answered": HOSTS, "silent": {}}
     names = (
         "steps",
@@ -190,13 +192,16 @@ def check_report(mine: dict[str, Any], expected: dict[str, Any]) -> None:
         "group_shares",
         "records",
         "lost",
+        "wait_share",
+        "wait_hours",
+        "unjoined_share",
     )
     assert {name: mine[name] for name in names} == {name: pytest.approx(expected[name]) for name in names}
     assert figures(mine["operations"]) == figures(expected["operations"])
-    of_rank = ("rank", "state", "steps", "step_p50_s", "comm_share", "exposed_share")
+    of_rank = ("rank", "state", "steps", "step_p50_s", "comm_share", "exposed_share", "wait_s")
     lines, expected_lines = ([[line[name] for name in of_rank] for line in one["ranks"]] for one in (mine, expected))
     assert lines == expected_lines
-    assert (mine["wait_share"], mine["wait_hours"], {line["wait_s"] for line in mine["ranks"]}) == (None, None, {None})
+    assert min(mine["ranks"], key=lambda line: line["wait_s"])["rank"] == CULPRIT
 
 
 def records_by_rank(views: list[dict[str, Any]]) -> dict[int, int]:
@@ -232,13 +237,15 @@ def shown(job: Site, one: RunningAgent, *command: str) -> Any:
 
 
 def test_clocks_that_differ(tmp_path: Path) -> None:
-    """On hosts whose clocks differ by a second to a day, the late rank is named, and the timeline has the ranks of all hosts on one clock."""
+    """On hosts whose clocks differ by a second to a day, the late rank is named and waits least, and the timeline has all ranks on one clock."""
     with site(tmp_path, AHEAD_S) as job:
         for host, one in zip(job.hosts, job.agents, strict=True):
             (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
             assert (verdict["kind"], verdict["cause"], verdict["ranks"]) == ("straggler", "late", [CULPRIT])
             ends = wait_for(partial(ends_of_collectives, host, one), "all ranks in the timeline")
             assert median(max(of) - min(of) for of in ends) < TOGETHER_NS
+            report = shown(job, one, "report", "--json", "four")
+            assert min(report["ranks"], key=lambda line: line["wait_s"])["rank"] == CULPRIT
 
 
 def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:

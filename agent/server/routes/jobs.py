@@ -24,10 +24,12 @@ from commwatch.history.operations import Cursor, place_of
 from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch.nodes.merging import JobWide
 from commwatch.nodes.queries import Cells
+from commwatch.report.job_figures import MOST_DURATIONS, FiguresPart, most_durations
 from commwatch.runtime.peers import PeerView
 from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
 from commwatch.server.job_questions import Past
 from commwatch.server.problems import ERRORS
+from commwatch.server.report_sources import WITHIN_S
 from commwatch.server.routes.params import (
     MOST_ROWS,
     JobFilter,
@@ -60,7 +62,9 @@ def peers(services: ServicesOf) -> list[PeerView]:
     return services.peers.views()
 
 
-@router.get("/jobs", response_model=list[JobFigures] | list[JobView] | JobWide[list[JobView]])
+@router.get(
+    "/jobs", response_model=list[JobFigures] | list[JobView] | JobWide[list[JobFigures]] | JobWide[list[JobView]]
+)
 def jobs(
     agent: QueriesOf,
     worker: WorkerOf,
@@ -68,16 +72,31 @@ def jobs(
     *,
     scope: Scope = "node",
     figures: Annotated[
-        bool, Query(description="Add duration, steps and shares, as `commwatch jobs` shows them; not with `scope=job`.")
+        bool, Query(description="Add duration, steps and shares, as `commwatch jobs` shows them.")
     ] = False,
     limit: Annotated[int | None, Query(ge=1, le=MOST_ROWS, description="Most jobs; default: all.")] = None,
 ) -> Response:
     """The jobs of this node, newest first; with `scope=job` those of all agents."""
     if scope == "job" and figures:
-        raise ApiError(HTTPStatus.BAD_REQUEST, "figures=true: not with scope=job; the figures are those of one node")
+        most = limit or MOST_ROWS
+        durations = most_durations(min(most, len(agent.jobs())), others.number)
+        heard = others.ask(f"figures_parts?most={most},durations={durations}", within_s=WITHIN_S)
+        return answered(worker.text("job_figures_of_all", most=most, durations=durations, heard=heard))
     if scope == "job":
         return answered(worker.text("job_jobs", most=limit, heard=others.ask("jobs?limit")))
     return answered(worker.text("job_figures", most=limit) if figures else text_of(agent.jobs()[:limit]))
+
+
+@router.get("/figures_parts", response_model=list[FiguresPart])
+def figures_parts(
+    worker: WorkerOf,
+    most: Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most jobs: the latest.")] = MOST_ROWS,
+    durations: Annotated[
+        int, Query(ge=1, le=MOST_DURATIONS, description="Most durations of steps of one job.")
+    ] = MOST_DURATIONS,
+) -> Response:
+    """What the figures of jobs need of this node, for the answer of another agent to `jobs?figures=true&scope=job`."""
+    return answered(worker.text("figures_parts", most=most, durations=durations))
 
 
 @router.get("/summary", response_model=Summary | JobWide[Summary])

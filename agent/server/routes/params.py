@@ -18,7 +18,7 @@ from fastapi import Depends, Query, Request, Response
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age, parse_last
 from commwatch.nodes.merging import Heard
-from commwatch.runtime.peers import MOST_S
+from commwatch.runtime.peers import MOST_S, SELF
 from commwatch.server.history_queries import ApiError, Text, job_exists
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
@@ -175,6 +175,11 @@ class Others:
         A parameter with a value, as in ``parts?limit=64``, has that value.
         """
         return self._peers.ask(*map(self._path, questions), within_s=within_s)
+
+    @property
+    def number(self) -> int:
+        """Number of the other agents."""
+        return sum(peer.state != SELF for peer in self._peers.views())
 
     def _path(self, question: str) -> str:
         route, _, names = question.partition("?")

@@ -11,6 +11,7 @@ from commwatch.analysis.advice import Advice
 from commwatch.core.durations import LAST
 from commwatch.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch.nodes.merging import JobWide
+from commwatch.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
 from commwatch.report.report import Report
 from commwatch.server.history_queries import job_exists, text_of
 from commwatch.server.problems import ERRORS
@@ -51,7 +52,7 @@ def job_advice(
         return answered(text_of([]))
     own = own_facts(services, named)
     if scope == "job":
-        asked = asked_of_others(services, named, last_s)
+        asked = asked_of_others(services, named, last_s, live=True)
         return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
     findings = [] if own.topology is None else own.topology.findings
     return answered(worker.text("advice", job=named, findings=findings, host=own.host, late=own.late, last_s=last_s))
@@ -90,3 +91,17 @@ def report_part(
     """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
     job_exists(agent, job)
     return answered(worker.text("report_part", job=job, own=own_facts(services, job), steps=steps))
+
+
+@router.get("/wait_part", response_model=WaitPart)
+def wait_part(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    job: Annotated[str, Query(description="Job id.")],
+    most: Annotated[
+        int, Query(ge=1, le=MOST_COLLECTIVES, description="Most collectives: the latest.")
+    ] = MOST_COLLECTIVES,
+) -> Response:
+    """The latest collectives of groups that also have ranks on other nodes, for the waits in another agent's report; `report_part` has the rest."""
+    job_exists(agent, job)
+    return answered(worker.text("wait_part", job=job, most=most))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from commwatch.core.cells import StepSums
 from commwatch.core.terminal_text import width
-from commwatch.core.views import JobFigures
+from commwatch.core.views import JobFigures, JobView
+from commwatch.nodes.packed import packed, unpacked
 from commwatch.report import report
-from commwatch.report.job_list import job_figures, text
+from commwatch.report.job_figures import Durations, FiguresPart, RankSteps, figures_of_nodes, figures_parts, job_figures
+from commwatch.report.job_list import text
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import EPOCH_NS, MS, Watch, mark, write_ring
 
@@ -79,3 +84,67 @@ def test_name_that_would_write_elsewhere() -> None:
     lines = text([replace(JOB, job_id="a\x1b[2Jb\nc")], 80).split("\n")
     assert len(lines) == 2
     assert "\x1b" not in "".join(lines)
+
+
+def node(restart: int, ranks: dict[int, list[int]], most: int = 100, job_id: str = "train") -> FiguresPart:
+    """The part of a node, by the durations of its ranks' steps in ms; half of each is communication."""
+    steps = [
+        RankSteps(rank, restart, len(of), StepSums(len(of), len(of), sum(of) * MS, sum(of) * MS // 2, 0, 0, 0))
+        for rank, of in ranks.items()
+    ]
+    every = sorted(MS * each for of in ranks.values() for each in of if len(of) >= 3)
+    kept = every if len(every) <= most else every[:: -(-len(every) // most)]
+    durations = [Durations(restart, len(every), packed(np.array(kept, np.int64)))] if every else []
+    job = replace(JOB, job_id=job_id, ranks=sorted(ranks), restarts=restart)
+    return FiguresPart(JobView(**{each.name: getattr(job, each.name) for each in fields(JobView)}), steps, durations)
+
+
+def test_figures_of_nodes() -> None:
+    """The figures of several nodes are those of all their steps together; ranks of an earlier life, or with few steps, are no part of them."""
+    one, other = node(1, {0: [10, 20, 30], 1: [90, 90]}), node(1, {2: [40, 50, 60, 70]})
+    earlier = node(0, {3: [500, 600, 700, 800, 900]})
+    (job,) = figures_of_nodes([one, other, earlier], 5)
+    assert (job.steps, job.step_p50_s, job.comm_share, job.exposed_share) == (4, 0.04, 0.5, None)
+    assert job.ranks == [0, 1, 2, 3], "as merged_jobs has them"
+    (job,) = figures_of_nodes([one], 5)
+    assert job.step_p50_s == 0.02
+    (job,) = figures_of_nodes([node(0, {0: [10, 20, 30, 40]})], 5)
+    assert job.step_p50_s == 0.025, "the mean of the two in the middle"
+    (job,) = figures_of_nodes([node(0, {0: [10, 20]})], 5)
+    assert (job.steps, job.step_p50_s, job.comm_share) == (2, None, None)
+    assert figures_of_nodes([], 5) == []
+    jobs = [
+        replace(part, job=replace(part.job, started_at=part.job.started_at + n)) for n, part in enumerate([one, other])
+    ]
+    named = [replace(part, job=replace(part.job, job_id=name)) for name, part in zip("ab", jobs, strict=True)]
+    assert [job.job_id for job in figures_of_nodes(named, 5)] == ["b", "a"]
+    assert [job.job_id for job in figures_of_nodes(named, 1)] == ["b"]
+
+
+def test_few_of_many_durations() -> None:
+    """Where a node sends only some of its durations, each counts for as many steps as it is one of."""
+    many = node(0, {0: list(range(1000, 2000))}, most=50)
+    few = node(0, {1: [10, 11, 12]})
+    (job,) = figures_of_nodes([many, few], 5)
+    assert job.step_p50_s == pytest.approx(1.5, rel=0.02)
+
+
+def test_parts_of_a_node(tmp_path: Path) -> None:
+    """The part of the only node gives its own figures, also where it sends only some of the durations."""
+    agent = job_of(tmp_path, 4, 30, range(4, 6))
+    (expected,) = job_figures(agent)
+    assert figures_of_nodes(figures_parts(agent, 5, 1000), 5) == [expected]
+    (part,) = figures_parts(agent, 5, 15)
+    assert [len(unpacked(each.sorted_ns, 1000)) for each in part.durations] == [15]
+    (thin,) = figures_of_nodes([part], 5)
+    assert thin.step_p50_s == pytest.approx(expected.step_p50_s, rel=0.1)
+    assert replace(thin, step_p50_s=None) == replace(expected, step_p50_s=None)
+
+
+@pytest.mark.parametrize("wrong", [{"number": 2}, {"sorted_ns": "?"}, {"sorted_ns": packed(np.array([], np.int64))}])
+def test_wrong_durations(wrong: dict[str, Any]) -> None:
+    """What no agent sends is refused: more durations than steps, and none."""
+    good: dict[str, Any] = {"restart": 0, "number": 3, "sorted_ns": packed(np.array([1, 2, 3], np.int64))}
+    assert Durations(**good).number == 3
+    with pytest.raises(ValueError, match=r"."):
+        Durations(**{**good, **wrong})

@@ -72,6 +72,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "efficiency": {**ALWAYS, "job": "job"},
     "advice": {"job": "job", "findings": [], "host": answer(None, None), "late": {}, "last_s": None},
     "job_figures": {"most": 5},
+    "figures_parts": {"most": 5, "durations": 100},
     "timeline": {
         "job": "job",
         "last_s": None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.helpers import RunningAgent, agent, clean_env, wait_for
+from tests.helpers import RunningAgent, agent, clean_env, commwatch, wait_for
 from tests.live import HandMade, hear, number, table
 
 if TYPE_CHECKING:
@@ -68,6 +68,23 @@ def test_straggler_on_another_node(chromium: Chromium, tmp_path: Path) -> None:
                     assert number(row["busbw"]) == pytest.approx(one["busbw"], rel=0.02)
                 visit.assert_readable()
                 visit.picture("live-nodes")
+
+
+def test_advice_on_the_whole_job(chromium: Chromium, tmp_path: Path) -> None:
+    """Each agent's page and ``commwatch top`` show the advice on the whole job, which names the late rank wherever it is."""
+    with site(tmp_path, late=2) as (agents, parts):
+        until_ns = time.monotonic_ns()
+        for part in parts:
+            part.run(200, until_ns)
+        for running, part in zip(agents, parts, strict=True):
+            part.read_by(running)
+        for running in agents:
+            with chromium.visit(f"{running.url}/?job=train") as visit:
+                expect(visit.page.locator("#advice")).to_contain_text("rank 2 is late")
+            shown = json.loads(commwatch("top", "--json", "--dir", running.directory).stdout)["shown"]
+            expected = running.get("/api/v1/advice?job=train&scope=job")["data"]
+            assert [each["title"] for each in shown["advice"]] == [each["title"] for each in expected]
+            assert "rank 2 is late" in expected[0]["title"]
 
 
 def test_range_and_rank_of_another_node(chromium: Chromium, tmp_path: Path) -> None:
