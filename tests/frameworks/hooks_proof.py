@@ -36,7 +36,7 @@ def proved(python: str, wheel: str) -> bool:
         where = Path(made)
         site, run = where / "site", where / "run"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(TREE), wheel]
-        subprocess.run(pip, check=True)
+        subprocess.run(pip, capture_output=True, check=True)
         env = clean_env(
             PATH=str(where), PYTHONPATH=str(site), XDG_CACHE_HOME=str(where / "cache"), COMMWATCH="1", COMMWATCH_DIR=str(run),
             COMMWATCH_HOOK="native", OMP_NUM_THREADS="1",
