@@ -13,7 +13,7 @@ const RETRY_S = 5;
 const LIVE_S = 60;
 
 const COLUMNS = [
-  ["group", true], ["op", true], ["size", false, "ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
+  ["group", true], ["op", true], ["group size", false, "number of ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
   ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
 ];
 

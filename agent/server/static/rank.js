@@ -12,7 +12,7 @@ const LIVE_S = 60;
 const MOST_STEPS = 20;
 const MOST_MESSAGES = 1000;
 
-const FLIGHT = [["op", true], ["group", true], ["number"], ["size"], ["for"], ["usually"], ["thread waits", false, "for how long a thread, or the GPU, waits for it"]];
+const FLIGHT = [["op", true], ["group", true], ["number"], ["size", false, "of the message"], ["for"], ["usually"], ["thread waits", false, "for how long a thread, or the GPU, waits for it"]];
 const STEPS = [["step"], ["ended"], ["time"], ["comm", false, "share of the step"], ["exposed", false, "share of the step not hidden behind compute"], ["messages", false, "time in which a thread waited for sends and receives"], ["remark", true]];
 const OPERATIONS = [["group", true], ["op", true], ["count"], ["p50"], ["p99"], ["busbw"], ["time", false, "share of the rank's time"], ["waits", false, "share of the rank's time spent waiting in it"]];
 

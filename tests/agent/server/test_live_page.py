@@ -234,7 +234,7 @@ def _says_what_the_api_says(visit: Visit, node: RunningAgent) -> None:
     expect(visit.page.locator("#flight tbody tr")).to_contain_text("all_reduce")
     rows = node.get("/api/v1/summary?job=api&by=group,op")["rows"]
     for row, shown in zip(rows, table(visit, "operations"), strict=True):
-        assert (shown["group"], shown["op"], shown["size"]) == (row["by"]["group"], row["by"]["op"], "3")
+        assert (shown["group"], shown["op"], shown["group size"]) == (row["by"]["group"], row["by"]["op"], "3")
         for cell, value in (("p50", "p50_s"), ("p99", "p99_s"), ("algbw", "algbw"), ("busbw", "busbw")):
             assert number(shown[cell]) == pytest.approx(row[value], rel=0.006), (cell, shown)
         waited = row["wait_s"] / row["seconds"]

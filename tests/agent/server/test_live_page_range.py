@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.agent.server.test_live_page import WINDOWS, drawn
+from tests.chrome_trace import read
 from tests.helpers import RunningAgent, agent
 from tests.live import HandMade, hear, opened, table
 
@@ -155,18 +156,20 @@ def test_downloads(chromium: Chromium, node: Node, tmp_path: Path) -> None:
         for link, name in (
             ("the latest operations of the range as CSV, filtered", "operations.csv"),
             ("the report on the job", "report.html"),
+            ("the range for Perfetto", "trace.json.gz"),
         ):
             with visit.page.expect_download() as download:
                 visit.page.get_by_role("link", name=link).click()
             download.value.save_as(tmp_path / name)
-        expect(visit.page.locator("#get-timeline")).to_have_text(
-            "the last 30 s of the job, not the range, for Perfetto"
-        )
     with (tmp_path / "operations.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(row["rank"], row["op"]) for row in rows} == {("2", "all_gather")}
     assert all(node.minute[0] <= float(row["end_at"]) < node.minute[1] for row in rows)
     assert len(rows) == 60 / 0.12
+    trace = read(tmp_path / "trace.json.gz")
+    ends = [each.end_ns + trace.about["Unix time of 0, in ns"] for each in trace.of("operation")]
+    assert len(ends) == 4 * 2 * 60 / 0.12
+    assert all(node.minute[0] * 10**9 <= end_ns < node.minute[1] * 10**9 for end_ns in ends)
     assert "commwatch report: late" in (tmp_path / "report.html").read_text(encoding="utf-8")
     with opened(chromium, node.agent, node.job, "&last=5m") as visit:
         expect(visit.page.locator("#get-timeline")).to_have_text("the last 5 min for Perfetto")
