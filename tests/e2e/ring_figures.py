@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
 from tests.e2e.torchjob import RankRecords
 
 SLOT_NS = 10_000_000_000
