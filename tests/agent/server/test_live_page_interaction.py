@@ -438,6 +438,18 @@ def test_choices_stay(tab: Visit, node: Node) -> None:
     tab.assert_clean()
 
 
+def test_long_answers_are_asked_for_seldom(tab: Visit, node: Node) -> None:
+    """What takes the agent long is repeated less often: after 400 times the time of the answer, but at least every 5 min."""
+    page = show(tab, node)
+    found = page.evaluate(
+        """async () => {
+          const { pause } = await import("/static/ask.js");
+          return [0, 0.01, 0.1, 0.5, 9].map((took) => pause(20, took));
+        }"""
+    )
+    assert found == [20, 20, 40, 200, 300]
+
+
 def test_what_does_not_exist(tab: Visit, node: Node) -> None:
     """A filter that nothing passes, an unknown rank and a time before the job have no figures; values that are not valid are ignored."""
     page = show(tab, node, "&group=no%20such&rank=x&size=-1&open=77&sort-ranks=-nothing&sort-flight=%3Cb%3E&unknown=1")
