@@ -7,12 +7,9 @@ import struct
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import chain
 
-import numpy as np
-
 #: 32 bins per doubling: a bin spans 2.2 %, and its middle is at most 1.1 % off.
 BINS_PER_E = 32 / math.log(2)
 _PAIR = struct.Struct("<hI")
-_PAIRS = np.dtype([("bin", "<i2"), ("count", "<u4")])
 
 
 def bin_of(value_ns: int) -> int:
@@ -44,13 +41,15 @@ def merge(into: dict[int, int], other: Mapping[int, int]) -> None:
 
 def merged(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """Return the sum of the counts; many packed sketches take a tenth of the time of ``merge``."""
+    import numpy as np  # here, as commands that only ask an agent begin without it
+
     packed, total = list[bytes](), dict[int, int]()
     for each in sketches:
         if isinstance(each, Packed):
             packed.append(each.data)
         else:
             merge(total, each)
-    pairs = np.frombuffer(b"".join(packed), _PAIRS)
+    pairs = np.frombuffer(b"".join(packed), [("bin", "<i2"), ("count", "<u4")])
     if len(pairs):
         bins, least = pairs["bin"].astype(np.int64), int(pairs["bin"].min())
         # Sums of floats are exact up to 2**53, which no count reaches.
