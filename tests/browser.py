@@ -48,6 +48,8 @@ class Visit:
 
     def __init__(self, context: BrowserContext, url: str, pictures: Path | None, forgiven: str) -> None:
         self.page: Page = context.new_page()
+        #: Width, and dark or light, for names of pictures.
+        self.window = ""
         #: Addresses of all requests, and errors of the page, in their order.
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -61,6 +63,13 @@ class Visit:
     def _note(self, kind: str, text: str) -> None:
         if kind == "error":
             self.errors.append(text)
+
+    def resize(self, width: int, dark: bool) -> None:
+        """Give the window another width, and dark or light colours; the page continues to run."""
+        height = self.page.viewport_size["height"] if self.page.viewport_size else 900
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme="dark" if dark else "light")
+        self.window = f"{width}-{'dark' if dark else 'light'}"
 
     def picture(self, name: str) -> None:
         """Keep what the whole page looks like, if pictures are wanted: to draw one takes up to a second of a core."""
@@ -83,7 +92,7 @@ class Visit:
         assert faults == [], f"the page has faults: {faults}"
 
     def assert_clean(self) -> None:
-        """Assert that there was no error except forgiven ones, and no request to another origin; requests of pages from disk do not count."""
+        """Assert that there was no error so far except forgiven ones, and no request to another origin; requests of pages from disk do not count."""
         self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn)))")
         errors = [error for error in self.errors if not (self._forgiven and re.search(self._forgiven, error))]
         assert errors == [], f"the page had errors: {errors}"
@@ -116,7 +125,7 @@ def _value(node: dict[str, Any], key: str) -> str:
 
 
 class Chromium:
-    """A browser that runs, for one test; ``pictures``: the folder for them, ``None``: none are made."""
+    """A browser that runs; ``pictures``: the folder for them, ``None``: none are made."""
 
     def __init__(self, browser: Browser, pictures: Path | None) -> None:
         self._browser, self._pictures = browser, pictures

@@ -111,7 +111,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium(browser: Browser) -> Chromium:
     """Chromium, for ``visit``; see tests/browser.py."""
     from tests.browser import Chromium

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,14 +48,20 @@ class HandMade:
         here: tuple[int, ...] | None = None, **who: Any,
     ) -> None:  # fmt: skip
         self.job, self.ranks, self.late, self.steps, self.written = job, ranks, late, 0, 0
-        now_ns = time.monotonic_ns()
+        self._until_ns = now_ns = time.monotonic_ns()
+        self._stuck: list[tuple[RingWriter, int]] = []
         began_ns = now_ns - int(ago_s * 1e9)
         about = {"wall_offset_ns": time.time_ns() - now_ns, "started_ns": began_ns, "world_size": ranks, **who}
         everybody = tuple(range(ranks))
         self.here = everybody if here is None else here
         entries = [group_entry(at, everybody, label, group_id=f"{job}-{at}") for at, label in enumerate(group)]
         self.writers: list[RingWriter] = [
-            self._ring(rings_of(directory), {"job": job, "rank": rank, **about}, [*entries, *names], slots)
+            self._ring(
+                rings_of(directory),
+                {"job": job, "rank": rank, "pid": self.pid(rank), **about},
+                [*entries, *names],
+                slots,
+            )
             for rank in self.here
         ]
         for writer in self.writers:  # a sign of life that does not age
@@ -66,6 +73,10 @@ class HandMade:
     def __exit__(self, *_: object) -> None:
         for writer in self.writers:
             end_rank(writer)
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank, as its ring has it."""
+        return 100 + rank
 
     def _ring(self, rings: Path, about: dict[str, Any], names: list[dict[str, Any]], slots: int) -> RingWriter:
         who = identity(**about)
@@ -84,7 +95,7 @@ class HandMade:
         exposed_ms: int | None = 30,
     ) -> None:
         """Write so many steps, of which the last ends at ``until_ns`` (now)."""
-        until_ns = time.monotonic_ns() if until_ns is None else until_ns
+        self._until_ns = until_ns = time.monotonic_ns() if until_ns is None else until_ns
         for rank, writer in zip(self.here, self.writers, strict=True):
             for fields in self._records(rank, steps, until_ns, flags, marks, exposed_ms):
                 writer.write(*fields)
@@ -112,6 +123,15 @@ class HandMade:
             if marks:
                 yield mark(n + 1, begin_ns, exposed_ns=exposed_ns)
 
+    def go_on(self) -> None:
+        """Write the steps that have ended since the last one; no rank is in an operation any longer."""
+        for writer, slot in self._stuck:
+            writer.end(slot)
+        self._stuck.clear()
+        steps = (time.monotonic_ns() - self._until_ns) // (PERIOD_MS * MS)
+        if steps:
+            self.run(steps, self._until_ns + steps * PERIOD_MS * MS)
+
     def read_by(self, running: RunningAgent) -> None:
         """Wait until an agent has read all that was written."""
 
@@ -126,7 +146,9 @@ class HandMade:
         for rank in ranks:
             launch_ns = time.monotonic_ns() - age_ms * MS
             stuck = operation("all_reduce", start_ns=0, end_ns=0, seq=self.steps, launch_ns=launch_ns, size=8_000_000)
-            assert self.writers[self.here.index(rank)].begin(*stuck) >= 0
+            writer = self.writers[self.here.index(rank)]
+            self._stuck.append((writer, writer.begin(*stuck)))
+            assert self._stuck[-1][1] >= 0
 
     def end(self) -> None:
         """All ranks say goodbye."""
@@ -155,13 +177,14 @@ def table(visit: Visit, name: str) -> list[dict[str, str]]:
 
 def number(text: str) -> float:
     """What a cell says, in seconds, bytes, bytes per second, or as a part of one."""
-    digits, _, unit = text.partition(" ")
-    return float(digits) * _UNITS[unit]
+    digits = re.match(r"[\d.]*", text)
+    assert digits
+    return float(digits[0]) * _UNITS[text[digits.end() :].strip()]
 
 
 _UNITS = {
     "": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9,
-    "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
+    "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "/s": 1.0,
 }  # fmt: skip
 
 

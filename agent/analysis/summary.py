@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from commwatch.collectors.wire.events import OPS
 from commwatch.core.api_views import Row
-from commwatch.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
+from commwatch.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted, sum_of
 from commwatch.core.sketch import quantile
 from commwatch.history.rows import RingRow
 
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
+#: Cells that are added up at once; more would take much memory.
+_AT_ONCE = 64
 
 
 def identify(
@@ -30,13 +32,13 @@ def identify(
 
 def merged(cells: Iterable[Counted]) -> list[Counted]:
     """Merge cells over time: return one for each job, rank, group, op and size."""
-    sums: dict[tuple[str, int, str, str, int | None], Counted] = {}
+    found: dict[tuple[str, int, str, str, int | None], tuple[Counted, list[Cell]]] = {}
     for one in cells:
-        key = one.job_id, one.rank, one.group_id, one.op, one.size
-        if key not in sums:
-            sums[key] = one._replace(cell=Cell())
-        sums[key].cell.add(one.cell)
-    return list(sums.values())
+        _, parts = found.setdefault((one.job_id, one.rank, one.group_id, one.op, one.size), (one, []))
+        parts.append(one.cell)
+        if len(parts) >= _AT_ONCE:
+            parts[:] = [sum_of(parts)]
+    return [first._replace(cell=sum_of(parts)) for first, parts in found.values()]
 
 
 def summarise(
@@ -57,9 +59,7 @@ def summarise(
 
 
 def _row(by: dict[str, str | int | None], items: list[Counted], efficiency: tuple[float, str] | None) -> Row:
-    cell, sizes = Cell(), {item.group_size for item in items}
-    for item in items:
-        cell.add(item.cell)
+    cell, sizes = sum_of(item.cell for item in items), {item.group_size for item in items}
     seconds = cell.busy_ns / 1e9
     p50, p95, p99 = (quantile(cell.bins, q) for q in (0.5, 0.95, 0.99))
     return Row(

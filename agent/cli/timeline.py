@@ -53,14 +53,14 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
         for url, why in silent.items():
             complain(f"{url} does not answer: {why}")
         about = {"nodes": {"answered": 1 + len(others), "silent": silent}} if others or silent else {}
-        marks = marks_of(config.evidence, job)
+        marks, window = marks_of(config.evidence, job), Window(arguments.last)
         profiles = () if arguments.no_profiles else traces_of(kept_in(config.state), job)
         try:
             with (
                 writing(arguments.out) as out,
-                own_trace(config.history, job, arguments.last, marks, alone=not others, profiles=profiles) as own,
+                own_trace(config.history, job, window, marks, alone=not others, profiles=profiles) as own,
             ):
-                found = write([own, *others], job, Window(arguments.last), about, out)
+                found = write([own, *others], job, window, about, out)
         except OSError as error:
             raise UsageError(f"cannot write {arguments.out}: {error.strerror}") from None
     for note in found.profiles.values():

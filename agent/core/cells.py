@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from commwatch.core.sketch import Packed, encode, merge
+from commwatch.core.sketch import Packed, encode, merge, merged
 
 SLOT_NS = 10_000_000_000
 #: Most records of all ranks that are counted at a time.
@@ -137,6 +137,16 @@ class Cell:
         self.failed += other.failed
         self.untimed += other.untimed
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
+
+
+def sum_of(cells: Iterable[Cell]) -> Cell:
+    """Return a new cell with the sums of cells, as ``Cell.add`` makes them one by one."""
+    total, bins = Cell(), list[Mapping[int, int]]()
+    for cell in cells:
+        total.add_sums(cell)
+        bins.append(cell.bins)
+    total.bins = merged(bins)
+    return total
 
 
 def place_of(group: int, op: int, size_log2: int) -> int:

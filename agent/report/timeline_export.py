@@ -43,10 +43,14 @@ class Window(NamedTuple):
     Args:
         last_s: the seconds at its end; ``None``: all of it.
         most: most operations, the latest; ``None``: all.
+        since_ns: what ended from this Unix time on, by the clock of each node.
+        until_ns: what ended before this Unix time; ``None``: to the end.
     """
 
     last_s: float | None
     most: int | None = None
+    since_ns: int = 0
+    until_ns: int | None = None
 
 
 class NodeTrace(NamedTuple):
@@ -79,7 +83,7 @@ def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], 
         path: the history.
         marks: by Unix time in ns; those outside the window are left out.
     """
-    with own_trace(path, job_id, window.last_s, marks, alone=True) as node:
+    with own_trace(path, job_id, window, marks, alone=True) as node:
         return write([node], job_id, window, {}, out)
 
 
@@ -87,7 +91,7 @@ def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], 
 def own_trace(
     path: Path,
     job_id: str,
-    last_s: float | None,
+    window: Window,
     marks: Iterable[TraceMark],
     *,
     alone: bool,
@@ -99,8 +103,8 @@ def own_trace(
         profiles: kept traces of the job; those of other times are left out.
     """
     with History(path) as history:
-        source = Source(history, job_id)
-        from_ns = source.begin_ns(last_s)
+        source = Source(history, job_id, window.until_ns)
+        from_ns = source.begin_ns(window.last_s, window.since_ns)
         yield NodeTrace(
             ranks=source.ranks,
             restart=source.restart,
@@ -131,7 +135,7 @@ def write(
     until_ns = max(clock.of_first(node.until_ns) for node, clock in placed)
     complete_ns = max(clock.of_first(node.complete_ns) if node.complete_ns else 0 for node, clock in placed)
     origin_ns = min(clock.of_first(node.origin_ns) for node, clock in placed)
-    begin_ns = 0 if window.last_s is None else until_ns - int(window.last_s * 1e9)
+    begin_ns = window.since_ns if window.last_s is None else max(window.since_ns, until_ns - int(window.last_s * 1e9))
     # On one node, the window was applied when its history was read.
     from_ns = max(begin_ns, complete_ns) if len(nodes) > 1 else complete_ns
     trace = ChromeTrace(origin_ns, {rank: host for node in nodes for rank, host in node.ranks.items()})

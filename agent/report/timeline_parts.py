@@ -90,20 +90,23 @@ class Page(NamedTuple):
         from_ns: as in the first page; ``None``: this is the first.
         cursor: from the page before; ``None``: this is the first.
         most: most operations.
+        since_ns: as in ``timeline_export.Window``, and so is ``until_ns``.
     """
 
     last_s: float | None
     from_ns: int | None
     cursor: str | None
     most: int
+    since_ns: int = 0
+    until_ns: int | None = None
 
 
 def part_of(path: Path, job_id: str, page: Page, marks: Iterable[TraceMark]) -> TimelinePart:
     """Return a page of the timeline; raise ``ValueError`` for a cursor that no page has."""
     before = None if page.cursor is None else place_of(page.cursor)
     with History(path) as history:
-        source = Source(history, job_id)
-        from_ns = source.begin_ns(page.last_s) if page.from_ns is None else page.from_ns
+        source = Source(history, job_id, page.until_ns)
+        from_ns = source.begin_ns(page.last_s, page.since_ns) if page.from_ns is None else page.from_ns
         until_ns = source.until_ns if before is None else before[0]
         found = list(islice(source.operations(from_ns, source.until_ns, before), page.most + 1))
         more = len(found) > page.most

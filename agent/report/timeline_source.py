@@ -26,11 +26,15 @@ class Source:
     """Operations and steps of a run on one clock: Unix time, by the clock of one of the rings.
 
     The ranks of a node share one monotonic clock. The Unix time of its begin, which each ring has, differs by what the clock was set meanwhile.
+
+    Args:
+        until_ns: end of the part that is wanted, in Unix time in ns: the run is the latest that began before it. ``None``: there is none.
     """
 
-    def __init__(self, history: History, job_id: str) -> None:
+    def __init__(self, history: History, job_id: str, until_ns: int | None = None) -> None:
         history.freeze()
-        self._history, self._rings = history, latest_run(history.rings(job_id))
+        begun = (ring for ring in history.rings(job_id) if until_ns is None or ring.started_ns < until_ns)
+        self._history, self._rings = history, latest_run(begun)
         rings = self._rings.values()
         self._reader = Reader(history, self._rings)
         offsets: dict[Any, int] = {}
@@ -38,16 +42,17 @@ class Source:
             offsets.setdefault(ring.identity.get("boot_id"), ring.wall_offset_ns)
         self._offset = {ring.id: offsets[ring.identity.get("boot_id")] for ring in rings}
         begins = [ring.started_ns - ring.wall_offset_ns + self._offset[ring.id] for ring in rings]
-        #: Begin of the run; and the end of its last operation or step, plus 1.
+        #: Begin of the run; and the end of its last operation or step, plus 1, or of the part that is wanted.
         self.origin_ns = min(begins, default=0)
-        self.until_ns = history.last_end_ns(list(self._rings)) + 1
+        last_ns = history.last_end_ns(list(self._rings)) + 1
+        self.until_ns = last_ns if until_ns is None else min(last_ns, until_ns)
         #: Each with the host's name.
         self.ranks: Mapping[int, str] = {ring.rank: str(ring.identity.get("host", "")) for ring in rings}
         self.restart = max((ring.restart for ring in rings), default=0)
 
-    def begin_ns(self, last_s: float | None) -> int:
-        """Return where the last ``last_s`` s of the run begin; ``None``: all of it."""
-        return 0 if last_s is None else self.until_ns - int(last_s * 1e9)
+    def begin_ns(self, last_s: float | None, since_ns: int = 0) -> int:
+        """Return where the last ``last_s`` s of the run begin (``None``: all of it), but not before ``since_ns``."""
+        return since_ns if last_s is None else max(since_ns, self.until_ns - int(last_s * 1e9))
 
     def operations(
         self, from_ns: int, until_ns: int, before: Cursor | None = None, rank: int | None = None

@@ -20,9 +20,9 @@ from commwatch.server.job_questions import read
 MOST_TIMELINE = 50_000
 
 
-def timeline(agent: QueryService, job: str, *, last_s: float | None, marks: list[TraceMark]) -> Text:
-    """Return the last ``last_s`` s of a job (``None``: all of it) as a compressed Chrome trace, at most the latest operations."""
-    return _packed(job, lambda out: export(agent.path, job, Window(last_s, MOST_TIMELINE), marks, out))
+def timeline(agent: QueryService, job: str, *, window: Window, marks: list[TraceMark]) -> Text:
+    """Return a part of a job as a compressed Chrome trace."""
+    return _packed(job, lambda out: export(agent.path, job, window, marks, out))
 
 
 def timeline_part(agent: QueryService, job: str, *, page: Page, marks: list[TraceMark]) -> TimelinePart:
@@ -40,7 +40,8 @@ def job_timeline(agent: QueryService, job: str, *, page: Page, marks: list[Trace
     found, nodes = read(heard, TimelinePart)
     parts = [part_of(agent.path, job, page, marks), *(part for (part,) in found)]
     about = {"nodes": vars(nodes)}
-    return _packed(job, lambda out: write([trace_of(part) for part in parts], job, Window(page.last_s), about, out))
+    window = Window(page.last_s, since_ns=page.since_ns)  # each part ends where it was asked to
+    return _packed(job, lambda out: write([trace_of(part) for part in parts], job, window, about, out))
 
 
 def _packed(job: str, export: Callable[[IO[str]], object]) -> Text:

@@ -72,7 +72,7 @@ class OtherNodes:
             return [], [], Nodes(1, {})
         job = self._job(job_id)
         self._refresh(job.late, _JOIN_S, lambda: self._late(job_id))
-        self._refresh(job.parts, self._every_s(_EVERY_S), lambda: self._parts(job_id))
+        self._refresh(job.parts, self.every_s(_EVERY_S), lambda: self._parts(job_id))
         parts, nodes = job.parts.value
         return parts, job.late.value, nodes
 
@@ -81,11 +81,12 @@ class OtherNodes:
         if not self.exist():
             return []
         job = self._job(job_id)
-        self._refresh(job.bars, self._every_s(_BARS_S), lambda: self._bars(job_id))
+        self._refresh(job.bars, self.every_s(_BARS_S), lambda: self._bars(job_id))
         return job.bars.value
 
-    def _every_s(self, least_s: float) -> float:
-        return max(least_s, _PER_AGENT_S * len(self._services.peers.views()))
+    def every_s(self, least_s: float, per_agent_s: float = _PER_AGENT_S) -> float:
+        """Return the seconds between two requests to all agents, at least ``least_s``."""
+        return max(least_s, per_agent_s * len(self._services.peers.views()))
 
     def _job(self, job_id: str) -> _Job:
         now_s = self._clock()

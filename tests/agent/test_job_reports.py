@@ -294,6 +294,12 @@ def test_timeline(site: Site, tmp_path: Path) -> None:
             assert sorted(trace.arrows) == sorted(expected.arrows)
             assert len(trace.about["clocks"]) == 3
             assert trace.about["nodes"] == {"answered": 3, "silent": {}}
+    ends = sorted(each.end_ns + expected.about["Unix time of 0, in ns"] for each in expected.of("operation"))
+    since_ns, until_ns = ends[len(ends) // 4], ends[-len(ends) // 4]
+    query = f"job=train&scope=job&since={since_ns / 1e9:.9f}&until={until_ns / 1e9:.9f}"
+    answer = urllib.request.urlopen(f"{site.nodes[0].url}/api/v1/timeline?{query}").read()
+    inside = sum(since_ns <= end_ns < until_ns for end_ns in ends)
+    assert len(parsed(gzip.decompress(answer)).of("operation")) == pytest.approx(inside, abs=1)
     alone = tmp_path / "alone.json"
     assert commwatch("timeline", "train", "--node", "--dir", site.nodes[1].directory, "--out", alone).returncode == 0
     assert set(read(alone).processes.values()) == {"rank 2", "rank 3"}

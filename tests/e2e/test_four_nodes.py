@@ -15,12 +15,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
 
 from tests import prefork
+from tests.e2e import ring_figures
 from tests.e2e.hosts import Host, joined_hosts
 from tests.e2e.torchjob import JOBS, RankRecords, read_rings
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, wait_for
@@ -162,6 +163,45 @@ def test_whole_job(tmp_path: Path) -> None:
             wait_for(lambda: told(summary()["rows"]) == expected, "the figures of the rings")  # noqa: B023
         with agent(kept) as whole:
             check_against(whole, job, {ring.rank: len(ring.records) for ring in rings})
+            long = {(step["rank"], step["seq"]) for step in asked(whole, f"{STEPS}&job=four") if step["long"]}
+        for host, one in zip(job.hosts, job.agents, strict=True):
+            check_page(host, one, rings, long)
+
+
+def check_page(host: Host, one: RunningAgent, rings: list[RankRecords], long: set[tuple[int, int]]) -> None:
+    """What an agent sends to its page is what the rings say: the plots, the tables, the timeline, and the tiles."""
+    ends_at = [one.end_ns / 1e9 for ring in rings for one in ring_figures.operations_of(ring)]
+    window = f"job=four&since={min(ends_at) // 10 * 10:.0f}&until={max(ends_at) // 10 * 10 + 10:.0f}"
+    past = one.get(f"/api/v1/past?{window}")
+    assert past["nodes"] == {"answered": HOSTS, "silent": {}}
+    expected = ring_figures.slots(rings, long)
+    assert part(past["data"]["slots"], expected) == expected
+    expected = ring_figures.table(rings)
+    rows = one.get(f"/api/v1/summary?{window}&scope=job&by=group,op")["data"]["rows"]
+    assert sorted(part(rows, expected), key=lambda row: str(row["by"])) == expected
+    ends = {ring.rank: {record.end_ns - record.start_ns for record in ring.operations} for ring in rings}
+    for track in past["data"]["timeline"]["tracks"]:
+        took_us = {duration_us for _, duration_us, *_ in track["bars"]}
+        assert took_us <= {round(took_ns / 1000) for took_ns in ends.pop(track["rank"])} | took_us
+        assert took_us
+    assert ends == {}
+    lines = ring_figures.lines(rings, long)
+
+    def present() -> Any:
+        found = host.call(partial(latest, "moment"), f"{one.url}/api/v1/stream?job=four")
+        return found if part(found["job"]["ranks"], lines) == lines else None
+
+    moment = wait_for(present, "the latest steps of all ranks")
+    assert moment["nodes"] == {"answered": HOSTS, "silent": {}}
+    assert moment["job"]["comm"] == pytest.approx(fmean(line["comm"].expected for line in lines), rel=1e-4)
+    assert moment["job"]["step_s"] == pytest.approx(median(line["step_s"].expected for line in lines))
+    assert moment["job"]["step"] == max(line["step"] for line in lines)
+    assert moment["job"]["states"] in ({"gone": RANKS}, {"ended": RANKS})
+
+
+def part(found: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with only the columns that ``like`` has."""
+    return [{name: row[name] for name in like[0]} for row in found]
 
 
 def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> None:
@@ -253,7 +293,7 @@ def test_clocks_that_differ(tmp_path: Path) -> None:
 
 def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
     """For each all_reduce of the job in the live page's timeline, the ends of all ranks in ns; empty until it has all ranks."""
-    seen = host.call(latest_timeline, f"{one.url}/api/v1/stream?job=four")
+    seen = host.call(partial(latest, "timeline"), f"{one.url}/api/v1/stream?job=four")
     if seen is None or [track["rank"] for track in seen["tracks"]] != list(range(RANKS)):
         return []
     ends = defaultdict[int, list[int]](list)
@@ -264,10 +304,10 @@ def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
     return [of for of in ends.values() if len(of) == RANKS]
 
 
-def latest_timeline(url: str) -> Any:
-    """The first timeline that an agent sends to its pages."""
+def latest(topic: str, url: str) -> Any:
+    """The first event of a topic that an agent sends to its pages."""
     with urllib.request.urlopen(url, timeout=PATIENCE_S) as stream:
         for line in stream:
-            if line == b"event: timeline\n":
+            if line == f"event: {topic}\n".encode():
                 return json.loads(next(stream).removeprefix(b"data: "))
     return None

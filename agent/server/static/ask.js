@@ -19,21 +19,33 @@ export async function ask(route, parameters) {
   return found;
 }
 
+// A long range takes the agent long. So that the page costs it little, a question is repeated only after so many times the time of
+// its answer, or after so many seconds.
+const SELDOM = 400;
+const MOST_S = 300;
+
+// Seconds after which a question is asked again, at least `least`; `took`: seconds that its answer took.
+export const pause = (least, took) => Math.max(least, Math.min(MOST_S, SELDOM * took));
+
 // Calls `show` with the latest answer only: an earlier question whose answer comes later is dropped.
 export class Latest {
   constructor(show) {
     this.show = show;
     this.number = 0;
+    // Seconds that the latest answer took.
+    this.took = 0;
   }
 
   async ask(question) {
     const number = ++this.number;
+    const began = performance.now();
     let found;
     try {
       found = { data: await question() };
     } catch (error) {
       found = { why: error.message };
     }
+    this.took = (performance.now() - began) / 1000;
     if (number === this.number) this.show(found);
   }
 

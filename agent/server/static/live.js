@@ -94,7 +94,7 @@ function showRange(window, stored) {
   timeline.range(moves ? null : { to: window.to, timeline: stored?.timeline ?? null, why });
   downloads(latest, window);
   operations.tick(latest, window);
-  rankPage.tick(latest, window);
+  rankPage.tick(latest, window, moves);
 }
 
 function show(moment) {

@@ -1,6 +1,6 @@
 // The table of operations: of the last minute, from the agent's events, or of a time range or with filters, from its history.
 
-import { Latest, ask } from "./ask.js";
+import { Latest, ask, pause } from "./ask.js";
 import { find, say } from "./elements.js";
 import { filtered, passes } from "./filters.js";
 import { isLive } from "./range.js";
@@ -13,7 +13,7 @@ const RETRY_S = 5;
 const LIVE_S = 60;
 
 const COLUMNS = [
-  ["group", true], ["op", true], ["size", false, "ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
+  ["group", true], ["op", true], ["group size", false, "number of ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
   ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
 ];
 
@@ -54,7 +54,7 @@ export class OperationsTable {
   tick({ at, job }, window) {
     if (fromEvents() || (!isLive() && window === null)) return;
     const fixed = state().from !== null || (job.state === "ended" && window !== null);
-    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < (this.failed ? RETRY_S : AGAIN_S))) return;
+    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took)))) return;
     if (this.askedAt === null) say(find("operations-said"), "Loading.");
     this.askedAt = at;
     const { from, to } = window ?? { from: at - LIVE_S, to: at };

@@ -1,6 +1,6 @@
 // The time range: buttons, fields, and what the agent has stored of it.
 
-import { Latest, ask } from "./ask.js";
+import { Latest, ask, pause } from "./ask.js";
 import { find, say } from "./elements.js";
 import { LASTS, LIVE, onChange, set, state } from "./state.js";
 import { count, dateAndTime, timeOfDay } from "./words.js";
@@ -65,7 +65,7 @@ export class Range {
     this.show(window, this.stored);
     if (isLive()) say(find("range-said"), "Live. Drag over a plot to zoom; double-click a plot to return.");
     else if (!isPast(moment)) say(find("range-said"), `The last ${plainly(LASTS[state().last])} of the job, a point for each 10 s.${PRESENT}`);
-    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= (this.failed ? RETRY_S : AGAIN_S)))) {
+    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took))))) {
       if (!this.askedAt) say(find("range-said"), "Loading the range.");
       this.askedAt = moment.at;
       this.latest.ask(() => this.question(moment.job.job_id));

@@ -1,6 +1,6 @@
 // One rank: what it does, its latest steps and operations, its GPU, its node and its NCCL messages.
 
-import { ask } from "./ask.js";
+import { ask, pause } from "./ask.js";
 import { each, find, make, say } from "./elements.js";
 import { onChange, set, state } from "./state.js";
 import { table } from "./tables.js";
@@ -12,7 +12,7 @@ const LIVE_S = 60;
 const MOST_STEPS = 20;
 const MOST_MESSAGES = 1000;
 
-const FLIGHT = [["op", true], ["group", true], ["number"], ["size"], ["for"], ["usually"], ["thread waits", false, "for how long a thread, or the GPU, waits for it"]];
+const FLIGHT = [["op", true], ["group", true], ["number"], ["size", false, "of the message"], ["for"], ["usually"], ["thread waits", false, "for how long a thread, or the GPU, waits for it"]];
 const STEPS = [["step"], ["ended"], ["time"], ["comm", false, "share of the step"], ["exposed", false, "share of the step not hidden behind compute"], ["messages", false, "time in which a thread waited for sends and receives"], ["remark", true]];
 const OPERATIONS = [["group", true], ["op", true], ["count"], ["p50"], ["p99"], ["busbw"], ["time", false, "share of the rank's time"], ["waits", false, "share of the rank's time spent waiting in it"]];
 
@@ -20,6 +20,8 @@ export class RankPage {
   constructor() {
     this.askedAt = null;
     this.number = 0;
+    // Of the time range: when it was asked for, how long that took, and the rank's steps and operations in it; null: not asked yet.
+    this.stored = null;
     find("rank-close").addEventListener("click", close);
     find("ranks").addEventListener("click", (event) => {
       const link = event.target.closest("a");
@@ -36,7 +38,7 @@ export class RankPage {
 
   changed(moves) {
     const { open } = state();
-    this.askedAt = null;
+    this.askedAt = this.stored = null;
     this.number += 1;
     find("rank").hidden = open === null;
     if (open === null || !moves) return;
@@ -44,38 +46,48 @@ export class RankPage {
     find("rank-title").focus();
   }
 
-  // A new second of a job; `window`: the time range, null: the present.
-  tick({ at, job }, window) {
+  // A new second of a job; `window`: the time range, null: the present; `moves`: whether its end moves.
+  tick({ at, job }, window, moves) {
     const { open } = state();
     if (open === null || (this.askedAt !== null && at - this.askedAt < AGAIN_S)) return;
     if (this.askedAt === null) clear(open);
     this.askedAt = at;
-    this.load(job.job_id, open, at, window ?? { from: at - LIVE_S, to: at });
+    const { stored } = this;
+    const old = stored === null || stored.missing || (moves && at - stored.at >= pause(AGAIN_S, stored.took));
+    this.load(job.job_id, open, at, old ? (window ?? { from: at - LIVE_S, to: at }) : null, moves);
   }
 
-  async load(job, rank, at, { from, to }) {
+  // `window`: what to ask for of the time range; null: what is known of it is new enough.
+  async load(job, rank, at, window, moves) {
     const number = ++this.number;
-    const window = { job, rank, scope: "job", since: Math.floor(from), until: Math.ceil(to) };
-    // What does not come is null: the rest is shown all the same.
-    const known = (question) => question.catch(() => null);
     const here = await known(ask("ranks", { job }));
     const own = here?.find((each) => each.rank === rank) ?? null;
     const found = await Promise.all([
       own ?? known(ask("ranks", { job, scope: "job" })).then((all) => all?.data.find((each) => each.rank === rank) ?? null),
-      known(ask("steps", { ...window, limit: MOST_STEPS })),
-      known(ask("summary", { ...window, by: "group,op" })),
+      window === null ? this.stored : inRange(job, rank, at, window),
       ...(own ? [known(ask("gpus", { job })), known(ask("host", { job })), known(ask("nccl/messages", { job, limit: MOST_MESSAGES }))] : [null, null, null]),
     ]);
     if (number !== this.number) return;
-    const [view, steps, summary, gpus, host, messages] = found;
+    const [view, stored, gpus, host, messages] = found;
+    this.stored = stored;
     const gpu = gpus?.gpus.find(({ ranks }) => ranks.some((on) => on.rank === rank)) ?? null;
-    say(find("rank-said"), view === null ? "The agent does not know this rank." : `As of ${timeOfDay(at)}, updated every ${AGAIN_S} s.${own ? "" : elsewhere(view)}`);
+    say(find("rank-said"), view === null ? "The agent does not know this rank." : `As of ${timeOfDay(at)}, updated every ${AGAIN_S} s.${stored.at < at && moves ? ` Steps and operations as of ${timeOfDay(stored.at)}.` : ""}${own ? "" : elsewhere(view)}`);
     showFacts(view, gpu, host);
     showFlight(view);
-    showSteps(steps?.data ?? null);
-    showOperations(summary?.data ?? null);
+    showSteps(stored.steps?.data ?? null);
+    showOperations(stored.summary?.data ?? null);
     showMessages(messages?.filter((message) => message.rank === rank) ?? null);
   }
+}
+
+// What does not come is null: the rest is shown all the same.
+const known = (question) => question.catch(() => null);
+
+async function inRange(job, rank, at, { from, to }) {
+  const window = { job, rank, scope: "job", since: Math.floor(from), until: Math.ceil(to) };
+  const began = performance.now();
+  const [steps, summary] = await Promise.all([known(ask("steps", { ...window, limit: MOST_STEPS })), known(ask("summary", { ...window, by: "group,op" }))]);
+  return { at, took: (performance.now() - began) / 1000, steps, summary, missing: steps === null || summary === null };
 }
 
 export function close() {

@@ -115,7 +115,7 @@ function ranks(job) {
 }
 
 const CHOSEN = [
-  ["group", true], ["op", true], ["size", false, "at most"], ["algorithm", true], ["protocol", true], ["channels"], ["count", false, "of all ranks, since the agent reads the job"],
+  ["group", true], ["op", true], ["size", false, "of the message, at most"], ["algorithm", true], ["protocol", true], ["channels"], ["count", false, "of all ranks, since the agent reads the job"],
   ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the begin of the kernels"], ["busbw", false, "while the kernels ran"],
 ];
 
@@ -132,7 +132,7 @@ export function showChosen({ chosen }) {
   table(find("chosen"), CHOSEN, rows, "");
 }
 
-const FLIGHT = [["rank"], ["op", true], ["group", true], ["number", false, "of the collective in its group"], ["size"], ["for"], ["usually", false, "median of such operations of this rank"]];
+const FLIGHT = [["rank"], ["op", true], ["group", true], ["number", false, "of the collective in its group"], ["size", false, "of the message"], ["for"], ["usually", false, "median of such operations of this rank"]];
 
 const inFlightPasses = ({ rank, op, group, size_bytes: size }) => passes({ rank, op, group, size: sizeClass(size) });
 

@@ -14,7 +14,7 @@ import pytest
 from commwatch.report.chrome_trace import pid_of
 from tests.agent.server.routes.test_jobs import populated
 from tests.agent.test_config import one_line
-from tests.chrome_trace import parsed, read
+from tests.chrome_trace import Trace, parsed, read
 from tests.helpers import RunningAgent, commwatch
 
 
@@ -39,8 +39,25 @@ def test_file_and_route(asked: RunningAgent, tmp_path: Path) -> None:
         assert answer.headers["Content-Type"] == "application/gzip"
         assert answer.headers["Content-Disposition"] == 'attachment; filename="timeline-train.json.gz"'
         assert parsed(gzip.decompress(answer.read())) == trace
-    latest = parsed(gzip.decompress(urllib.request.urlopen(f"{asked.url}/api/v1/timeline").read()))
-    assert latest.about["job"] == "eval"
+    assert route(asked, "").about["job"] == "eval"
+
+
+def route(asked: RunningAgent, query: str) -> Trace:
+    """The trace with which the route answers."""
+    return parsed(gzip.decompress(urllib.request.urlopen(f"{asked.url}/api/v1/timeline?{query}").read()))
+
+
+def test_between_two_times(asked: RunningAgent) -> None:
+    """With ``since`` and ``until`` the trace has what ended between these times, each of them by itself, too."""
+    whole = route(asked, "job=train&last=all").of("operation")
+    ends = [each.end_ns + route(asked, "job=train").about["Unix time of 0, in ns"] for each in whole]
+    middle = sorted(ends)[len(ends) // 2] / 1e9
+    for query, expected in (
+        (f"since={middle:.9f}", sum(end / 1e9 >= middle for end in ends)),
+        (f"until={middle:.9f}", sum(end / 1e9 < middle for end in ends)),
+        (f"since={middle - 60:.9f}&until={middle:.9f}", sum(end / 1e9 < middle for end in ends)),
+    ):
+        assert len(route(asked, f"job=train&{query}").of("operation")) == expected, query
 
 
 def test_alerts_in_the_timeline(asked: RunningAgent, tmp_path: Path) -> None:
@@ -80,6 +97,8 @@ def read_begin(asked: RunningAgent) -> float:
         ("last=5", 400, "last=5: give an age"),
         ("job=none", 404, "no job 'none'"),
         ("last=0s", 400, "last=0s: give an age"),
+        ("last=5m&since=1", 400, "last=5m: not together with since or until"),
+        ("since=5&until=4", 400, "since=5 is later than until=4"),
     ],
 )
 def test_wrong_requests(asked: RunningAgent, query: str, code: int, detail: str) -> None:

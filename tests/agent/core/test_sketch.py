@@ -37,6 +37,16 @@ def test_quantile(values: list[int], percent: int) -> None:
     assert estimate == pytest.approx(nearest_rank(values, percent), rel=WITHIN)
 
 
+@examples(60)
+@given(st.lists(st.tuples(durations | few_values, st.booleans()), max_size=5))
+def test_merged(parts: list[tuple[list[int], bool]]) -> None:
+    """The sum of sketches, packed or not, is the sketch of all durations."""
+    sketches = [
+        sketch.Packed(sketch.encode(bins_of(values))) if packed else bins_of(values) for values, packed in parts
+    ]
+    assert sketch.merged(sketches) == bins_of([value for values, _ in parts for value in values])
+
+
 @pytest.mark.parametrize("percent", [50, 95, 99])
 def test_rank_is_exact(percent: int) -> None:
     """The rank is the true nearest rank for every count up to 2,000: rounding of q x n never picks the next value."""

@@ -131,6 +131,19 @@ def test_window_and_limit(agent: QueryService) -> None:
     assert not traced(agent.path, window=Window(None, 8 * 12 * 8))[0].cut
 
 
+def test_window_between(agent: QueryService) -> None:
+    """A window between two times has the operations and steps that ended in it, and the marks."""
+    end_ns = max(round(each.end_at * 1e9) for each in agent.steps(0, 1 << 62, "job", None, 1 << 20))
+    since_ns, until_ns = end_ns - 5000 * MS, end_ns - 2000 * MS
+    inside = agent.operations(since_ns, until_ns, None, lambda each: True, 1 << 20)
+    marks = tuple(TraceMark(at_ns, "mark", 0, {}) for at_ns in (since_ns - 1, since_ns, until_ns - 1, until_ns))
+    found, _ = traced(agent.path, window=Window(None, None, since_ns, until_ns), marks=marks)
+    assert 0 < found.operations == len(inside) < 8 * 12 * 8
+    assert found.steps == len(agent.steps(since_ns, until_ns, "job", None, 1 << 20)) > 0
+    assert found.marks == 2
+    assert traced(agent.path, window=Window(None, None, end_ns + MS))[0] == (0, 0, 0, 0, False)
+
+
 def test_one_clock(tmp_path: Path) -> None:
     """Ranks of one node are on one clock, even if its time was set between their begins; earlier runs of the name are left out."""
     watch = Watch(tmp_path)
@@ -149,6 +162,10 @@ def test_one_clock(tmp_path: Path) -> None:
     assert {(each.start_ns, each.end_ns) for each in trace.of("operation")} == {(5010 * MS, 5020 * MS)}
     assert {(each.start_ns, each.end_ns) for each in trace.of("step")} == {(5000 * MS, 5100 * MS)}
     assert [each["args"] for each in trace.counters] == [{"communication": 10.0, "exposed": 5.0}] * 2
+    _, before = traced(watch.path, window=Window(None, None, 0, EPOCH_NS + 10_000 * MS))
+    assert [each.start_ns + before.about["Unix time of 0, in ns"] for each in before.of("operation")] == [
+        EPOCH_NS + 5 * MS
+    ]
 
 
 def test_marks(agent: QueryService) -> None:

@@ -82,7 +82,7 @@ def traced(nodes: list[Watch], last_s: float | None = None, most: int = 100) -> 
     """The timeline of all nodes, as the first makes it."""
     out = io.StringIO()
     others = [paged(node.path, last_s, most) for node in nodes[1:-1]]
-    with own_trace(nodes[0].path, "job", last_s, (), alone=False) as own:
+    with own_trace(nodes[0].path, "job", Window(last_s), (), alone=False) as own:
         found = write([own, *others], "job", Window(last_s), {}, out)
     return found, parsed(out.getvalue().encode())
 
@@ -176,7 +176,7 @@ def test_clock_that_is_not_known(tmp_path: Path, nodes: list[Watch]) -> None:
     out = io.StringIO()
     marks = (TraceMark(EPOCH_NS + MS, "verdict hang", 9, {"says": "it hangs"}),)
     other = trace_of(sent(lonely.path, Page(None, None, None, 10), marks))
-    with own_trace(nodes[0].path, "job", None, (), alone=False) as own:
+    with own_trace(nodes[0].path, "job", Window(None), (), alone=False) as own:
         write([own, other], "job", Window(None), {}, out)
     trace = parsed(out.getvalue().encode())
     assert str(list(trace.about["clocks"].values())[1]).startswith("not compared")

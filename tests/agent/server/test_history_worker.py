@@ -21,6 +21,7 @@ from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
 from commwatch.report.chrome_trace import TraceMark
+from commwatch.report.timeline_export import Window
 from commwatch.report.timeline_parts import Page
 from commwatch.server import history_queries, history_worker, history_worker_process
 from commwatch.server.history_queries import ApiError, Wanted, text_of
@@ -75,7 +76,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "figures_parts": {"most": 5, "durations": 100},
     "timeline": {
         "job": "job",
-        "last_s": None,
+        "window": Window(None, 50),
         "marks": [TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})],
     },
     "timeline_part": {"job": "job", "page": Page(None, None, None, 50), "marks": []},

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.server.live_feed import LiveFeed
+from commwatch.server.node_now import Operations
 from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring
 
 
@@ -62,3 +65,25 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == [b'"b"']
     assert [look.insights(job) for job in "abc"] == [b'"a"', b'"b"', b'"c"']
     assert told == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(("peers", "expected"), [(2, [100.0, 105.0, 110.0, 115.0, 120.0]), (64, [100.0, 115.0])])
+def test_operations_of_many_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: int, expected: list[float]
+) -> None:
+    """All agents are asked for their operations at most once in 0.2 s for each of them; until then the answer is the one before."""
+    watch, now, asked = Watch(tmp_path), [100.0], list[float]()
+    write_ring(watch.rings, [operation(start_ns=0, end_ns=9)], job="job")
+    watch.tick()
+
+    def joined(self: LiveFeed, job: str, chosen: list[NcclOperations]) -> Operations:
+        asked.append(now[0])
+        return Operations(job, now[0], [], chosen)
+
+    monkeypatch.setattr(LiveFeed, "_operations_of_nodes", joined)
+    services = idle_services(watch.agent)
+    monkeypatch.setattr(services.peers, "views", lambda: [SimpleNamespace(state="answers")] * peers)
+    look = LiveFeed(services, lambda: now[0])
+    for now[0] in (100.0, 105.0, 110.0, 115.0, 120.0):
+        assert json.loads(look.operations("job"))["covered_s"] == asked[-1]
+    assert asked == expected

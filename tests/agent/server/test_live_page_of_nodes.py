@@ -44,71 +44,56 @@ def states(running: RunningAgent) -> list[str]:
     return [peer["state"] for peer in running.get("/api/v1/peers")]
 
 
-def test_straggler_on_another_node(chromium: Chromium, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningAgent]]:
+    """The agents of a job whose rank 2 is late; they have read all of it."""
+    with site(tmp_path_factory.mktemp("nodes"), late=2) as (agents, parts):
+        until_ns = time.monotonic_ns()
+        for part in parts:
+            part.run(200, until_ns)
+        for running, part in zip(agents, parts, strict=True):
+            part.read_by(running)
+        yield agents
+
+
+def test_straggler_on_another_node(chromium: Chromium, late: list[RunningAgent]) -> None:
     """Each agent's page names the late rank, wherever it is, and has the ranks, shares and operations of the whole job."""
-    with site(tmp_path, late=2) as (agents, parts):
-        until_ns = time.monotonic_ns()
-        for part in parts:
-            part.run(200, until_ns)
-        for running in agents:
-            with chromium.visit(f"{running.url}/?job=train") as visit:
-                expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 2")
-                expect(visit.page.locator("#about")).to_contain_text("on 2 nodes.")
-                expect(visit.page.locator("#ranks tbody tr")).to_have_count(4)
-                expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
-                expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
-                expect(visit.page.locator("#comm")).to_have_text(re.compile("3[78] %"))
-                expect(visit.page.locator("#comm-says")).to_contain_text("rank 2 is the bottleneck, not the network")
-                expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
-                hear(visit, "operations", 1)
-                shown = table(visit, "operations")
-                told = running.get("/api/v1/summary?job=train&scope=job&since=60s&by=group,op")["data"]["rows"]
-                assert [(row["group"], row["op"]) for row in shown] == [(r["by"]["group"], r["by"]["op"]) for r in told]
-                for row, one in zip(shown, told, strict=True):
-                    assert number(row["busbw"]) == pytest.approx(one["busbw"], rel=0.02)
-                visit.assert_readable()
-                visit.picture("live-nodes")
-
-
-def test_advice_on_the_whole_job(chromium: Chromium, tmp_path: Path) -> None:
-    """Each agent's page and ``commwatch top`` show the advice on the whole job, which names the late rank wherever it is."""
-    with site(tmp_path, late=2) as (agents, parts):
-        until_ns = time.monotonic_ns()
-        for part in parts:
-            part.run(200, until_ns)
-        for running, part in zip(agents, parts, strict=True):
-            part.read_by(running)
-        for running in agents:
-            with chromium.visit(f"{running.url}/?job=train") as visit:
-                expect(visit.page.locator("#advice")).to_contain_text("rank 2 is late")
-            shown = json.loads(commwatch("top", "--json", "--dir", running.directory).stdout)["shown"]
-            expected = running.get("/api/v1/advice?job=train&scope=job")["data"]
-            assert [each["title"] for each in shown["advice"]] == [each["title"] for each in expected]
-            assert "rank 2 is late" in expected[0]["title"]
-
-
-def test_range_and_rank_of_another_node(chromium: Chromium, tmp_path: Path) -> None:
-    """A time range covers the ranks of all nodes; a rank of another node has its steps, and the page says where its GPU and its node are."""
-    with site(tmp_path, late=2) as (agents, parts):
-        until_ns = time.monotonic_ns()
-        for part in parts:
-            part.run(200, until_ns)
-        for running, part in zip(agents, parts, strict=True):
-            part.read_by(running)
-        now = int(time.time())
-        with chromium.visit(f"{agents[0].url}/?job=train&from={now - 60}&to={now + 30}&open=3") as visit:
-            expect(visit.page.locator("#range-said")).to_contain_text("a point for each 10 s.")
-            expect(visit.page.locator("#range-said")).not_to_contain_text("answered")
+    for running in late:
+        with chromium.visit(f"{running.url}/?job=train") as visit:
+            expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 2")
+            expect(visit.page.locator("#about")).to_contain_text("on 2 nodes.")
+            expect(visit.page.locator("#ranks tbody tr")).to_have_count(4)
+            expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
+            expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
+            expect(visit.page.locator("#comm")).to_have_text(re.compile("3[78] %"))
+            expect(visit.page.locator("#comm-says")).to_contain_text("rank 2 is the bottleneck, not the network")
             expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
-            expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("communication 3[78] %"))
-            expect(visit.page.locator("#rank-steps tbody tr")).to_have_count(20)
-            expect(visit.page.locator("#rank-said")).to_contain_text("on the page of that node's agent")
-            expect(visit.page.locator("#rank-facts")).not_to_contain_text("CPU")
-            agents[1].kill()
-            expect(visit.page.locator("#about")).to_contain_text("on 1 of 2 nodes.")
-            visit.page.reload()
-            expect(visit.page.locator("#range-said")).to_contain_text("Only 1 of 2 nodes answered.")
-            expect(visit.page.locator("#rank-said")).to_have_text("The agent does not know this rank.")
+            hear(visit, "operations", 1)
+            shown = table(visit, "operations")
+            told = running.get("/api/v1/summary?job=train&scope=job&since=60s&by=group,op")["data"]["rows"]
+            assert [(row["group"], row["op"]) for row in shown] == [(r["by"]["group"], r["by"]["op"]) for r in told]
+            for row, one in zip(shown, told, strict=True):
+                assert number(row["busbw"]) == pytest.approx(one["busbw"], rel=0.02)
+            visit.assert_readable()
+            visit.picture("live-nodes")
+
+
+def test_range_and_rank_of_another_node(chromium: Chromium, late: list[RunningAgent]) -> None:
+    """A time range covers the ranks of all nodes; a rank of another node has its steps, and the page says where its GPU and its node are."""
+    now = int(time.time())
+    with chromium.visit(f"{late[0].url}/?job=train&from={now - 60}&to={now + 30}&open=3") as visit:
+        expect(visit.page.locator("#range-said")).to_contain_text("a point for each 10 s.")
+        expect(visit.page.locator("#range-said")).not_to_contain_text("answered")
+        expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
+        expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("communication 3[78] %"))
+        expect(visit.page.locator("#rank-steps tbody tr")).to_have_count(20)
+        expect(visit.page.locator("#rank-said")).to_contain_text("on the page of that node's agent")
+        expect(visit.page.locator("#rank-facts")).not_to_contain_text("CPU")
+        late[1].kill()
+        expect(visit.page.locator("#about")).to_contain_text("on 1 of 2 nodes.")
+        visit.page.reload()
+        expect(visit.page.locator("#range-said")).to_contain_text("Only 1 of 2 nodes answered.")
+        expect(visit.page.locator("#rank-said")).to_have_text("The agent does not know this rank.")
 
 
 def test_agent_of_a_node_dies(chromium: Chromium, tmp_path: Path) -> None:
@@ -127,3 +112,20 @@ def test_agent_of_a_node_dies(chromium: Chromium, tmp_path: Path) -> None:
             with agent(tmp_path / "node1", "--port", port):
                 expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
                 expect(visit.page.locator("#wrong")).not_to_contain_text("No answer")
+
+
+def test_advice_on_the_whole_job(chromium: Chromium, tmp_path: Path) -> None:
+    """Each agent's page and ``commwatch top`` show the advice on the whole job, which names the late rank wherever it is."""
+    with site(tmp_path, late=2) as (agents, parts):
+        until_ns = time.monotonic_ns()
+        for part in parts:
+            part.run(200, until_ns)
+        for running, part in zip(agents, parts, strict=True):
+            part.read_by(running)
+        for running in agents:
+            with chromium.visit(f"{running.url}/?job=train") as visit:
+                expect(visit.page.locator("#advice")).to_contain_text("rank 2 is late")
+            shown = json.loads(commwatch("top", "--json", "--dir", running.directory).stdout)["shown"]
+            expected = running.get("/api/v1/advice?job=train&scope=job")["data"]
+            assert [each["title"] for each in shown["advice"]] == [each["title"] for each in expected]
+            assert "rank 2 is late" in expected[0]["title"]

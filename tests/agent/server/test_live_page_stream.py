@@ -80,7 +80,7 @@ def test_pause(chromium: Chromium, node: RunningAgent) -> None:
         page = visit.page
         expect(page.locator("#pace")).to_contain_text("now at step 50")
         expect(page.locator("#timeline-said")).to_contain_text("The latest")
-        expect(page.locator("#filter-group option")).to_have_text(["all", "dp", "tp"])
+        expect(page.locator("#filter-size option")).to_have_text(["all", "≤ 4 MiB", "≤ 8 MiB"])
         button = page.get_by_role("button", name="Pause")
         button.focus()
         page.keyboard.press("Shift+Tab")

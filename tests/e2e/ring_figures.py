@@ -1,0 +1,138 @@
+"""What the live page has to show of a job, computed from the rings of all its ranks and from nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.e2e.torchjob import RankRecords
+
+SLOT_NS = 10_000_000_000
+#: Percentiles are those of bins this wide, relatively.
+BIN = 0.025
+
+
+class Step(NamedTuple):
+    """One step of one rank: its end in Unix time, its length, and how much of it operations took; in ns."""
+
+    rank: int
+    seq: int
+    end_ns: int
+    took_ns: int
+    comm_ns: int
+
+
+def steps_of(ring: RankRecords) -> list[Step]:
+    """The steps of a rank, in their order."""
+    found, wall_ns = [], int(ring.identity["wall_offset_ns"])
+    for before, mark in pairwise(ring.marks):
+        begin, end = before.end_ns, mark.end_ns
+        clipped = sorted((max(begin, each.start_ns), min(end, each.end_ns)) for each in ring.operations)
+        busy = until = 0
+        for start_ns, end_ns in clipped:
+            busy += max(0, end_ns - max(start_ns, until))
+            until = max(until, end_ns)
+        found.append(Step(ring.rank, mark.seq, end + wall_ns, end - begin, busy))
+    return found
+
+
+class Operation(NamedTuple):
+    """One operation of one rank: its group and name, its end in Unix time, its length in ns, its bytes and those on the bus."""
+
+    group: str
+    op: str
+    end_ns: int
+    took_ns: int
+    size: int
+    bus_bytes: float
+
+
+def operations_of(ring: RankRecords) -> Iterator[Operation]:
+    """The operations of a rank; all of them are all_reduce."""
+    wall_ns = int(ring.identity["wall_offset_ns"])
+    for one in ring.of("all_reduce"):
+        group = ring.groups[one.group]
+        factor = 2 * (group["size"] - 1) / group["size"]
+        yield Operation(
+            group["label"], "all_reduce", one.end_ns + wall_ns, one.end_ns - one.start_ns, one.size_bytes,
+            factor * one.size_bytes,
+        )  # fmt: skip
+
+
+def nearest_rank(values: list[int], q: float) -> float:
+    """A percentile in seconds, by nearest rank."""
+    return sorted(values)[max(1, math.ceil(q * len(values))) - 1] / 1e9
+
+
+def table(rings: list[RankRecords]) -> list[dict[str, Any]]:
+    """The rows of the table of operations, by group and op."""
+    by: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    for ring in rings:
+        for one in operations_of(ring):
+            by[one.group, one.op].append(one)
+    return [
+        {
+            "by": {"group": group, "op": op},
+            "count": len(found),
+            "bytes": sum(one.size for one in found),
+            "seconds": pytest.approx(sum(one.took_ns for one in found) / 1e9),
+            "p50_s": pytest.approx(nearest_rank([one.took_ns for one in found], 0.5), rel=BIN),
+            "p99_s": pytest.approx(nearest_rank([one.took_ns for one in found], 0.99), rel=BIN),
+            "busbw": pytest.approx(rate(found)),
+        }
+        for (group, op), found in sorted(by.items())
+    ]
+
+
+def slots(rings: list[RankRecords], long: set[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The points of the plots, one each 10 s; ``long``: rank and number of the steps that are in none."""
+    steps: dict[int, list[Step]] = defaultdict(list)
+    operations: dict[int, list[Operation]] = defaultdict(list)
+    for ring in rings:
+        for step in steps_of(ring):
+            if (step.rank, step.seq) not in long:
+                steps[step.end_ns // SLOT_NS].append(step)
+        for one in operations_of(ring):
+            operations[one.end_ns // SLOT_NS].append(one)
+    return [
+        {
+            "at": (slot + 1) * SLOT_NS / 1e9,
+            "comm": share(steps[slot]) if steps[slot] else None,
+            # The ranks' records come in the order of their completion, so that one at an edge may be in the next slot.
+            "busbw": {"all_reduce": pytest.approx(rate(found), rel=0.01 + 2 / len(found))},
+        }
+        for slot, found in sorted(operations.items())
+    ]
+
+
+def share(steps: list[Step]) -> Any:
+    """The share of communication in steps."""
+    return pytest.approx(sum(step.comm_ns for step in steps) / sum(step.took_ns for step in steps), rel=1e-4)
+
+
+def rate(operations: list[Operation]) -> float:
+    """Bus bytes per second."""
+    return sum(one.bus_bytes for one in operations) / sum(one.took_ns for one in operations) * 1e9
+
+
+def lines(rings: list[RankRecords], long: set[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The rows of the table of ranks, once all ranks have been gone for 10 s: of the latest three steps."""
+    found = []
+    for ring in rings:
+        every = steps_of(ring)
+        latest = [step for step in every if (step.rank, step.seq) not in long][-3:]
+        found.append(
+            {
+                "rank": ring.rank,
+                "step": every[-1].seq,
+                "step_s": pytest.approx(median(step.took_ns for step in latest) / 1e9),
+                "comm": share(latest),
+            }
+        )
+    return found
