@@ -162,7 +162,7 @@ class Daemon:
         self._peers = Peers(config, self._id, self._peers_of_jobs)
         services = self._services(queries)
         self._push = pushes(config, self.port, self._registry.collect, partial(of_node, services, None), self._stop)
-        services.pushes = self._push.views if self._push is not None else list
+        services.pushes = self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)

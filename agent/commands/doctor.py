@@ -167,8 +167,8 @@ def _scraping(about: dict[str, Any]) -> Check:
 
 def _pushing(about: dict[str, Any]) -> Iterator[Check]:
     """Check the pushes over OTLP; an agent of an earlier version has none."""
-    for push in about.get("otlp", ()):
-        signal, dropped = push["signal"], f", {push['dropped']} records dropped" if push["dropped"] else ""
+    for signal, push in about.get("otlp", {}).items():
+        dropped = f", {push['dropped']} records dropped" if push["dropped"] else ""
         if push["trouble"] is not None:
             remedy = "check the settings otlp_endpoint, otlp_headers_file and otlp_ca_file (docs/otlp.md); set otlp_logs = false if it takes only metrics"
             yield Check(_WARN, "otlp", f"{signal}: {push['trouble']}{dropped}", remedy)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 class PushView:
     """The pushes of one signal over OTLP."""
 
-    #: ``metrics`` or ``logs``.
-    signal: str
     #: Scheme, host and port of the receiver.
     endpoint: str
     #: Unix time of the latest push that the receiver accepted; ``None``: none yet.
@@ -41,8 +39,8 @@ class About:
     #: Host name of the node, and a random name of this agent since its start.
     host: str = ""
     id: str = ""
-    #: What the agent pushes over OTLP; empty: nothing.
-    otlp: list[PushView] = field(default_factory=list)
+    #: What the agent pushes over OTLP, by signal (``metrics``, ``logs``); empty: nothing.
+    otlp: Mapping[str, PushView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

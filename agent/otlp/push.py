@@ -62,7 +62,7 @@ class Sender:
         self._signal, self._endpoint, self._clock, self._wall = signal, endpoint, clock, wall
         self._retry = Retry(every_s, max(every_s, _MOST_PAUSE_S))
         self._failures_in_row, self._not_before_s = 0, float("-inf")
-        self.view = PushView(signal, shown(endpoint.url))
+        self.view = PushView(shown(endpoint.url))
 
     def is_due(self) -> bool:
         """Return whether no pause after a failure is under way."""
@@ -163,10 +163,10 @@ class Push:
         if self._verdicts is not None:
             self._events.note_alerts(alerts)
 
-    def views(self) -> list[PushView]:
+    def views(self) -> dict[str, PushView]:
         """Return the state of each signal."""
         logs = replace(self._logs.view, dropped=self._events.dropped)
-        return [self._metrics.view, *([] if self._verdicts is None else [logs])]
+        return {METRICS: self._metrics.view, **({} if self._verdicts is None else {LOGS: logs})}
 
     def close(self) -> None:
         """Push once more, so that the receiver has the last values; at most ``_LAST_S`` for each signal. Call it after ``stop`` is set."""

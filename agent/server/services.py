@@ -45,7 +45,7 @@ class Services:
     ready: Callable[[], str | None]
     #: Returns whether it is about to end: then streams end, too.
     ending: Callable[[], bool]
-    #: Returns the state of the pushes over OTLP.
-    pushes: Callable[[], list[PushView]] = list
+    #: Returns the state of the pushes over OTLP, by signal.
+    pushes: Callable[[], dict[str, PushView]] = dict
     #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
     scraped: tuple[float | None, str | None] = (None, None)

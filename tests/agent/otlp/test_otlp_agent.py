@@ -116,8 +116,7 @@ def test_alert_and_verdict(tmp_path: Path) -> None:
 
 def state(running: Any) -> dict[str, Any]:
     """The state of the pushes of metrics, as the agent shows it."""
-    (metrics,) = (push for push in running.get("/api/v1/about")["otlp"] if push["signal"] == "metrics")
-    return dict(metrics)
+    return dict(running.get("/api/v1/about")["otlp"]["metrics"])
 
 
 @pytest.mark.parametrize("fault", ["down", "hangs", "busy"])
@@ -171,7 +170,7 @@ def test_missing_package(tmp_path: Path) -> None:
             "pip install 'commwatch[otlp]'"
         ]
     with agent(tmp_path / "run", env=env) as running:
-        assert running.get("/api/v1/about")["otlp"] == []
+        assert running.get("/api/v1/about")["otlp"] == {}
 
 
 def test_wrong_settings(tmp_path: Path) -> None:

@@ -253,10 +253,10 @@ def test_records_wait_for_the_receiver() -> None:
         ours = push(receiver, threading.Event())
         ours.note_alerts([alert()])
         ours._push_logs()
-        assert [view.dropped for view in ours.views()] == [0, 0]
+        assert {signal: view.dropped for signal, view in ours.views().items()} == {METRICS: 0, LOGS: 0}
         wait_for(ours._logs.is_due, "the pause")
         ours._push_logs()
-        assert [(view.signal, view.dropped) for view in ours.views()] == [("metrics", 0), ("logs", 1)]
+        assert {signal: view.dropped for signal, view in ours.views().items()} == {METRICS: 0, LOGS: 1}
         wait_for(ours._logs.is_due, "the pause")
         ours.note_alerts([alert("Another")])
         ours._push_logs()
@@ -317,4 +317,4 @@ def test_without_logs() -> None:
             each.thread.start()
         ours.close()
         assert {asked.path for asked in receiver.asked} == {"/v1/metrics"}
-        assert [view.signal for view in ours.views()] == ["metrics"]
+        assert list(ours.views()) == [METRICS]
