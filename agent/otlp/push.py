@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsPartialSuccess,
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -62,6 +66,7 @@ class Sender:
         self._signal, self._endpoint, self._clock, self._wall = signal, endpoint, clock, wall
         self._retry = Retry(every_s, max(every_s, _MOST_PAUSE_S))
         self._failures_in_row, self._not_before_s = 0, float("-inf")
+        self._reason: str | None = None
         self.view = PushView(shown(endpoint.url))
 
     def is_due(self) -> bool:
@@ -80,6 +85,7 @@ class Sender:
                 limit_s=limit_s,
                 context=self._endpoint.context(),
                 most_answer=_MOST_ANSWER,
+                text_of=_message_of,
             )
         except CannotSend as failure:
             self._failed(str(failure), failure.after_s)
@@ -87,9 +93,14 @@ class Sender:
         except (OSError, ValueError) as error:  # of the files that the settings name
             self._failed(str(error), None)
             return False
+        number, why = _rejected(self._signal, answer)
         self._failures_in_row = 0
         self.view = replace(self.view, pushed_at=self._wall(), pushes=self.view.pushes + 1)
-        self._say(self._rejected(answer))
+        if number:
+            reason = said(why, *_secrets(headers))
+            self._say(f"{self.view.endpoint}: rejected {number} of a push{f': {reason}' if reason else ''}", reason)
+        else:
+            self._say(None)
         return True
 
     def _failed(self, why: str, after_s: float | None) -> None:
@@ -98,28 +109,39 @@ class Sender:
         self.view = replace(self.view, failures=self.view.failures + 1)
         self._say(why)
 
-    def _rejected(self, answer: bytes) -> str | None:
-        """Return what the receiver rejected of a request that it accepted in part; ``None``: nothing."""
-        of_metrics, of_logs = ExportMetricsServiceResponse(), ExportLogsServiceResponse()
-        try:
-            if self._signal == METRICS:
-                of_metrics.ParseFromString(answer)
-                number, why = of_metrics.partial_success.rejected_data_points, of_metrics.partial_success.error_message
-            else:
-                of_logs.ParseFromString(answer)
-                number, why = of_logs.partial_success.rejected_log_records, of_logs.partial_success.error_message
-        except DecodeError:  # a text such as "ok"
-            return None
-        says = said(why, *_secrets(self._endpoint.headers()))
-        return f"{self.view.endpoint}: rejected {number} of a push{f': {says}' if says else ''}" if number else None
-
-    def _say(self, trouble: str | None) -> None:
-        """Log a change of state in one line."""
-        before, self.view = self.view.trouble, replace(self.view, trouble=trouble)
-        if trouble is None and before is not None:
+    def _say(self, trouble: str | None, reason: str | None = None) -> None:
+        """Log a change of state in one line; ``reason``: the part of ``trouble`` whose change counts, by default all of it."""
+        reason = trouble if reason is None else reason
+        before, self._reason = self._reason, reason
+        self.view = replace(self.view, trouble=trouble)
+        if reason is None and before is not None:
             log.info("otlp %s: works again", self._signal)
-        if trouble is not None and trouble != before:
+        if trouble is not None and reason != before:
             log.warning("otlp %s: %s", self._signal, trouble)
+
+
+def _rejected(signal: str, answer: bytes) -> tuple[int, str]:
+    """Return how many points or records the receiver rejected of a request that it accepted, and why."""
+    of_metrics, of_logs = ExportMetricsServiceResponse(), ExportLogsServiceResponse()
+    try:
+        if signal == METRICS:
+            of_metrics.ParseFromString(answer)
+            return of_metrics.partial_success.rejected_data_points, of_metrics.partial_success.error_message
+        of_logs.ParseFromString(answer)
+    except DecodeError:  # a text such as "ok"
+        return 0, ""
+    return of_logs.partial_success.rejected_log_records, of_logs.partial_success.error_message
+
+
+def _message_of(answer: bytes) -> str | bytes:
+    """Return the message in the body of an error, which is a ``google.rpc.Status`` or a text."""
+    # A Status begins with the same two fields, a number and a text; its own package would be a further dependency.
+    status = ExportLogsPartialSuccess()
+    try:
+        status.ParseFromString(answer)
+    except DecodeError:
+        return answer
+    return status.error_message or answer
 
 
 def _secrets(headers: Mapping[str, str]) -> list[str]:

@@ -75,6 +75,7 @@ def post(
     limit_s: float = LIMIT_S,
     context: ssl.SSLContext | None = None,
     most_answer: int = 0,
+    text_of: Callable[[bytes], str | bytes] = bytes,
 ) -> bytes:
     """POST ``body``, follow no redirect, and read a few KB of the answer.
 
@@ -83,6 +84,7 @@ def post(
         secrets: texts that must not appear in an error.
         context: for TLS; ``None``: the CAs that the system trusts, without a client certificate.
         most_answer: bytes of a 2xx answer to return.
+        text_of: returns the text in the body of another answer, for the error.
 
     Returns:
         The beginning of the answer's body.
@@ -108,7 +110,7 @@ def post(
         if is_late():  # an answer that was cut off may look complete
             raise CannotSend(f"{where}: no answer within {limit_s:g} s")
     if status // 100 != 2:
-        raise _refusal(where, status, said(answer, *secrets), after)
+        raise _refusal(where, status, said(text_of(answer), *secrets), after)
     return answer
 
 

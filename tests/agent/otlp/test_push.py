@@ -20,7 +20,7 @@ from commwatch.otlp.push import LOGS, METRICS, Push, Sender
 from tests.agent.server.test_tls import authority
 from tests.helpers import free_port, wait_for
 from tests.otlp import Receiver, unpacked
-from tests.receivers import NOON, OK, Handler, alert, status
+from tests.receivers import NOON, OK, Handler, alert, raw, status
 
 SECRET = "s3cret-t0ken"
 EMPTY = ExportMetricsServiceRequest()
@@ -187,6 +187,15 @@ def test_refusal_shows_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert to_it.view.trouble is not None
 
 
+def test_refusal_in_protobuf(caplog: pytest.LogCaptureFixture) -> None:
+    """The reason of a refusal is also read from a ``google.rpc.Status``, in which collectors send it."""
+    reason = b"field is missing"
+    body = b"\x08\x0d\x12" + bytes([len(reason)]) + reason  # code 13 and the message; 13 is also a line break
+    with Receiver(raw(b"HTTP/1.1 400 x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as receiver:
+        sender(receiver.url).send(EMPTY)
+    assert said(caplog) == [f"otlp metrics: {receiver.url}: answers 400: field is missing"]
+
+
 def test_redirect(tmp_path: Path) -> None:
     """A redirect is not followed, because the headers are for the receiver only."""
     file = tmp_path / "headers"
@@ -231,6 +240,8 @@ def test_partial_success(caplog: pytest.LogCaptureFixture) -> None:
             assert to_it.send(EMPTY)
             assert to_it.is_due()
             assert said(caplog) == [f"otlp {signal}: {receiver.url}: rejected {says}"]
+            assert to_it.send(EMPTY)
+            assert said(caplog) == []
     for answer in (status(200, "fine"), status(200)):
         with Receiver(answer) as receiver:
             to_it = sender(receiver.url)
