@@ -2,7 +2,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 COPY . .
-RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir . && /opt/venv/bin/pip uninstall --yes pip
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[otlp]' && /opt/venv/bin/pip uninstall --yes pip
 
 FROM python:3.13-slim
 # The same path as where it was made: the commands in it begin with it.

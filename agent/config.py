@@ -95,6 +95,17 @@ class Config:
     rules: Path | None = None
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: Base URL to which metrics, alerts and verdicts are pushed over OTLP/HTTP; not set: nothing is pushed.
+    otlp_endpoint: str | None = None
+    #: File with headers of these requests, ``Name: value`` in each line.
+    otlp_headers_file: Path | None = None
+    #: CA of the endpoint's certificate (not set: the CAs that the system trusts), and a client certificate with its key.
+    otlp_ca_file: Path | None = None
+    otlp_client_cert: Path | None = None
+    #: Seconds between two pushes.
+    otlp_interval: float = 15.0
+    #: Alerts and verdicts are pushed, too, as log records.
+    otlp_logs: bool = True
 
     @property
     def rings(self) -> Path:
@@ -133,6 +144,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "raw_bytes": (1 << 20, 1 << 50),
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
+    "otlp_interval": (1, 3600),
 }
 #: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
@@ -152,9 +164,16 @@ _ENVIRONMENT = {
     "ca_file": "COMMWATCH_CA_FILE",
     "client_cert": "COMMWATCH_CLIENT_CERT",
     "peers": "COMMWATCH_PEERS",
+    "otlp_endpoint": "COMMWATCH_OTLP_ENDPOINT",
+    "otlp_headers_file": "COMMWATCH_OTLP_HEADERS_FILE",
+    "otlp_ca_file": "COMMWATCH_OTLP_CA_FILE",
+    "otlp_client_cert": "COMMWATCH_OTLP_CLIENT_CERT",
 }
-_FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
-_SWITCHES = ("require_token", "require_token_for_metrics", "insecure", "discover_peers")
+_FILES = (
+    "rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert",
+    "otlp_headers_file", "otlp_ca_file", "otlp_client_cert",
+)  # fmt: skip
+_SWITCHES = ("require_token", "require_token_for_metrics", "insecure", "discover_peers", "otlp_logs")
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",
@@ -386,6 +405,18 @@ def _checked_labels(value: Any, where: str) -> dict[str, str]:
     return value
 
 
+def _checked_endpoint(value: Any, where: str) -> str:
+    from commwatch.alerts.receivers.hooks import is_url
+
+    text = value.rstrip("/") if isinstance(value, str) else ""
+    if not is_url(text) or "?" in text or text.endswith(("/v1/metrics", "/v1/logs")):
+        raise ConfigError(
+            f"{where}: needs the base URL of an OTLP receiver, such as https://collector.example.com:4318 "
+            "(without /v1/metrics, query, user or password)"
+        )
+    return text
+
+
 def _checked_receivers(value: Any, where: str) -> tuple[ReceiverConfig, ...]:
     # Here, because it imports pydantic, which most commands do without.
     from commwatch.alerts.receivers.settings import BadReceiver, checked
@@ -406,4 +437,5 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "thresholds": _checked_thresholds,
     "labels": _checked_labels,
     "receivers": _checked_receivers,
+    "otlp_endpoint": _checked_endpoint,
 }

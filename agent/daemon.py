@@ -37,6 +37,7 @@ from commwatch.history.opening import StoreError
 from commwatch.history.store import begin
 from commwatch.ingest.intake import Intake, room_for_rings
 from commwatch.ingest.jobs import Aggregate
+from commwatch.otlp.opening import pushes
 from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
@@ -47,6 +48,7 @@ from commwatch.runtime.periodic import Beside, known
 from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch.runtime.sighup import Hangup
+from commwatch.server.current_verdicts import of_node
 from commwatch.server.history_worker import Worker
 from commwatch.server.listener import Server, listen, reachable_at
 from commwatch.server.services import Services
@@ -93,7 +95,7 @@ class Daemon:
         reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
 
     Raises:
-        ConfigError: the list of alerts is wrong.
+        ConfigError: the list of alerts or a setting for OTLP is wrong.
         CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
             written, or a rule cannot be evaluated.
         BadToken, BadCertificate: token or certificate cannot be used.
@@ -158,7 +160,10 @@ class Daemon:
         self._worker = Worker(queries, self._references, self._damaged)
         self._id = secrets.token_hex(8)
         self._peers = Peers(config, self._id, self._peers_of_jobs)
-        app = application(self._services(queries), self._registry)
+        services = self._services(queries)
+        self._push = pushes(config, self.port, self._registry.collect, partial(of_node, services, None), self._stop)
+        services.pushes = self._push.views if self._push is not None else dict
+        app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
         self._beside = [*watchers.threads, *self._own_threads(), self._profiling]
@@ -167,6 +172,8 @@ class Daemon:
             threading.Thread(target=self._work, name="intake", daemon=True),
             *(each.thread for each in self._beside),
         ]
+        #: Those that the end of the agent does not wait for: a driver or a receiver may hang.
+        self._unawaited = [watchers.gpu_thread, *(self._push.threads if self._push is not None else ())]
 
     def _exporter_of(self, config: Config) -> Exporter:
         return Exporter(
@@ -185,7 +192,7 @@ class Daemon:
         damaged = None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(self._damaged))]
         return known(
             [*self._watchers.readings(), ("alerts", readings(self._delivery)), ("history", damaged)],
-            (*self._beside, self._watchers.gpu_thread),
+            (*self._beside, *self._unawaited),
         )
 
     def _services(self, queries: QueryService) -> Services:
@@ -229,7 +236,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         hangup = None if self._reread is None else Hangup()
-        for thread in (*self._threads, self._watchers.gpu_thread.thread):
+        for thread in (*self._threads, *(each.thread for each in self._unawaited)):
             thread.start()
         announce(
             self.config.dir,
@@ -257,6 +264,8 @@ class Daemon:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         self._delivery.close(_FAREWELL_S)
+        if self._push is not None:
+            self._push.close()
         self._watchers.gpu_thread.thread.join(GPUS_S)  # a GPU driver that hangs does not delay the end
         if not self._profiling.thread.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
@@ -369,7 +378,10 @@ class Daemon:
     def _deliver(self, alerts: Sequence[Alert]) -> None:
         """Send alerts that fire or have ended, with the address of their evidence."""
         self._evidence.want(alerts)
-        self._delivery.send(self._evidence.linked(alerts))
+        linked = self._evidence.linked(alerts)
+        self._delivery.send(linked)
+        if self._push is not None:
+            self._push.note_alerts(linked)
 
     def _profile(self) -> None:
         """Process the files of profiled ranks."""

@@ -25,7 +25,7 @@ FOLDERS = {
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("prometheus",), ("report",), ("comparison",),
     ("config", "reload"), ("runtime",), ("api",), ("integrations",),
-    ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
+    ("watchers",), ("alerting",), ("otlp",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.

@@ -106,8 +106,10 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
 
 def _check(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerting.alert_rules import catalogue
+    from commwatch.otlp.opening import check
 
     check_variables(os.environ)
     catalogue(config)
+    check(config)
     print("the settings are valid")
     return 0

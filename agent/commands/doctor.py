@@ -137,7 +137,9 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         )
     else:
         yield Check(_PASS, "history", about["history"])
-    yield _scraping(about)
+    if not about.get("otlp") or about["scraped_at"] is not None:
+        yield _scraping(about)
+    yield from _pushing(about)
     yield from _peers(get("peers"))
     yield from _gpus(get("gpus"))
     yield from network_checks(get("host"))
@@ -161,6 +163,20 @@ def _scraping(about: dict[str, Any]) -> Check:
     return Check(
         _PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
     )
+
+
+def _pushing(about: dict[str, Any]) -> Iterator[Check]:
+    """Check the pushes over OTLP; an agent of an earlier version has none."""
+    for signal, push in about.get("otlp", {}).items():
+        dropped = f", {push['dropped']} records dropped" if push["dropped"] else ""
+        if push["trouble"] is not None:
+            remedy = "check the settings otlp_endpoint, otlp_headers_file and otlp_ca_file (docs/otlp.md); set otlp_logs = false if it takes only metrics"
+            yield Check(_WARN, "otlp", f"{signal}: {push['trouble']}{dropped}", remedy)
+        elif push["pushed_at"] is None:
+            yield Check(_PASS, "otlp", f"{signal}: nothing pushed to {push['endpoint']} yet{dropped}")
+        else:
+            age = time.time() - push["pushed_at"]
+            yield Check(_PASS, "otlp", f"{signal}: pushed to {push['endpoint']} {age:.0f} s ago{dropped}")
 
 
 def _peers(found: list[dict[str, Any]]) -> Iterator[Check]:

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PushView:
+    """The pushes of one signal over OTLP."""
+
+    #: Scheme, host and port of the receiver.
+    endpoint: str
+    #: Unix time of the latest push that the receiver accepted; ``None``: none yet.
+    pushed_at: float | None = None
+    pushes: int = 0
+    failures: int = 0
+    #: Log records that the receiver did not get, because it refused them, or was away for too long.
+    dropped: int = 0
+    #: Why the latest push failed; ``None``: it did not.
+    trouble: str | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +39,8 @@ class About:
     #: Host name of the node, and a random name of this agent since its start.
     host: str = ""
     id: str = ""
+    #: What the agent pushes over OTLP, by signal (``metrics``, ``logs``); empty: nothing.
+    otlp: Mapping[str, PushView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

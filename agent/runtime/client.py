@@ -202,20 +202,30 @@ def _opener(ca_file: Path | None, client_cert: Path | None) -> urllib.request.Op
     # No proxy, because agents are inside the cluster.
     handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if ca_file is not None or client_cert is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=_context(ca_file, client_cert)))
+        handlers.append(urllib.request.HTTPSHandler(context=tls_context(ca_file, client_cert)))
     return urllib.request.build_opener(*handlers)
 
 
-def _context(ca_file: Path | None, client_cert: Path | None) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None, client_cert: Path | None, prefix: str = "") -> ssl.SSLContext:
+    """Return a client's TLS context.
+
+    Args:
+        ca_file: ``None``: the CAs that the system trusts.
+        client_cert: with its key; ``None``: none.
+        prefix: of the two settings, for the error.
+
+    Raises:
+        OSError: a file cannot be read, or is not a certificate; the text names the setting and the file.
+    """
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
-        raise OSError(f"ca_file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
+        raise OSError(f"{prefix}ca_file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
     if client_cert is not None:
         try:
             context.load_cert_chain(client_cert)
         except (OSError, ValueError) as error:
-            raise OSError(f"client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
+            raise OSError(f"{prefix}client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
     return context
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from commwatch.alerting.bundles import Evidence
 from commwatch.alerting.evaluation import Alerting
 from commwatch.analysis.queries import QueryService
+from commwatch.core.api_views import PushView
 from commwatch.runtime.peers import Peers
 from commwatch.server.history_worker import Worker
 from commwatch.watchers.gpus import Gpus
@@ -44,5 +45,7 @@ class Services:
     ready: Callable[[], str | None]
     #: Returns whether it is about to end: then streams end, too.
     ending: Callable[[], bool]
+    #: Returns the state of the pushes over OTLP, by signal.
+    pushes: Callable[[], dict[str, PushView]] = dict
     #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
     scraped: tuple[float | None, str | None] = (None, None)

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -25,14 +25,16 @@ _TEMPORARY = (408, 429)
 class _Connection(http.client.HTTPConnection):
     """A connection, with or without TLS, whose TLS handshake can be interrupted, too."""
 
-    def __init__(self, host: str, port: int, timeout: float, server: str | None) -> None:
+    def __init__(
+        self, host: str, port: int, timeout: float, server: str | None, context: ssl.SSLContext | None
+    ) -> None:
         super().__init__(host, port, timeout=timeout)
-        self._server = server
+        self._server, self._context = server, context
 
     def connect(self) -> None:
         super().connect()
         if self._server is not None:
-            context = ssl.create_default_context()
+            context = self._context or ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self._server, do_handshake_on_connect=False)
             self.sock.do_handshake()
 
@@ -65,25 +67,40 @@ def in_time(limit_s: float, of: Callable[[], socket.socket | None]) -> Iterator[
         timer.cancel()
 
 
-def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s: float = LIMIT_S) -> None:
+def post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *secrets: str,
+    limit_s: float = LIMIT_S,
+    context: ssl.SSLContext | None = None,
+    most_answer: int = 0,
+    text_of: Callable[[bytes], str | bytes] = bytes,
+) -> bytes:
     """POST ``body``, follow no redirect, and read a few KB of the answer.
 
     Args:
         url: ``http`` or ``https``; the environment's proxies are used.
         secrets: texts that must not appear in an error.
+        context: for TLS; ``None``: the CAs that the system trusts, without a client certificate.
+        most_answer: bytes of a 2xx answer to return.
+        text_of: returns the text in the body of another answer, for the error.
+
+    Returns:
+        The beginning of the answer's body.
 
     Raises:
         CannotSend: no answer in ``limit_s`` seconds, or not a 2xx; not ``again`` after a 3xx or a permanent 4xx.
     """
     parts, where = urlsplit(url), shown(url)
     about = {"User-Agent": "commwatch", "Content-Type": "application/json", "Connection": "close"}
-    connection, path, extra = _connection(parts, limit_s)
+    connection, path, extra = _connection(parts, limit_s, context)
     with in_time(limit_s, lambda: connection.sock) as is_late:
         try:
             connection.request("POST", path, body, {**about, **headers, **extra})
             response = connection.getresponse()
             status, after = response.status, response.headers.get("Retry-After")
-            answer = response.read(MOST_ANSWER) if status >= 300 else b""
+            answer = response.read(MOST_ANSWER if status >= 300 else most_answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if is_late() or isinstance(error, TimeoutError):
                 raise CannotSend(f"{where}: no answer within {limit_s:g} s") from None
@@ -93,10 +110,13 @@ def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s:
         if is_late():  # an answer that was cut off may look complete
             raise CannotSend(f"{where}: no answer within {limit_s:g} s")
     if status // 100 != 2:
-        raise _refusal(where, status, said(answer, *secrets), after)
+        raise _refusal(where, status, said(text_of(answer), *secrets), after)
+    return answer
 
 
-def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, dict[str, str]]:
+def _connection(
+    parts: SplitResult, limit_s: float, context: ssl.SSLContext | None
+) -> tuple[_Connection, str, dict[str, str]]:
     """Return the connection to the host or its proxy, the request target, and headers for the proxy.
 
     Raises CannotSend if the proxy is not an ``http`` one: TLS to the proxy itself is not supported.
@@ -107,7 +127,7 @@ def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, d
     server = host if encrypted else None
     proxy = urllib.request.getproxies().get(parts.scheme)
     if not proxy or urllib.request.proxy_bypass(parts.netloc):
-        return _Connection(host, port, limit_s, server), path, {}
+        return _Connection(host, port, limit_s, server, context), path, {}
     by = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     if by.scheme != "http":
         raise CannotSend(
@@ -116,7 +136,7 @@ def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, d
     credentials = {}
     if by.username:
         credentials = {"Proxy-Authorization": basic(unquote(by.username), unquote(by.password or ""))}
-    connection = _Connection(by.hostname or "", by.port or 80, limit_s, server)
+    connection = _Connection(by.hostname or "", by.port or 80, limit_s, server, context)
     if not encrypted:
         return connection, f"http://{parts.netloc}{path}", credentials
     connection.set_tunnel(host, port, credentials)

@@ -37,7 +37,7 @@ def batch(*alerts: Alert) -> Batch:
     return Batch(alerts or (alert(),), GROUP)
 
 
-def refusal(send: Callable[[], None]) -> CannotSend:
+def refusal(send: Callable[[], object]) -> CannotSend:
     """What was raised."""
     with pytest.raises(CannotSend) as caught:
         send()

@@ -50,10 +50,10 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 @router.get("/about")
 def about(services: ServicesOf) -> About:
-    """The agent itself: version, history file, current trouble, and the client that last scraped its metrics."""
+    """The agent itself: version, history file, current trouble, the client that last scraped its metrics, and its pushes over OTLP."""
     path = str(services.queries.path)
     state = (services.ready(), *services.scraped, time.time())
-    return About(__version__, os.getpid(), path, *state, gethostname(), services.id)
+    return About(__version__, os.getpid(), path, *state, gethostname(), services.id, services.pushes())
 
 
 @router.get("/peers")

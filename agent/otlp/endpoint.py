@@ -1,0 +1,87 @@
+"""The receiver that the settings name: its address, headers and TLS. Files are read again at each use or change."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+from commwatch.config import Config, ConfigError
+from commwatch.runtime.client import tls_context
+
+_MOST_BYTES = 1 << 16
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
+#: Headers that are the agent's own.
+_OURS = ("content-type", "content-encoding", "content-length", "transfer-encoding", "connection", "host")
+
+
+class Endpoint:
+    """An OTLP/HTTP receiver.
+
+    Raises:
+        ConfigError: the file of headers, the CA or the client certificate cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        assert config.otlp_endpoint is not None
+        self.url = config.otlp_endpoint
+        self._headers_file = config.otlp_headers_file
+        self._ca_file, self._client_cert = config.otlp_ca_file, config.otlp_client_cert
+        self._context: ssl.SSLContext | None = None
+        self._context_of: object = None
+        try:
+            self.headers()
+            self.context()
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from None
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers in the file.
+
+        Raises:
+            OSError, ValueError: the file cannot be read, or a line is wrong; the text has the file and the line's number, not the line.
+        """
+        path = self._headers_file
+        if path is None:
+            return {}
+        try:
+            with path.open("rb") as file:
+                lines = file.read(_MOST_BYTES).decode("latin-1").splitlines()
+        except OSError as error:
+            raise OSError(f"otlp_headers_file {path}: {error.strerror}") from None
+        found = {}
+        for number, line in enumerate(lines, 1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            header = _HEADER.fullmatch(text)
+            if header is None or header[1].lower() in _OURS:
+                raise ValueError(
+                    f"otlp_headers_file {path}: line {number}: needs a header, such as Authorization: Bearer TOKEN"
+                )
+            found[header[1]] = header[2]
+        return found
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context for TLS, with the files as they are now; ``None``: the endpoint is ``http``.
+
+        Raises:
+            OSError: a file cannot be read, or is not a certificate; the text names the setting and the file.
+        """
+        if not self.url.startswith("https:"):
+            return None
+        state = [_state(path) for path in (self._ca_file, self._client_cert)]
+        if self._context is None or state != self._context_of:
+            self._context, self._context_of = tls_context(self._ca_file, self._client_cert, "otlp_"), state
+        return self._context
+
+
+def _state(path: Path | None) -> object:
+    if path is None:
+        return None
+    try:
+        about = path.stat()
+    except OSError:  # being replaced
+        return None
+    return about.st_mtime_ns, about.st_ino, about.st_size
