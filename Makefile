@@ -128,6 +128,16 @@ bench:  ## measure costs against the budgets, and against DeepSpeed's logger and
 dashboards: sync  ## generate the JSON of the dashboards
 	$(BIN)/python -m commwatch.dashboards.build dashboards
 
+# The daemonset and the sidecar of the Kustomize bases share rules and dashboards.
+K8S := $(BIN)/commwatch manifest k8s
+BASE := deploy/kustomize/base
+.PHONY: chart
+chart: sync  ## generate the Helm chart's templates and the Kustomize bases
+	$(BIN)/python -m commwatch.deploy.chart deploy/helm/commwatch
+	$(K8S) --daemonset --only DaemonSet --only Service --only ServiceMonitor --only NetworkPolicy > $(BASE)/daemonset/commwatch.yaml
+	$(K8S) --only Job --only PodMonitor --only NetworkPolicy > $(BASE)/sidecar/commwatch.yaml
+	$(K8S) --only PrometheusRule --only ConfigMap > $(BASE)/monitoring/commwatch.yaml
+
 dashboards-types: sync  ## check the dashboards against Grafana's own types (needs npm)
 	$(BIN)/python -m pytest tests/dashboards/test_types.py
 

@@ -24,6 +24,8 @@ _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: 
 _SWITCHES = ("require_token", "insecure")
 #: Kind of an object, in its YAML.
 _KIND = re.compile(r"^kind: (\w+)$", re.MULTILINE)
+#: A label of a node, and its name in Prometheus.
+_NODE_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_./]*)=([A-Za-z][A-Za-z0-9_]*)")
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -104,6 +106,21 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--peers",
         metavar="NAMES",
         help="the agents of the other nodes, as in the setting peers (default: with --daemonset and --token-secret those of its Service)",
+    )
+    k8s.add_argument(
+        "--history-claim",
+        metavar="NAME",
+        help="PersistentVolumeClaim that keeps the histories of the Job's pods (default: they end with the pods)",
+    )
+    k8s.add_argument(
+        "--history-size", metavar="SIZE", help="with --history-claim: make the claim, of this size, such as 10Gi"
+    )
+    k8s.add_argument(
+        "--node-label",
+        action="append",
+        default=[],
+        metavar="KEY=LABEL",
+        help="label of the nodes that Prometheus adds to the series, such as topology.kubernetes.io/zone=zone; may be repeated",
     )
     k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
     _add_trainer(k8s)
@@ -241,7 +258,7 @@ def _words(command: str) -> list[str]:
 def _site(config: Config, arguments: argparse.Namespace) -> Site:
     from commwatch.deploy.kubernetes import Site
 
-    for flag in ("name", "namespace", "monitoring_namespace", "token_secret"):
+    for flag in ("name", "namespace", "monitoring_namespace", "token_secret", "history_claim"):
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise UsageError(
@@ -254,6 +271,7 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
     if arguments.peers and not arguments.token_secret:
         raise UsageError("--peers needs --token-secret; without a common token the agents refuse each other")
+    _check_history(arguments)
     return Site(
         name=arguments.name,
         image=arguments.image,
@@ -267,7 +285,31 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         host_network=arguments.host_network,
         peers=arguments.peers,
         token_secret=arguments.token_secret,
+        history_claim=arguments.history_claim,
+        history_size=arguments.history_size,
+        node_labels=_node_labels(arguments.node_label),
     )
+
+
+def _check_history(arguments: argparse.Namespace) -> None:
+    if arguments.history_claim and arguments.daemonset:
+        raise UsageError("--history-claim does not apply with --daemonset; its histories are on the nodes' disks")
+    if arguments.history_size and not arguments.history_claim:
+        raise UsageError("--history-size needs --history-claim, the name of the claim")
+    if arguments.history_size and not re.fullmatch(r"[1-9]\d*[KMGTP]i", arguments.history_size):
+        raise UsageError(f"--history-size {shlex.quote(arguments.history_size)}: needs an amount such as 10Gi")
+
+
+def _node_labels(given: list[str]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        parts = _NODE_LABEL.fullmatch(each)
+        if parts is None:
+            raise UsageError(
+                f"--node-label {shlex.quote(each)}: needs KEY=LABEL, such as topology.kubernetes.io/zone=zone"
+            )
+        found[parts[1]] = parts[2]
+    return found
 
 
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
