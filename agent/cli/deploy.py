@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
-from commwatch.cli import alerts
+from commwatch.cli import alerts, manifest_prometheus
+from commwatch.cli.manifest_flags import add_node_label, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
@@ -24,8 +25,6 @@ _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: 
 _SWITCHES = ("require_token", "insecure")
 #: Kind of an object, in its YAML.
 _KIND = re.compile(r"^kind: (\w+)$", re.MULTILINE)
-#: A label of a node, and its name in Prometheus.
-_NODE_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_./]*)=([A-Za-z][A-Za-z0-9_]*)")
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -46,13 +45,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     install.set_defaults(command=_install, dir=None, state=None, config=None, host=None, port=None)
     manifest = commands.add_parser(
         "manifest",
-        help="print what a site needs to run the agent under Kubernetes, Slurm or systemd",
-        description="Print what a site needs to run the agent (docs/deploy.md).",
+        help="print what a site needs to run the agent under Kubernetes, Slurm or systemd, and for Prometheus",
+        description="Print what a site needs to run and to scrape the agent (docs/deploy.md).",
     )
     verbs = manifest.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_k8s(verbs, common)
     _add_slurm(verbs)
     _add_systemd(verbs, common)
+    manifest_prometheus.add_parser(verbs)
 
 
 def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -115,13 +115,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
     k8s.add_argument(
         "--history-size", metavar="SIZE", help="with --history-claim: make the claim, of this size, such as 10Gi"
     )
-    k8s.add_argument(
-        "--node-label",
-        action="append",
-        default=[],
-        metavar="KEY=LABEL",
-        help="label of the nodes that Prometheus adds to the series, such as topology.kubernetes.io/zone=zone; may be repeated",
-    )
+    add_node_label(k8s)
     k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
     _add_trainer(k8s)
     k8s.set_defaults(command=_k8s)
@@ -200,18 +194,10 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_utf8(arguments: argparse.Namespace, *names: str) -> None:
-    """Raise ``UsageError`` if one of these arguments has bytes that are not UTF-8: no reader of the output would accept them."""
-    for name in names:
-        value = str(getattr(arguments, name) or "")
-        if value != value.encode(errors="replace").decode():
-            raise UsageError(f"--{name.replace('_', '-')} {shlex.quote(value)}: needs text in UTF-8")
-
-
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import dumped
 
-    _check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
+    check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
@@ -287,7 +273,7 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         token_secret=arguments.token_secret,
         history_claim=arguments.history_claim,
         history_size=arguments.history_size,
-        node_labels=_node_labels(arguments.node_label),
+        node_labels=node_labels(arguments.node_label),
     )
 
 
@@ -300,20 +286,8 @@ def _check_history(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--history-size {shlex.quote(arguments.history_size)}: needs an amount such as 10Gi")
 
 
-def _node_labels(given: list[str]) -> dict[str, str]:
-    found = {}
-    for each in given:
-        parts = _NODE_LABEL.fullmatch(each)
-        if parts is None:
-            raise UsageError(
-                f"--node-label {shlex.quote(each)}: needs KEY=LABEL, such as topology.kubernetes.io/zone=zone"
-            )
-        found[parts[1]] = parts[2]
-    return found
-
-
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
-    _check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
+    check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
     for part in arguments.parts:
         if part not in FILES:
             raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
@@ -357,7 +331,7 @@ def _given(arguments: argparse.Namespace) -> list[str]:
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.deploy.systemd import unit
 
-    _check_utf8(arguments, "config", "host")
+    check_utf8(arguments, "config", "host")
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):

@@ -109,7 +109,9 @@ def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
     """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
     fields |= {"token_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
-    fields |= {"relabelings": _relabelings(site.node_labels), "attach_node": bool(site.node_labels) or None}
+    sources = node_sources(site.node_labels)
+    fields["relabelings"] = [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
+    fields["attach_node"] = bool(site.node_labels) or None
     return [_filled(text, fields) for text in templates(mode)]
 
 
@@ -125,14 +127,12 @@ def templates(mode: str) -> list[str]:
     return re.split(r"^---\n", template(f"k8s-{mode}.yaml").replace("      $agent\n", agent), flags=re.MULTILINE)
 
 
-def _relabelings(node_labels: Mapping[str, str]) -> list[dict[str, object]]:
-    """Return how Prometheus' operator gives each series its node, and labels of the node."""
-    sources = {
-        f"__meta_kubernetes_node_label_{re.sub('[^A-Za-z0-9_]', '_', name)}": label
-        for name, label in node_labels.items()
-    }
-    sources = {"__meta_kubernetes_pod_node_name": "node", **sources}
-    return [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
+def node_sources(node_labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels by which Prometheus' discovery knows a pod's node and labels of the node, with their names in the series."""
+    found = {"__meta_kubernetes_pod_node_name": "node"}
+    for name, label in node_labels.items():
+        found[f"__meta_kubernetes_node_label_{re.sub('[^A-Za-z0-9_]', '_', name)}"] = label
+    return found
 
 
 def _written(value: object) -> str:
