@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
-from commwatch.cli import alerts, manifest_prometheus
-from commwatch.cli.manifest_flags import add_node_label, check_utf8, node_labels
+from commwatch.cli import alerts
+from commwatch.cli.manifests import prometheus
+from commwatch.cli.manifests.flags import add_node_label, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
@@ -52,7 +53,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_k8s(verbs, common)
     _add_slurm(verbs)
     _add_systemd(verbs, common)
-    manifest_prometheus.add_parser(verbs)
+    prometheus.add_parser(verbs)
 
 
 def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:

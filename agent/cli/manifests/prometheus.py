@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.cli import common_flags
-from commwatch.cli.manifest_flags import add_node_label, check_text, check_utf8, node_labels
+from commwatch.cli.manifests.flags import add_node_label, check_text, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT, hosts_and_ports
 from commwatch.core.durations import parse_age
