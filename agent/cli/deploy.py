@@ -16,6 +16,7 @@ from commwatch.cli.manifests.flags import add_node_label, check_utf8, node_label
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.deploy.launchers import LAUNCHERS
 from commwatch.deploy.slurm import FILES, scripts
 
 if TYPE_CHECKING:
@@ -138,6 +139,12 @@ def _add_trainer(k8s: argparse.ArgumentParser) -> None:
     k8s.add_argument(
         "--gpus", type=int, default=8, metavar="N", help="GPUs of the trainer in the Job (default: 8; 0: none)"
     )
+    k8s.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="instead of a Job: a JobSet, a TrainJob or PyTorchJob of Kubeflow, or a job of Volcano",
+    )
+    k8s.add_argument("--nodes", type=int, default=2, metavar="N", help="pods with --launcher (default: 2)")
 
 
 def _add_slurm(verbs: Any) -> None:
@@ -222,7 +229,8 @@ def _documents(config: Config, arguments: argparse.Namespace) -> list[tuple[str,
         documents = kubernetes.daemon_set(site)
     else:
         command = _words(arguments.trainer_command)
-        documents = kubernetes.sidecar(site, kubernetes.Trainer(arguments.trainer_image, command, arguments.gpus))
+        image, gpus, launcher = arguments.trainer_image, arguments.gpus, arguments.launcher
+        documents = kubernetes.sidecar(site, kubernetes.Trainer(image, command, gpus, launcher, arguments.nodes))
     url = arguments.runbook_url or RUNBOOK_URL
     rules = prometheus_rule(catalogue(config), url, site.name, site.namespace, None)
     others = [rules, *configmap_objects(url, site.namespace)]
@@ -251,11 +259,13 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
             raise UsageError(
                 f"--{flag.replace('_', '-')} {shlex.quote(value)}: needs a Kubernetes name: a-z, 0-9 and '-', at most 52 characters"
             )
-    for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
+    for flag, least in (("user", 1), ("group", 1), ("gpus", 0), ("nodes", 1)):
         if getattr(arguments, flag) < least:
             raise UsageError(f"--{flag} {getattr(arguments, flag)}: needs at least {least}")
     if arguments.host_network and not arguments.daemonset:
         raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
+    if arguments.launcher and arguments.daemonset:
+        raise UsageError("--launcher does not apply with --daemonset, which starts no training")
     if arguments.peers and not arguments.token_secret:
         raise UsageError("--peers needs --token-secret; without a common token the agents refuse each other")
     _check_history(arguments)

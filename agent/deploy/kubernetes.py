@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from commwatch.deploy.launchers import launched, meeting
 from commwatch.deploy.templates import template
 
 #: Fields for the common token. Kubernetes gives the file the group of the pod; the agent refuses one that others may read.
@@ -60,24 +61,33 @@ class Site:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The training container of the example Job with the sidecar."""
+    """The training container of the example with the sidecar, and what starts it."""
 
     image: str
     command: list[str]
     gpus: int
+    #: One of ``LAUNCHERS``; ``None``: a Job.
+    launcher: str | None = None
+    #: Pods of a launcher; a Job has one.
+    nodes: int = 2
 
 
 def sidecar(site: Site, trainer: Trainer) -> list[str]:
-    """Return a Job with an agent in each pod, its PodMonitor, its NetworkPolicy, and the claim for the histories if it has a size."""
+    """Return a Job, or a launcher's objects, with an agent in each pod; PodMonitor, NetworkPolicy, and a claim if histories have a size."""
     fields = {
         "job_name": f"{site.name}-job",
         "trainer_image": trainer.image,
         "trainer_command": trainer.command,
         "gpus": trainer.gpus or None,
+        "nodes": trainer.nodes,
+        "workers": trainer.nodes - 1,
+        "meeting": trainer.launcher and meeting(trainer.launcher, f"{site.name}-job"),
         "state_size": None if site.history_claim else "1Gi",
         "access_mode": "ReadWriteMany",
     }
-    *objects, claim = _documents("sidecar", site, fields)
+    job, *others = templates("sidecar")
+    started = [job] if trainer.launcher is None else launched(trainer.launcher, job)
+    *objects, claim = _documents([*started, *others], site, fields)
     return [*objects, claim] if site.history_size else objects
 
 
@@ -91,7 +101,7 @@ def daemon_set(site: Site) -> list[str]:
         "peers": peers,
         "peer_name": peers and site.name,
     }
-    *objects, policy = _documents("daemonset", site, fields)
+    *objects, policy = _documents(templates("daemonset"), site, fields)
     return objects if host else [*objects, policy]  # policies do not apply to the node's network
 
 
@@ -105,14 +115,14 @@ def _labels(site: Site) -> dict[str, str]:
     return {"app.kubernetes.io/name": "commwatch", "app.kubernetes.io/instance": site.name, **site.labels}
 
 
-def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
-    """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
+def _documents(texts: list[str], site: Site, more: Mapping[str, object]) -> list[str]:
+    """Return the YAML documents of templates, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
     fields |= {"token_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
     sources = node_sources(site.node_labels)
     fields["relabelings"] = [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
     fields["attach_node"] = bool(site.node_labels) or None
-    return [_filled(text, fields) for text in templates(mode)]
+    return [_filled(text, fields) for text in texts]
 
 
 def _filled(text: str, fields: Mapping[str, object]) -> str:
