@@ -130,8 +130,8 @@ def kube(tools: Path, tmp_path: Path) -> Tools:
 
 
 def by_name(text: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """Objects by kind and name."""
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each}
+    """Objects by kind and name. The C reader of YAML, because the dashboards are long."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.load_all(text, yaml.CSafeLoader) if each}
 
 
 def manifest(*flags: str) -> str:
@@ -169,11 +169,12 @@ def test_versions() -> None:
 
 @pytest.mark.parametrize("case", SAME)
 def test_same_objects(kube: Tools, tmp_path: Path, case: str) -> None:
-    """The chart's objects are those of the command with the same settings, key by key, and Kubernetes takes them."""
+    """The chart's objects are those of the command with the same settings, key by key, and in each mode with all settings Kubernetes takes them."""
     values, flags = SAME[case]
     made = kube.rendered(values)
     assert by_name(made) == by_name(manifest("--namespace", "ml", *flags))
-    strictly_valid(made, tmp_path)
+    if case.endswith("all"):
+        strictly_valid(made, tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["sidecar", "daemonset"])

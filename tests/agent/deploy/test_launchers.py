@@ -27,7 +27,7 @@ def objects(*flags: str) -> list[dict[str, Any]]:
     """The objects that the command prints."""
     done = commwatch("manifest", "k8s", *FLAGS, *flags)
     assert (done.returncode, done.stderr) == (0, "")
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))  # the dashboards are long
 
 
 def pods(value: Any) -> list[dict[str, Any]]:
