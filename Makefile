@@ -128,6 +128,19 @@ bench:  ## measure costs against the budgets, and against DeepSpeed's logger and
 dashboards: sync  ## generate the JSON of the dashboards
 	$(BIN)/python -m commwatch.dashboards.build dashboards
 
+# The daemonset and the sidecar of the Kustomize bases share rules and dashboards.
+K8S := $(BIN)/commwatch manifest k8s
+.PHONY: chart
+chart: sync  ## generate the Helm chart's templates, the Kustomize bases and the examples for launchers
+	$(BIN)/python -m commwatch.deploy.chart deploy/helm/commwatch
+	$(K8S) --daemonset --only DaemonSet --only Service --only ServiceMonitor --only NetworkPolicy > deploy/kustomize/base/daemonset/commwatch.yaml
+	$(K8S) --only Job --only PodMonitor --only NetworkPolicy > deploy/kustomize/base/sidecar/commwatch.yaml
+	$(K8S) --only PrometheusRule --only ConfigMap > deploy/kustomize/base/monitoring/commwatch.yaml
+	$(K8S) --launcher jobset --only JobSet > deploy/examples/jobset.yaml
+	$(K8S) --launcher trainjob --only TrainingRuntime --only TrainJob > deploy/examples/trainjob.yaml
+	$(K8S) --launcher pytorchjob --only PyTorchJob > deploy/examples/pytorchjob.yaml
+	$(K8S) --launcher volcano --only Job > deploy/examples/volcano.yaml
+
 dashboards-types: sync  ## check the dashboards against Grafana's own types (needs npm)
 	$(BIN)/python -m pytest tests/dashboards/test_types.py
 

@@ -68,7 +68,6 @@ def prometheus(
         fetch: sends its requests.
         every_s: seconds between scrapes, and between evaluations of the rules.
     """
-    needs(shutil.which("prometheus"), "prometheus")
     addresses, managers = ([each.removeprefix("http://") for each in urls] for urls in (targets, tells))
     every = f"{1000 * every_s:.0f}ms"
     config = {
@@ -78,8 +77,18 @@ def prometheus(
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": managers}]}]},
     }
     (directory / "prom.yml").write_text(json.dumps(config))  # JSON is YAML
+    with started(directory, directory / "prom.yml", flags=flags, there=there, fetch=fetch) as running:
+        yield running
+
+
+@contextmanager
+def started(
+    directory: Path, config: Path, *, flags: tuple[str, ...] = (), there: tuple[str, ...] = (), fetch: Fetch = fetch
+) -> Iterator[Prometheus]:
+    """A Prometheus with this configuration, and its data and log in the directory."""
+    needs(shutil.which("prometheus"), "prometheus")
     port = free_port()
-    command = ["prometheus", f"--config.file={directory}/prom.yml", f"--storage.tsdb.path={directory}/data"]
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory}/data"]
     with open(directory / "prometheus.log", "wb") as log:
         process = subprocess.Popen(
             [*there, *command, *flags, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log

@@ -91,7 +91,7 @@ def test_sdist_has_what_a_build_needs(built: tuple[Path, Path]) -> None:
         inside = {name.partition("/")[2] for name in archive.getnames() if name.count("/")}
     known = set(listed())
     assert {
-        name for name in known if name.startswith(("agent/", "collectors/", "tests/", "docs/", "examples/"))
+        name for name in known if name.startswith(("agent/", "collectors/", "tests/", "docs/", "examples/", "deploy/"))
     } <= inside
     made = {name for name in inside - known if "." in Path(name).name and not name.startswith("commwatch.egg-info")}
     assert made <= {"PKG-INFO", "setup.cfg"}

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
 from commwatch.cli import alerts
+from commwatch.cli.manifests import prometheus
+from commwatch.cli.manifests.flags import add_node_label, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.deploy.launchers import LAUNCHERS
 from commwatch.deploy.slurm import FILES, scripts
 
 if TYPE_CHECKING:
@@ -44,13 +47,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     install.set_defaults(command=_install, dir=None, state=None, config=None, host=None, port=None)
     manifest = commands.add_parser(
         "manifest",
-        help="print what a site needs to run the agent under Kubernetes, Slurm or systemd",
-        description="Print what a site needs to run the agent (docs/deploy.md).",
+        help="print what a site needs to run the agent under Kubernetes, Slurm or systemd, and for Prometheus",
+        description="Print what a site needs to run and to scrape the agent (docs/deploy.md).",
     )
     verbs = manifest.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_k8s(verbs, common)
     _add_slurm(verbs)
     _add_systemd(verbs, common)
+    prometheus.add_parser(verbs)
 
 
 def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -105,6 +109,15 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="the agents of the other nodes, as in the setting peers (default: with --daemonset and --token-secret those of its Service)",
     )
+    k8s.add_argument(
+        "--history-claim",
+        metavar="NAME",
+        help="PersistentVolumeClaim that keeps the histories of the Job's pods (default: they end with the pods)",
+    )
+    k8s.add_argument(
+        "--history-size", metavar="SIZE", help="with --history-claim: make the claim, of this size, such as 10Gi"
+    )
+    add_node_label(k8s)
     k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
     _add_trainer(k8s)
     k8s.set_defaults(command=_k8s)
@@ -126,6 +139,12 @@ def _add_trainer(k8s: argparse.ArgumentParser) -> None:
     k8s.add_argument(
         "--gpus", type=int, default=8, metavar="N", help="GPUs of the trainer in the Job (default: 8; 0: none)"
     )
+    k8s.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="instead of a Job: a JobSet, a TrainJob or PyTorchJob of Kubeflow, or a job of Volcano",
+    )
+    k8s.add_argument("--nodes", type=int, default=2, metavar="N", help="pods with --launcher (default: 2)")
 
 
 def _add_slurm(verbs: Any) -> None:
@@ -183,18 +202,10 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_utf8(arguments: argparse.Namespace, *names: str) -> None:
-    """Raise ``UsageError`` if one of these arguments has bytes that are not UTF-8: no reader of the output would accept them."""
-    for name in names:
-        value = str(getattr(arguments, name) or "")
-        if value != value.encode(errors="replace").decode():
-            raise UsageError(f"--{name.replace('_', '-')} {shlex.quote(value)}: needs text in UTF-8")
-
-
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import dumped
 
-    _check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
+    check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
@@ -218,7 +229,8 @@ def _documents(config: Config, arguments: argparse.Namespace) -> list[tuple[str,
         documents = kubernetes.daemon_set(site)
     else:
         command = _words(arguments.trainer_command)
-        documents = kubernetes.sidecar(site, kubernetes.Trainer(arguments.trainer_image, command, arguments.gpus))
+        image, gpus, launcher = arguments.trainer_image, arguments.gpus, arguments.launcher
+        documents = kubernetes.sidecar(site, kubernetes.Trainer(image, command, gpus, launcher, arguments.nodes))
     url = arguments.runbook_url or RUNBOOK_URL
     rules = prometheus_rule(catalogue(config), url, site.name, site.namespace, None)
     others = [rules, *configmap_objects(url, site.namespace)]
@@ -241,19 +253,22 @@ def _words(command: str) -> list[str]:
 def _site(config: Config, arguments: argparse.Namespace) -> Site:
     from commwatch.deploy.kubernetes import Site
 
-    for flag in ("name", "namespace", "monitoring_namespace", "token_secret"):
+    for flag in ("name", "namespace", "monitoring_namespace", "token_secret", "history_claim"):
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise UsageError(
                 f"--{flag.replace('_', '-')} {shlex.quote(value)}: needs a Kubernetes name: a-z, 0-9 and '-', at most 52 characters"
             )
-    for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
+    for flag, least in (("user", 1), ("group", 1), ("gpus", 0), ("nodes", 1)):
         if getattr(arguments, flag) < least:
             raise UsageError(f"--{flag} {getattr(arguments, flag)}: needs at least {least}")
     if arguments.host_network and not arguments.daemonset:
         raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
+    if arguments.launcher and arguments.daemonset:
+        raise UsageError("--launcher does not apply with --daemonset, which starts no training")
     if arguments.peers and not arguments.token_secret:
         raise UsageError("--peers needs --token-secret; without a common token the agents refuse each other")
+    _check_history(arguments)
     return Site(
         name=arguments.name,
         image=arguments.image,
@@ -267,11 +282,23 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         host_network=arguments.host_network,
         peers=arguments.peers,
         token_secret=arguments.token_secret,
+        history_claim=arguments.history_claim,
+        history_size=arguments.history_size,
+        node_labels=node_labels(arguments.node_label),
     )
 
 
+def _check_history(arguments: argparse.Namespace) -> None:
+    if arguments.history_claim and arguments.daemonset:
+        raise UsageError("--history-claim does not apply with --daemonset; its histories are on the nodes' disks")
+    if arguments.history_size and not arguments.history_claim:
+        raise UsageError("--history-size needs --history-claim, the name of the claim")
+    if arguments.history_size and not re.fullmatch(r"[1-9]\d*[KMGTP]i", arguments.history_size):
+        raise UsageError(f"--history-size {shlex.quote(arguments.history_size)}: needs an amount such as 10Gi")
+
+
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
-    _check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
+    check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
     for part in arguments.parts:
         if part not in FILES:
             raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
@@ -315,7 +342,7 @@ def _given(arguments: argparse.Namespace) -> list[str]:
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.deploy.systemd import unit
 
-    _check_utf8(arguments, "config", "host")
+    check_utf8(arguments, "config", "host")
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):

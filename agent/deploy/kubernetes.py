@@ -1,7 +1,7 @@
 """The objects of ``commwatch manifest k8s``: an agent beside each trainer or on each node, with its monitoring. Pure, except that it reads the templates.
 
 They are YAML documents, made from the templates ``k8s-*.yaml``. ``$`` precedes a field, and ``$agent`` is the agent's
-container. A line with a field of value ``None`` is left out.
+container. A line with a field of value ``None`` is left out. Lines with ``{{`` are only for the Helm chart (``chart``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from typing import Any
 
 import yaml
 
+from commwatch.deploy.launchers import launched, meeting
 from commwatch.deploy.templates import template
 
 #: Fields for the common token. Kubernetes gives the file the group of the pod; the agent refuses one that others may read.
 _TOKEN = {"token_folder": "/etc/commwatch-token", "token_file": "/etc/commwatch-token/token", "token_mode": 0o440}
-_FIELD = re.compile(r"\$(\w+)")
+#: CPU and memory of the agent.
+_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+FIELD = re.compile(r"\$(\w+)")
+#: Marks a line of a template that is only for the Helm chart.
+CHART_ONLY = "{{"
 
 
 @dataclass(frozen=True)
@@ -46,26 +51,44 @@ class Site:
     peers: str | None = None
     #: Secret whose key ``token`` is the token of all agents; ``None``: each agent makes its own.
     token_secret: str | None = None
+    #: Claim of the volume for the histories of a Job's pods; ``None``: they end with the pods.
+    history_claim: str | None = None
+    #: Size of this claim, such as ``10Gi``, to make it; ``None``: it exists.
+    history_size: str | None = None
+    #: Labels of the nodes that Prometheus adds to the series, with their names there.
+    node_labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """The training container of the example Job with the sidecar."""
+    """The training container of the example with the sidecar, and what starts it."""
 
     image: str
     command: list[str]
     gpus: int
+    #: One of ``LAUNCHERS``; ``None``: a Job.
+    launcher: str | None = None
+    #: Pods of a launcher; a Job has one.
+    nodes: int = 2
 
 
 def sidecar(site: Site, trainer: Trainer) -> list[str]:
-    """Return a Job with an agent in each pod, its PodMonitor and its NetworkPolicy."""
+    """Return a Job, or a launcher's objects, with an agent in each pod; PodMonitor, NetworkPolicy, and a claim if histories have a size."""
     fields = {
         "job_name": f"{site.name}-job",
         "trainer_image": trainer.image,
         "trainer_command": trainer.command,
         "gpus": trainer.gpus or None,
+        "nodes": trainer.nodes,
+        "workers": trainer.nodes - 1,
+        "meeting": trainer.launcher and meeting(trainer.launcher, f"{site.name}-job"),
+        "state_size": None if site.history_claim else "1Gi",
+        "access_mode": "ReadWriteMany",
     }
-    return _documents("sidecar", site, fields)
+    job, *others = templates("sidecar")
+    started = [job] if trainer.launcher is None else launched(trainer.launcher, job)
+    *objects, claim = _documents([*started, *others], site, fields)
+    return [*objects, claim] if site.history_size else objects
 
 
 def daemon_set(site: Site) -> list[str]:
@@ -78,7 +101,7 @@ def daemon_set(site: Site) -> list[str]:
         "peers": peers,
         "peer_name": peers and site.name,
     }
-    *objects, policy = _documents("daemonset", site, fields)
+    *objects, policy = _documents(templates("daemonset"), site, fields)
     return objects if host else [*objects, policy]  # policies do not apply to the node's network
 
 
@@ -92,15 +115,34 @@ def _labels(site: Site) -> dict[str, str]:
     return {"app.kubernetes.io/name": "commwatch", "app.kubernetes.io/instance": site.name, **site.labels}
 
 
-def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
-    """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
+def _documents(texts: list[str], site: Site, more: Mapping[str, object]) -> list[str]:
+    """Return the YAML documents of templates, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
-    fields |= {"token_group": site.gid if site.token_secret else None, **more}
-    whole = template(f"k8s-{mode}.yaml").replace("      $agent\n", indent(template("k8s-agent.yaml"), "      "))
-    lines = whole.splitlines(keepends=True)
-    kept = [line for line in lines if all(fields[name] is not None for name in _FIELD.findall(line))]
-    filled = _FIELD.sub(lambda found: _written(fields[found[1]]), "".join(kept))
-    return re.split(r"^---\n", filled, flags=re.MULTILINE)
+    fields |= {"token_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
+    sources = node_sources(site.node_labels)
+    fields["relabelings"] = [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
+    fields["attach_node"] = bool(site.node_labels) or None
+    return [_filled(text, fields) for text in texts]
+
+
+def _filled(text: str, fields: Mapping[str, object]) -> str:
+    lines = [line for line in text.splitlines(keepends=True) if CHART_ONLY not in line]
+    kept = [line for line in lines if all(fields[name] is not None for name in FIELD.findall(line))]
+    return FIELD.sub(lambda found: _written(fields[found[1]]), "".join(kept))
+
+
+def templates(mode: str) -> list[str]:
+    """Return the template of each object of a mode (``sidecar``, ``daemonset``), with the agent's container in its place."""
+    agent = indent(template("k8s-agent.yaml"), "      ")
+    return re.split(r"^---\n", template(f"k8s-{mode}.yaml").replace("      $agent\n", agent), flags=re.MULTILINE)
+
+
+def node_sources(node_labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels by which Prometheus' discovery knows a pod's node and labels of the node, with their names in the series."""
+    found = {"__meta_kubernetes_pod_node_name": "node"}
+    for name, label in node_labels.items():
+        found[f"__meta_kubernetes_node_label_{re.sub('[^A-Za-z0-9_]', '_', name)}"] = label
+    return found
 
 
 def _written(value: object) -> str:

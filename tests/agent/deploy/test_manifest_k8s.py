@@ -125,6 +125,7 @@ def test_host_network() -> None:
 def scalars(value: str) -> list[tuple[str, str, str]]:
     """The YAML events of all modes for settings that all have one value: kind, text and style of each."""
     more: dict[str, Any] = {"monitoring": value, "runtime_class": value, "peers": value, "token_secret": value}
+    more |= {"history_claim": value, "history_size": value}
     site = Site(value, value, 9001, value, {value: value}, **more)
     documents = [*sidecar(site, Trainer(value, [value, value], 1)), *daemon_set(site)]
     found = [event for each in documents for event in yaml.parse(each)]
@@ -309,6 +310,8 @@ def test_thresholds() -> None:
         ("--name", "Watch"), ("--name", "a" * 60), ("--namespace", "a_b"), ("--monitoring-namespace", ""), ("--user", "0"),
         ("--group", "0"), ("--gpus", "-1"), ("--label", "release"), ("--host-network",),
         ("--trainer-command", "a 'b"), ("--trainer-command", ""), ("--token-secret", "My_Secret"), ("--peers", "node1"),
+        ("--history-claim", "A_B"), ("--history-claim", "runs", "--daemonset"), ("--history-size", "1Gi"),
+        ("--history-size", "10GB", "--history-claim", "runs"), ("--node-label", "zone"), ("--node-label", "a/b=c-d"),
     ],
 )  # fmt: skip
 def test_refused(flags: tuple[str, ...]) -> None:

@@ -1,0 +1,1 @@
+"""Verbs of ``commwatch manifest``, and what they share."""
