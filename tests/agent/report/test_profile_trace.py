@@ -80,7 +80,7 @@ def kept(path: Path, events: list[str], *, rank: int = 0, set_ns: int = 0, cut: 
 def traced(watch: Watch, *profiles: ProfileTrace, last_s: float | None = None) -> tuple[Exported, Trace]:
     """The timeline of the job with profiles, read strictly."""
     out = io.StringIO()
-    with own_trace(watch.path, "job", last_s, (), alone=True, profiles=profiles) as own:
+    with own_trace(watch.path, "job", Window(last_s), (), alone=True, profiles=profiles) as own:
         found = write([own], "job", Window(last_s), {}, out)
     return found, parsed(out.getvalue().encode())
 

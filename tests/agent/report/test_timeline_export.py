@@ -141,7 +141,7 @@ def test_window_between(agent: QueryService) -> None:
     assert 0 < found.operations == len(inside) < 8 * 12 * 8
     assert found.steps == len(agent.steps(since_ns, until_ns, "job", None, 1 << 20)) > 0
     assert found.marks == 2
-    assert traced(agent.path, window=Window(None, None, end_ns + MS))[0] == (0, 0, 0, 0, False)
+    assert traced(agent.path, window=Window(None, None, end_ns + MS))[0] == Exported(0, 0, 0, 0, False, {})
 
 
 def test_one_clock(tmp_path: Path) -> None:

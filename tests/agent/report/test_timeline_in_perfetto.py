@@ -147,7 +147,7 @@ def test_profile_in_it(page: Page, tmp_path: Path) -> None:
     agent, path = job_of(tmp_path, 8, 12, range(4, 7)), tmp_path / "trace.json.gz"
     of_rank = agent.steps(0, 1 << 62, "job", 3, 1 << 20)
     trace = profile_of(tmp_path, round(1e9 * sum(step.duration_s for step in of_rank if 6 <= step.seq <= 8)))
-    with writing(path) as out, own_trace(agent.path, "job", None, (), alone=True, profiles=[trace]) as own:
+    with writing(path) as out, own_trace(agent.path, "job", Window(None), (), alone=True, profiles=[trace]) as own:
         write([own], "job", Window(None), {}, out)
     found = json.loads(gzip.decompress(trace.path.read_bytes()))
     events = [each for each in found["traceEvents"] if each.get("cat") != "Trace"]

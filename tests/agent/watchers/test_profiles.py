@@ -214,7 +214,7 @@ def test_traces_for_a_timeline(node: Node, tmp_path: Path) -> None:
     assert trace[:5] == (asked.id, 0, *names, (1, 3))
     assert (trace.begin_ns, trace.end_ns) == pytest.approx((EPOCH_NS + 2 * STEP, EPOCH_NS + 4 * STEP), abs=1000, rel=0)
     assert list(traces_of(node.kept, "other")) == list(traces_of(tmp_path / "none", JOB)) == []
-    with own_trace(node.watch.path, JOB, None, (), alone=True, profiles=[trace]) as own:
+    with own_trace(node.watch.path, JOB, Window(None), (), alone=True, profiles=[trace]) as own:
         out = io.StringIO()
         found = write([own], JOB, Window(None), {}, out)
     (note,) = found.profiles.values()

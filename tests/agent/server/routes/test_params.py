@@ -42,7 +42,7 @@ def test_many_agents(watched: RunningAgent, tmp_path: Path) -> None:
     dead = f"127.0.0.1:{free_port()}"
     with agent(tmp_path / "other") as other:
         done = commwatch("query", "about", watched.url, other.url, dead)
-        assert done.returncode == 2
+        assert done.returncode == 3
         assert [line.split()[0] for line in done.stdout.splitlines()] == ["agent", watched.url, other.url]
         assert done.stderr.startswith(f"commwatch: query: http://{dead}: ")
         said = json.loads(commwatch("query", "about", watched.url, dead, "--json").stdout)
@@ -124,7 +124,7 @@ def test_hostile_answer(watched: RunningAgent, behave: Behaviour, why: str) -> N
     with strange(behave) as url:
         for form in ((), ("--json",)):
             done = commwatch("query", "jobs", url, watched.url, *form)
-            assert done.returncode == 2
+            assert done.returncode == 3
             assert "running" in done.stdout
         silent = json.loads(done.stdout)["silent"][url]
         done = commwatch("query", "jobs", url)
