@@ -13,7 +13,7 @@ from commwatch.history.rows import RingRow
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
 #: Cells that are added up at once; more would take much memory.
-_AT_ONCE = 64
+_AT_ONCE = 16
 
 
 def identify(

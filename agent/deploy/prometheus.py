@@ -96,7 +96,12 @@ def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
             target_files.append(agent)
             schemes.add(default)
             continue
-        url = urlsplit(url_of(agent.removeprefix(DNS), secure))
+        try:
+            url = urlsplit(url_of(agent.removeprefix(DNS), secure))
+        except ValueError:
+            raise BadAddress(
+                f"{agent}: not an agent's address; give HOST, HOST:PORT, or an http or https URL"
+            ) from None
         schemes.add(url.scheme)
         if agent.startswith(DNS):
             names.append({"names": [url.hostname], "type": "A", "port": url.port})

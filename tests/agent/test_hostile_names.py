@@ -136,6 +136,10 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
         (["--out", "/proc/{EVIL}", "{EVIL}"], True), (["--out", "trace.json", "no {EVIL}"], True), (["--last", "{EVIL}", "--out", "a"], True),
         (["--out", "{EVIL}"], True),
     ],
+    "export": [
+        (["--out", "/proc/{EVIL}"], True), (["no {EVIL}", "--out", "tables"], True), (["--out", "{EVIL}"], True), (["--format", "{EVIL}"], True),
+    ],
+    "completion": [(["{EVIL}"], True)],
     "explain": [(["{nccl}"], True), (["no {EVIL}"], True), (["--json", "{nccl}"], False)],
     "doctor": [([], True), (["--json"], False), (["--gpu-proof", "/proc/{EVIL}"], True)],
     "diagnose": [
@@ -158,6 +162,7 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
     "probe install": [(["/proc/{EVIL}"], True)],
     "manifest k8s": [(["--only", "{EVIL}"], True)],
     "manifest slurm": [(["{EVIL}"], True)],
+    "manifest prometheus": [(["{EVIL}:1"], True), (["--only", "{EVIL}"], True)],
     "manifest systemd": [(["--user", "{EVIL}"], True)],
     "dashboards export": [(["--dir", "/proc/{EVIL}"], True)],
     "native": [(["{EVIL}"], True), (["status", "--python", "{EVIL}"], True)],

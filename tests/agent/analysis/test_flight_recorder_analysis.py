@@ -169,7 +169,7 @@ def test_command(tmp_path: Path) -> None:
     done = commwatch("diagnose", "--flight-recorder", *healthy)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("nothing wrong in the dumps of 2 ranks\n")
-    assert commwatch("diagnose", "--flight-recorder", *healthy, tmp_path / "t2").returncode == 2
+    assert commwatch("diagnose", "--flight-recorder", *healthy, tmp_path / "t2").returncode == 3
     for wrong in (("host", "--flight-recorder", str(healthy[0])), ("--flight-recorder", str(tmp_path / "t2"))):
         done = commwatch("diagnose", *wrong)
         assert (done.returncode, done.stdout) == (2, "")

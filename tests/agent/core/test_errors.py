@@ -8,7 +8,7 @@ from pathlib import Path
 
 AGENT = Path(__file__).parents[3] / "agent"
 #: Caught where they are raised or one call up, and never shown as they are.
-INTERNAL = {"BadTrace", "JobFailed", "Stopped", "UnknownLink"}
+INTERNAL = {"BadProfile", "BadTrace", "CannotBuild", "JobFailed", "Stopped", "UnknownLink"}
 
 
 def test_one_base() -> None:

@@ -18,8 +18,8 @@ import pyarrow
 import pytest
 
 from commwatch.report.table_export import FORMATS, TABLES, schema_of
-from tests.helpers import RunningAgent, agent, commwatch
-from tests.live import HandMade
+from tests.helpers import RunningAgent, agent, commwatch, wait_for
+from tests.live import LATE_MS, HandMade
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
 STEPS = 40
@@ -91,8 +91,16 @@ def test_questions_in_sql(watched: RunningAgent, tmp_path: Path) -> None:
     steps = pandas.read_parquet(files["steps"])
     assert steps.groupby("rank")["duration_s"].sum().round(3).to_list() == [0.12 * STEPS] * 2
     assert json.loads(steps["group_shares"][0]).keys() == {"dp", "tp"}
-    waits = pandas.read_parquet(files["waits"])
-    assert waits.groupby("rank")["wait_s"].sum()[0] == pytest.approx(0.04 * STEPS, rel=0.01)
+
+
+def test_waits(tmp_path: Path) -> None:
+    """The waits of an ended job are those that were written: rank 0 waits for rank 1 in each all_reduce."""
+    with agent(tmp_path / "run") as running, HandMade(tmp_path / "run", late=1) as job:
+        job.run(STEPS)
+        job.end()
+        wait_for(lambda: [each["state"] for each in running.get("/api/v1/jobs")] == ["ended"], "the end of the job")
+    waits = pandas.read_parquet(exported(running, tmp_path / "out")["waits"]).groupby("rank")["wait_s"].sum()
+    assert waits.to_list() == pytest.approx([LATE_MS / 1000 * STEPS, 0.0])
 
 
 def test_csv(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
