@@ -98,13 +98,14 @@ def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
             continue
         try:
             url = urlsplit(url_of(agent.removeprefix(DNS), secure))
+            port = url.port
         except ValueError:
             raise BadAddress(
                 f"{agent}: not an agent's address; give HOST, HOST:PORT, or an http or https URL"
             ) from None
         schemes.add(url.scheme)
         if agent.startswith(DNS):
-            names.append({"names": [url.hostname], "type": "A", "port": url.port})
+            names.append({"names": [url.hostname], "type": "A", "port": port})
         else:
             targets.append(url.netloc)
     found = {
