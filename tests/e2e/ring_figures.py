@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -119,20 +118,3 @@ def share(steps: list[Step]) -> Any:
 def rate(operations: list[Operation]) -> float:
     """Bus bytes per second."""
     return sum(one.bus_bytes for one in operations) / sum(one.took_ns for one in operations) * 1e9
-
-
-def lines(rings: list[RankRecords], long: set[tuple[int, int]]) -> list[dict[str, Any]]:
-    """The rows of the table of ranks, once all ranks have been gone for 10 s: of the latest three steps."""
-    found = []
-    for ring in rings:
-        every = steps_of(ring)
-        latest = [step for step in every if (step.rank, step.seq) not in long][-3:]
-        found.append(
-            {
-                "rank": ring.rank,
-                "step": every[-1].seq,
-                "step_s": pytest.approx(median(step.took_ns for step in latest) / 1e9),
-                "comm": share(latest),
-            }
-        )
-    return found
