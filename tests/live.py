@@ -16,7 +16,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import ring_prefix
 from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.helpers import MS, RunningAgent, end_rank, group_entry, identity, mark, operation, wait_for
+from tests.helpers import MS, RunningAgent, agent, end_rank, group_entry, identity, mark, operation, wait_for
 
 if TYPE_CHECKING:
     from tests.browser import Chromium, Visit
@@ -155,6 +155,15 @@ class HandMade:
         for writer in self.writers:
             writer.close(1)
             end_rank(writer)
+
+
+@contextmanager
+def late_job(directory: Path, steps: int) -> Iterator[RunningAgent]:
+    """An agent that has read so many steps of a job of two ranks, of which rank 1 is late."""
+    with agent(directory) as running, HandMade(directory, late=1) as job:
+        job.run(steps)
+        job.read_by(running)
+        yield running
 
 
 @contextmanager

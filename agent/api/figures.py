@@ -7,7 +7,7 @@ from typing import Any
 
 
 def figures_of(moment: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a job; what is not known is absent.
+    """Return the known figures of a job.
 
     Args:
         moment: an answer of ``/api/v1/moment``.

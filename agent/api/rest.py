@@ -13,9 +13,7 @@ from commwatch.api.rows import Rows
 from commwatch.collectors.wire.identity import run_dir
 from commwatch.core.addresses import url_of
 from commwatch.core.errors import CommwatchError
-from commwatch.runtime.client import Keys, decoded, fetch, local_agents, reason
-
-_MOST_BYTES = 256 << 20
+from commwatch.runtime.client import Keys, get, local_agents, reason
 
 
 class AgentError(CommwatchError):
@@ -63,7 +61,7 @@ class Client:
         given = {name: _text(value) for name, value in parameters.items() if value is not None}
         question = f"{path}?{urlencode(given)}" if given else path
         try:
-            return decoded(fetch(self.url, question, self._keys, timeout_s=self._timeout_s, most_bytes=_MOST_BYTES))
+            return get(self.url, question, self._keys, self._timeout_s)
         except (OSError, ValueError) as error:
             raise AgentError(f"{self.url}: {reason(error)}") from None
 

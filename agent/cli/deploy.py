@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from commwatch import __version__
 from commwatch.cli import alerts
 from commwatch.cli.manifests import prometheus
-from commwatch.cli.manifests.flags import add_node_label, check_utf8, node_labels
+from commwatch.cli.manifests.flags import add_node_label, add_runbook_url, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
@@ -118,7 +118,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--history-size", metavar="SIZE", help="with --history-claim: make the claim, of this size, such as 10Gi"
     )
     add_node_label(k8s)
-    k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
+    add_runbook_url(k8s)
     _add_trainer(k8s)
     k8s.set_defaults(command=_k8s)
 

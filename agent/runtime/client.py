@@ -74,14 +74,17 @@ def agent_of(directory: Path, history: Path) -> str | None:
     return None
 
 
-def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
+def get(url: str, path: str, keys: Keys = NO_KEYS, timeout_s: float = _TIMEOUT_S) -> Any:
     """Return an agent's answer to a GET of ``path`` under ``/api/v1``.
+
+    Args:
+        timeout_s: for each wait for data, and for the body.
 
     Raises:
         OSError: no answer in time; ``HTTPError`` if the agent refuses.
         ValueError: the answer is not HTTP or not JSON, or the URL is not valid.
     """
-    return decoded(fetch(url, path, keys, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES))
+    return decoded(fetch(url, path, keys, timeout_s=timeout_s, most_bytes=_MOST_BYTES))
 
 
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:

@@ -23,6 +23,13 @@ def add_node_label(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_runbook_url(command: argparse.ArgumentParser) -> None:
+    """Add the flag for the runbook that alerts link to."""
+    command.add_argument(
+        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
+    )
+
+
 def node_labels(given: list[str]) -> dict[str, str]:
     """Return the labels of nodes with their names in Prometheus; raise ``UsageError`` if one is wrong."""
     found = {}

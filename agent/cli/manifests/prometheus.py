@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.cli import common_flags
-from commwatch.cli.manifests.flags import add_node_label, check_text, check_utf8, node_labels
+from commwatch.cli.manifests.flags import add_node_label, add_runbook_url, check_text, check_utf8, node_labels
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT, hosts_and_ports
 from commwatch.core.durations import parse_age
@@ -52,9 +52,7 @@ def add_parser(verbs: Any) -> None:
         metavar="HOST:PORT",
         help="Alertmanager for Prometheus (default: localhost:9093)",
     )
-    manifest.add_argument(
-        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
-    )
+    add_runbook_url(manifest)
     manifest.add_argument("--only", choices=_PARTS, help="print only this part")
     manifest.add_argument("--out", type=Path, metavar="DIR", help="write the files into this folder")
     manifest.set_defaults(command=_prometheus)

@@ -167,11 +167,7 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
     """
     where = folder(env, facts)
     try:
-        manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
-        library = where / str(manifest["library"])
-        if library.parent != where or hashlib.sha256(_trusted(library)).hexdigest() != manifest["sha256"]:
-            raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
-        _check_owner(where)
+        return _checked(where)
     except FileNotFoundError:
         found = prebuilt(facts)
         if found is not None:
@@ -181,6 +177,20 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
         raise NotAvailable(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise NotAvailable(f"{where / MANIFEST} is damaged; run: commwatch native build --force") from None
+
+
+def _checked(where: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the library in a folder and its manifest.
+
+    Raises:
+        NotAvailable: it is not ours, or does not match its manifest.
+        OSError, ValueError, KeyError, TypeError: the manifest cannot be read.
+    """
+    manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
+    library = where / str(manifest["library"])
+    if library.parent != where or hashlib.sha256(_trusted(library)).hexdigest() != manifest["sha256"]:
+        raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
+    _check_owner(where)
     return library, manifest
 
 
@@ -194,13 +204,11 @@ def prebuilt(facts: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
     version = str(facts["version"]).partition("+")[0]
     for where in (Path(place, f"torch-{version}") for place in places):
         try:
-            manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
-            library = where / str(manifest["library"])
+            library, manifest = _checked(where)
             made_for = (manifest["git_version"], manifest["machine"], manifest["sources"])
-            right = hashlib.sha256(_trusted(library)).hexdigest() == manifest["sha256"]
         except (OSError, ValueError, KeyError, TypeError, NotAvailable):
             continue
-        if right and made_for == (facts["git_version"], platform.machine(), source_key()):
+        if made_for == (facts["git_version"], platform.machine(), source_key()):
             return library, manifest
     return None
 

@@ -13,8 +13,8 @@ import pytest
 import commwatch
 from commwatch.api import training
 from commwatch.api.figures import figures_of
-from tests.helpers import RunningAgent, agent, clean_env, free_port, wait_for
-from tests.live import LATE_MS, PERIOD_MS, TRANSFER_MS, HandMade
+from tests.helpers import RunningAgent, clean_env, free_port, wait_for
+from tests.live import LATE_MS, PERIOD_MS, TRANSFER_MS, late_job
 
 STEPS = 300
 #: Mean of both ranks: rank 0 waits for rank 1 in each all_reduce.
@@ -23,11 +23,8 @@ SHARE = (2 * (5 + TRANSFER_MS) + LATE_MS) / 2 / PERIOD_MS
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that has read a job of two ranks, of which rank 1 is late."""
-    directory = tmp_path_factory.mktemp("run")
-    with agent(directory) as running, HandMade(directory, late=1) as job:
-        job.run(STEPS)
-        job.read_by(running)
+    """The agent of ``late_job``."""
+    with late_job(tmp_path_factory.mktemp("run"), STEPS) as running:
         yield running
 
 

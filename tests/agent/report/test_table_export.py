@@ -19,7 +19,7 @@ import pytest
 
 from commwatch.report.table_export import FORMATS, TABLES, schema_of
 from tests.helpers import RunningAgent, agent, commwatch, wait_for
-from tests.live import LATE_MS, HandMade
+from tests.live import LATE_MS, HandMade, late_job
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
 STEPS = 40
@@ -29,11 +29,8 @@ OPERATIONS = 2 * 2 * STEPS
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that has read a job of two ranks, of which rank 1 is late."""
-    directory = tmp_path_factory.mktemp("run")
-    with agent(directory) as running, HandMade(directory, late=1) as job:
-        job.run(STEPS)
-        job.read_by(running)
+    """The agent of ``late_job``."""
+    with late_job(tmp_path_factory.mktemp("run"), STEPS) as running:
         yield running
 
 
@@ -104,7 +101,7 @@ def test_waits(tmp_path: Path) -> None:
 
 
 def test_csv(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
-    """CSV has the same columns and rows; what is not known is empty."""
+    """CSV has the same columns and rows, with an empty cell for each unknown value."""
     files = exported(watched, tmp_path, "--format", "csv", "--last", "all")
     for name, rows in expected.items():
         with files[name].open(newline="") as file:
