@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,16 +29,27 @@ class Step(NamedTuple):
 
 def steps_of(ring: RankRecords) -> list[Step]:
     """The steps of a rank, in their order."""
-    found, wall_ns = [], int(ring.identity["wall_offset_ns"])
+    found, wall_ns, busy = [], int(ring.identity["wall_offset_ns"]), busy_intervals(ring)
+    first = 0
     for before, mark in pairwise(ring.marks):
         begin, end = before.end_ns, mark.end_ns
-        clipped = sorted((max(begin, each.start_ns), min(end, each.end_ns)) for each in ring.operations)
-        busy = until = 0
-        for start_ns, end_ns in clipped:
-            busy += max(0, end_ns - max(start_ns, until))
-            until = max(until, end_ns)
-        found.append(Step(ring.rank, mark.seq, end + wall_ns, end - begin, busy))
+        while first < len(busy) and busy[first][1] <= begin:
+            first += 1
+        inside = takewhile(lambda each: each[0] < end, islice(busy, first, None))  # noqa: B023
+        comm_ns = sum(min(end, until) - max(begin, start) for start, until in inside)
+        found.append(Step(ring.rank, mark.seq, end + wall_ns, end - begin, comm_ns))
     return found
+
+
+def busy_intervals(ring: RankRecords) -> list[tuple[int, int]]:
+    """The intervals in which at least one operation ran, in their order; none touches another."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted((each.start_ns, each.end_ns) for each in ring.operations):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
 
 
 class Operation(NamedTuple):
