@@ -65,6 +65,8 @@ class _Source:
         self.final = False
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
         self.alive_ns: int | None = None
+        #: Monotonic time before the last drain that left nothing behind: operations that end later may still be in the ring.
+        self.read_ns = 0
 
 
 class _Look(NamedTuple):
@@ -135,7 +137,8 @@ class Intake:
                     if source.final:
                         source.totals.finish()
                     else:
-                        source.totals.tick(now_ns + source.totals.offset_ns)  # not the wall clock, which may be set
+                        offset_ns = source.totals.offset_ns  # not the wall clock, which may be set
+                        source.totals.tick(now_ns + offset_ns, source.read_ns + offset_ns)
                     self._store_changes(source, wall_ns)
             given_up = self._store.given_up
             # Stored, or dropped by the store: in both cases the cells are no longer needed in memory.
@@ -252,14 +255,14 @@ class Intake:
         more: list[_Source] = []
         for at in range(0, len(sources), _TOGETHER):
             together = sources[at : at + _TOGETHER]
-            looks = [look for source in together if (look := self._drain(source, most)) is not None]
+            looks = [look for source in together if (look := self._drain(source, most, now_ns)) is not None]
             self._count([look for look in looks if look.drained.records])
             for look in looks:
                 self._note_state(look, now_ns)
             more += [look.source for look in looks if look.more]
         return more
 
-    def _drain(self, source: _Source, most: int) -> _Look | None:
+    def _drain(self, source: _Source, most: int, now_ns: int) -> _Look | None:
         """Drain at most ``most`` records of a ring; ``None``: it is finished."""
         self._alive()
         reader = source.reader
@@ -284,6 +287,7 @@ class Intake:
         # After a loss, too: the ring was full.
         more = drained.read >= most or drained.lost > 0
         source.next_n, source.final = reader.next_n, not (alive or more)
+        source.read_ns = source.read_ns if more else now_ns
         return _Look(source, reader, drained, owner, alive, more)
 
     def _count(self, looks: list[_Look]) -> None:

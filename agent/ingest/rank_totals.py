@@ -246,14 +246,18 @@ class RankTotals(TrainerState):
         cells = self._live if ended is None or ended == len(self._ended) else self._ended[ended][1]
         return (cells.get(key.place) or self._open(key, cells)).cell
 
-    def tick(self, wall_ns: int) -> None:
-        """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
+    def tick(self, wall_ns: int, read_ns: int | None = None) -> None:
+        """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps.
+
+        Args:
+            read_ns: wall time; the records of all operations that ended before it are counted. Default: ``wall_ns``.
+        """
         if self._slot_end > wall_ns + LAST_NS:
             self._end_slot()
             self.close_slots()
             self._lately.clear()
             self._slot_end = 0
-        self.roll(wall_ns)
+        self.roll(wall_ns if read_ns is None else read_ns)
         now_ns = wall_ns - self.offset_ns
         if self.lost != self._lost_before:
             self._lost_before, self._known_from_ns = self.lost, now_ns

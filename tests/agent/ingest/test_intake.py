@@ -96,6 +96,26 @@ def test_agent_that_starts_late(tmp_path: Path, looks: int) -> None:
         assert (since, row.count) == (EPOCH_NS / 1e9, 20)
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+def test_agent_that_was_stopped(tmp_path: Path, looks: int) -> None:
+    """Operations that ended while the agent did not run count in the slots in which they ended, not in that of its next read."""
+    watch = Watch(tmp_path, looks=looks)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.call("name", [(group_entry(),)])
+        trainer.write([operation(start_ns=0, end_ns=5, seq=0)])
+        watch.tick(MS)
+        watch.tick(2 * MS)
+        ends = [9_000 * MS, 9_999 * MS, 10_001 * MS, 19_000 * MS, 21_000 * MS]
+        trainer.write([operation(start_ns=end - MS, end_ns=end, seq=1 + n) for n, end in enumerate(ends)])
+        for milliseconds in (22_000, 22_100, 35_000):
+            watch.tick(milliseconds * MS)
+        slots = [
+            watch.agent.summary(since, since + SLOT_NS, ["rank"], {})[1]
+            for since in range(EPOCH_NS, EPOCH_NS + 3 * SLOT_NS, SLOT_NS)
+        ]
+        assert [[row.count for row in rows] for rows in slots] == [[3], [2], [1]]
+
+
 def test_looks_between(tmp_path: Path) -> None:
     """Between two reads of the records the state of the trainers is seen; a full ring, and that of an ended trainer, is read at once."""
     watch = Watch(tmp_path, looks=2)
