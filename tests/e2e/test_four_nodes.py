@@ -154,6 +154,7 @@ def test_whole_job(tmp_path: Path) -> None:
             assert (verdict["kind"], verdict["ranks"]) == ("straggler", [CULPRIT])
             late = partial(job.of_job, one, "advice")
             wait_for(lambda: f"of the time for rank {CULPRIT}" in str(late()), "advice on the late rank")  # noqa: B023
+        live = [shown(job, one, "top", "--json", "--job", "four")["shown"] for one in job.agents]
         job.end()
         rings = read_rings(kept)
         assert [ring.rank for ring in rings] == list(range(RANKS))
@@ -162,8 +163,11 @@ def test_whole_job(tmp_path: Path) -> None:
         for one in job.agents:
             summary = partial(job.of_job, one, "summary?by=rank,op")
             wait_for(lambda: told(summary()["rows"]) == expected, "the figures of the rings")  # noqa: B023
+        known = {(step.rank, step.seq): step for ring in rings for step in ring_figures.steps_of(ring)}
+        for top in live:
+            check_top(top, known)
         with agent(kept) as whole:
-            check_against(whole, job, {ring.rank: len(ring.records) for ring in rings})
+            check_against(whole, job, rings)
         for one in job.agents:
             check_page(one, rings, long_steps(job.of_job(one, STEPS)))
 
@@ -196,8 +200,9 @@ def part(found: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[s
     return [{name: row[name] for name in like[0]} for row in found]
 
 
-def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> None:
+def check_against(whole: RunningAgent, job: Site, rings: list[RankRecords]) -> None:
     """Each agent's percentiles, bandwidths, steps and groups are those of an agent that has all rings."""
+    records = {ring.rank: len(ring.records) for ring in rings}
     wait_for(lambda: records_by_rank(asked(whole, "ranks?job=four") or []) == records, "it to read all records")
     for one in job.agents:
         mine, expected = job.of_job(one, STEPS), whole.get(f"/api/v1/{STEPS}&job=four")
@@ -212,6 +217,17 @@ def check_against(whole: RunningAgent, job: Site, records: dict[int, int]) -> No
         assert members(job.of_job(one, "groups")) == members(groups)
         assert records_by_rank(shown(job, one, "top", "--json", "--job", "four")["shown"]["ranks"]) == records
         check_report(shown(job, one, "report", "--json", "four"), whole.get("/api/v1/report?job=four"), alike)
+
+
+def check_top(top: dict[str, Any], known: dict[tuple[int, int], ring_figures.Step]) -> None:
+    """What ``top`` showed of the latest steps of the running job is what the rings say: ``known``, by rank and number."""
+    assert top["nodes"] == {"answered": HOSTS, "silent": {}}
+    assert {step["rank"] for step in top["steps"]} == set(range(RANKS))
+    for step in top["steps"]:
+        expected = known[step["rank"], step["seq"]]
+        assert step["end_at"] == pytest.approx(expected.end_ns / 1e9, rel=0, abs=1e-6)
+        of_ring = (expected.took_ns / 1e9, expected.comm_ns / 1e9)
+        assert (step["duration_s"], step["comm_s"]) == pytest.approx(of_ring, abs=1e-9)
 
 
 def check_report(mine: dict[str, Any], expected: dict[str, Any], alike: bool) -> None:
