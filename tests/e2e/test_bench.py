@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,6 +118,29 @@ def test_other_launchers(tmp_path: Path) -> None:
     done = commwatch("bench", "--ops", "all_reduce", "--state", tmp_path, *QUICK, "--", script, sys.executable)
     assert done.returncode == 0, done.stderr
     assert load(kept(tmp_path)[0]).group_size == 2
+
+
+def test_rows_are_printed_as_measured(tmp_path: Path) -> None:
+    """A row is printed before the next point is measured: here the launch command waits until the row has been read."""
+    script, read = tmp_path / "launch", tmp_path / "read"
+    lines = [
+        {"ranks": 2, "hosts": ["node1"], "torch": "2"},
+        {"backend": "gloo", "op": "all_reduce", "size": 1024, "time_s": 1e-4, "timed": 5},
+    ]
+    written = "".join(f"echo {shlex.quote(json.dumps(line))} >> $out; " for line in lines)
+    waits = f"until [ -e {read} ]; do sleep 0.05; done; echo {shlex.quote(json.dumps({'done': True}))} >> $out"
+    script.write_text(f"#!/bin/sh\nout=${{2#--results=}}; {written}{waits}\n")
+    script.chmod(0o700)
+    command = [sys.executable, "-m", "commwatch", "bench", "--state", str(tmp_path), "--", str(script)]
+    with subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        row = next(line for line in process.stdout if not line.startswith("#"))
+        assert row.split()[:2] == ["1024", "256"]
+        read.touch()
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert "# kept as" in rest
+    assert "1024 " not in rest
 
 
 # -- what it refuses ----------------------------------------------------------------------------
