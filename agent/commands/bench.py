@@ -308,7 +308,7 @@ def _reference(
     source: str,
 ) -> Measured:
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M')}"
+    name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M %Z')}"
     return Measured(kind, name, backend, group_size, hosts, time.time(), points, source)
 
 

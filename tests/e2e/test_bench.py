@@ -226,13 +226,13 @@ def test_import(tmp_path: Path) -> None:
 
 # -- a link of known rate -------------------------------------------------------------------------
 
-#: TCP/IP over Ethernet leaves about 95 % of 200 Mbit/s.
+#: TCP/IP over Ethernet leaves about 95% of 200 Mbit/s.
 RATE = 200e6 / 8 * 0.95
 
 
 @pytest.mark.by_the_clock
 def test_known_link(hosts: list[Host], tmp_path: Path) -> None:
-    """The curve through a sweep between two hosts has the bandwidth of the link within 15 %."""
+    """The curve through a sweep between two hosts has the bandwidth of the link within 15%."""
     script = tmp_path / "launch"
     command = [f"#!/bin/sh\nexport MASTER_ADDR={hosts[0].address} MASTER_PORT=29711 WORLD_SIZE=2"]
     for rank, host in enumerate(hosts):
