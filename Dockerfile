@@ -1,10 +1,12 @@
-# The agent: no torch, no compiler, not root. `docker build -t commwatch .`; what it is told: docs/deploy.md.
-FROM python:3.13-slim AS build
+# The agent: no torch, no compiler, not root. `docker build -t commwatch .`; settings: docs/deploy.md.
+# BASE is any image with Python 3.10 or later as `python3`, and its `venv`.
+ARG BASE=python:3.13-slim
+FROM ${BASE} AS build
 WORKDIR /src
 COPY . .
-RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[otlp]' && /opt/venv/bin/pip uninstall --yes pip
+RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[otlp]' && /opt/venv/bin/pip uninstall --yes pip
 
-FROM python:3.13-slim
+FROM ${BASE}
 # The same path as where it was made: the commands in it begin with it.
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COMMWATCH_DIR=/run/commwatch COMMWATCH_STATE=/var/lib/commwatch

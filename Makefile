@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -46,7 +46,7 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 # Tests with jobs come first, because they spend much of their time waiting. Tests that compare times run afterwards, two at a time.
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not by_the_clock' tests/test_packaging.py tests/test_image.py tests/e2e tests
+		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests/test_packaging.py tests/test_image.py tests/e2e tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m by_the_clock tests/e2e
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
@@ -97,6 +97,10 @@ test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL source
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pip install --quiet 'nvidia-cuda-crt==13.0.*'
 	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
+
+image-proof: sync  ## build the image on a base of Debian's packages, and run it beside a trainer (as root, on Debian, 2 min)
+	@sh tests/image/parts.sh
+	$(BIN)/python -m pytest -m image_proof tests/image
 
 test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
 	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py

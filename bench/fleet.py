@@ -48,7 +48,7 @@ from commwatch.server.node_now import node_now
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000
-#: What an operation takes, and by how much a late rank is late into each operation of its data group: 15 % of a step.
+#: What an operation takes, and by how much a late rank is late into each operation of its data group: 15% of a step.
 USUAL_NS, LATE_NS = 6_000_000, 30_000_000
 LABELS = ("default_pg", "tensor", "pipeline", "data", "expert")
 #: The operations of a step in their order: group, op, size in bytes.

@@ -84,7 +84,7 @@ def agent_load(f: Figures) -> list[Row]:
     load = f"{f['ranks']} ranks × {f['operations_per_s']:,}/s"
     memory = f"{f['memory_mb']:.0f} MB (highest {f['memory_highest_mb']:.0f})"
     rows = [
-        Row(f"agent CPU at {load}", f"{f['cpu_percent']:.1f} % of a core", "5 %", over=f["cpu_percent"] > 5),
+        Row(f"agent CPU at {load}", f"{f['cpu_percent']:.1f}% of a core", "5%", over=f["cpu_percent"] > 5),
         Row("agent memory, under that load", memory, "100 MB", over=f["memory_highest_mb"] > 100),
         Row("scrape of /metrics, under that load", f"{f['scrape_ms']:.0f} ms", "50 ms", over=f["scrape_ms"] > 50),
         Row("series in it, 13 (group, op) pairs a rank", f"{f['series']:,}", "1,500", over=f["series"] > 1500),
@@ -99,12 +99,12 @@ def agent_load(f: Figures) -> list[Row]:
 def live_page(f: Figures) -> list[Row]:
     """Rows of ``live_page.py``."""
     load, adds = f"{f['ranks']} ranks × {f['operations_per_s']:,}/s", f["page_adds_percent"]
-    beside = f"(without: {f['without_percent']:.1f} %, noise {f['noise_percent']:.1f})"
+    beside = f"(without: {f['without_percent']:.1f}%, noise {f['noise_percent']:.1f})"
     fresh = f"{f['fresh_beside_slow_s']:.2f} s (without: {f['fresh_s']:.2f})"
     return [
-        Row(f"one live page open, agent CPU at {load}", f"+{adds:.1f} % of a core {beside}", "2 %", over=adds > 2),
+        Row(f"one live page open, agent CPU at {load}", f"+{adds:.1f}% of a core {beside}", "2%", over=adds > 2),
         Row(
-            f"{f['slow']} clients of its stream that read nothing", f"{f['slow_add_percent']:+.1f} % of a core {beside}"
+            f"{f['slow']} clients of its stream that read nothing", f"{f['slow_add_percent']:+.1f}% of a core {beside}"
         ),
         Row("... freshness of /metrics beside them", fresh, "1 s", over=f["fresh_beside_slow_s"] > 1),
     ]

@@ -59,7 +59,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "Highest communication share",
-            "Communication share of the job with the highest share, as the mean of its ranks. From 30 % on, "
+            "Communication share of the job with the highest share, as the mean of its ranks. From 30% on, "
             "communication is the bottleneck, unless compute hides it.",
             "percentunit",
             "max(avg by (job_id) (commwatch_comm_share_ratio))",
@@ -112,7 +112,7 @@ def _jobs() -> list[Panel]:
         lines(
             "Communication share",
             "Communication time divided by step time, mean of a job's ranks, for the steps of the last minute. Above "
-            "the line at 30 %, communication is the bottleneck; above 50 %, half of the machine is lost, unless "
+            "the line at 30%, communication is the bottleneck; above 50%, half of the machine is lost, unless "
             "compute hides the communication.",
             "percentunit",
             Query("avg by (job_id) (commwatch_comm_share_ratio)", "{{job_id}}"),
@@ -152,7 +152,7 @@ def _worst() -> Panel:
     best = "min by (job_id, group, op) (commwatch_collective_efficiency_ratio"
     return cells(
         "Worst groups",
-        "Operations that take more than 5 % of a rank's time, the least efficient first. Efficiency is expected "
+        "Operations that take more than 5% of a rank's time, the least efficient first. Efficiency is expected "
         "divided by measured transfer time, by a measured or rated link, and by the job's own fastest operations. Bus "
         "bandwidth includes the wait for late ranks.",
         {"job_id": "Job", "group": "Group", "op": "Operation"},

@@ -56,7 +56,7 @@ def _now() -> list[Panel]:
     return [
         number(
             "Communication share",
-            "Communication time divided by step time, mean of the ranks, for the steps of the last minute. From 30 % "
+            "Communication time divided by step time, mean of the ranks, for the steps of the last minute. From 30% "
             "on, communication is the bottleneck, unless compute hides it.",
             "percentunit",
             f"avg(commwatch_comm_share_ratio{{{_JOB}}})",
@@ -119,7 +119,7 @@ def _steps() -> list[Panel]:
         lines(
             "Communication and exposed share",
             "Communication time divided by step time, and the share in which compute waited: means of the ranks for "
-            "the steps of the last minute, without long steps. Above the line at 30 %, communication is the "
+            "the steps of the last minute, without long steps. Above the line at 30%, communication is the "
             "bottleneck.",
             "percentunit",
             Query(f"avg(commwatch_comm_share_ratio{{{_JOB}}})", "communication"),

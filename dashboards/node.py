@@ -85,7 +85,7 @@ def _communication() -> list[Panel]:
     return [
         lines(
             "Communication share by job",
-            "Communication time divided by step time, mean of the job's ranks on this node. Above the line at 30 %, "
+            "Communication time divided by step time, mean of the job's ranks on this node. Above the line at 30%, "
             "communication is the bottleneck, unless compute hides it.",
             "percentunit",
             Query(f"avg by (job_id) ({_now_of('comm_share_ratio')})", "{{job_id}}"),

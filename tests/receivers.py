@@ -24,7 +24,7 @@ NOON = 1_795_219_200.0
 
 def alert(name: str = "CommShareHigh", state: str = FIRING, at: float = NOON, **labels: str) -> Alert:
     """An alert that became active at ``at``, and ended ten minutes later if it has ended."""
-    said = {"summary": f"{name} of a job", "description": "comm share 42 %", "runbook_url": f"https://runbook/#{name}"}
+    said = {"summary": f"{name} of a job", "description": "comm share 42%", "runbook_url": f"https://runbook/#{name}"}
     named = {"alertname": name, "severity": "warning", "job_id": "train", **labels}
     ended = at + 600 if state == RESOLVED else None
     return Alert(name, named, said, 0.42, state, active_at=at, fired_at=at + 60, resolved_at=ended)

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as there is no image builder: what it copies is enough to install, and its health check works."""
+"""The Dockerfile without an image builder: what it copies is enough to install, and its health check works. tests/image builds it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.nccl_views import NcclOperations
-from commwatch.core.units import percent, rate, seconds
+from commwatch.core.units import percent, rate, seconds, size
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
@@ -72,17 +72,13 @@ class Rule(NamedTuple):
     check: Callable[[Facts], Iterable[Found]]
 
 
-def _mib(size: float) -> str:
-    return f"{size / (1 << 20):.3g} MiB"
-
-
 def _about(facts: Facts, kind: Kind) -> list[str]:
     share = percent(kind.seconds / facts.step_s)
     exposed = "not known" if facts.exposed is None else percent(facts.exposed)
     left_out = f", excluding the {percent(facts.left_out)} spent waiting for late ranks" if facts.left_out else ""
     return [
         f"communication takes {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
-        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {_mib(kind.size_bytes)} each",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
     ]
 
 
@@ -130,7 +126,7 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
             f"latency is {percent(latency / kind.seconds)} of their time (α-β model)",
         ]
         saves = facts.saves(saved)
-        gain = f"{count} per step of {_mib(total / count)} each would save up to {percent(saves)} of a step"
+        gain = f"{count} per step of {size(total / count)} each would save up to {percent(saves)} of a step"
         yield Found(because, gain, saves, kind.knob("larger_buckets"))
 
 
@@ -178,9 +174,9 @@ def _compression(facts: Facts) -> Iterator[Found]:
         return
     width = _WIDE.get(kind.dtype, 2)
     transport = kind.transport_s
-    # Top-k with 1 % keeps values and 4-byte indices, and has to gather them from every rank.
+    # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
-    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1 %)": kept}
+    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1%)": kept}
     saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
     worth = {name: saves for name, saves in saved.items() if saves >= LEAST_GAIN}
     if worth:
@@ -211,7 +207,7 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
         saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
         if saves >= LEAST_GAIN:
             because = [*_about(facts, kind), f"its efficiency is {percent(kind.efficiency)} against {kind.reference}"]
-            yield Found(because, f"reaching 90 % of the reference would save {percent(saves)} of a step", saves)
+            yield Found(because, f"reaching 90% of the reference would save {percent(saves)} of a step", saves)
 
 
 def _straggler(facts: Facts) -> Iterator[Found]:
@@ -318,7 +314,7 @@ def _choice(chosen: NcclOperations) -> str:
 
 
 def _sizes(chosen: NcclOperations) -> str:
-    return f"{_mib(1 << chosen.size_log2 - 1)} to {_mib(1 << chosen.size_log2)}"
+    return f"{size(1 << chosen.size_log2 - 1)} to {size(1 << chosen.size_log2)}"
 
 
 RULES = (

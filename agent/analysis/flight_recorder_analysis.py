@@ -19,6 +19,7 @@ from commwatch.collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump,
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import others
 from commwatch.core import terminal_text
+from commwatch.core.units import seconds
 from commwatch.core.views import GroupView, InFlight, RankView
 
 #: The job in verdicts, because dumps do not name theirs.
@@ -206,7 +207,7 @@ def positions(taken: RankDump) -> list[str]:
         how = (
             "completed, the latest"
             if op.done
-            else f"{op.state}, not completed, called {op.age_s:.1f} s before the dump"
+            else f"{op.state}, not completed, called {seconds(op.age_s)} before the dump"
         )
         behind = f", {op.behind} more behind it" if op.behind else ""
         lines.append(f"{op.group}: {op.op} {op.seq} {how}{behind}{f' ({op.where})' if op.where else ''}")

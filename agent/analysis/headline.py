@@ -15,7 +15,7 @@ _ALIKE = 1.2
 
 
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
-    """Return the parts of a communication share in words: ``8 % transfer, 44 % waiting for rank 2``.
+    """Return the parts of a communication share in words: ``8% transfer, 44% waiting for rank 2``.
 
     Args:
         comm: communication share, 0 to 1; ``None``: not known.
@@ -46,7 +46,7 @@ def bottleneck(
     messages: float | None = None,
     late: Collection[int] = (),
 ) -> str:
-    """Return in words whether a communication share is the bottleneck; empty if it is at most 30 %, or not known.
+    """Return in words whether a communication share is the bottleneck; empty if it is at most 30%, or not known.
 
     Args:
         waiting: its part spent waiting for late ranks; ``None``: not known.
@@ -56,13 +56,13 @@ def bottleneck(
     if comm is None or comm <= BOTTLENECK_SHARE:
         return ""
     if exposed is not None and exposed < WORTH:
-        return "above 30 %, but hidden behind compute"
+        return "above 30%, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
         whom = f"{named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
-        return f"above 30 %: {whom} the bottleneck, not the network"
+        return f"above 30%: {whom} the bottleneck, not the network"
     if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
-        return "above 30 %: uneven stages or a late rank are more likely the cause than the network"
-    return "above 30 %: communication is the bottleneck"
+        return "above 30%: uneven stages or a late rank are more likely the cause than the network"
+    return "above 30%: communication is the bottleneck"
 
 
 def of_some(known: int, ranks: int) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from commwatch.core.host_views import Complaint, NicView
+from commwatch.core.units import line_rate
 
 #: Events of retransmission or link loss, and the least number within ten minutes that is a fault.
 _LINK_EVENTS = {
@@ -80,7 +81,7 @@ def _slot(nic: NicView) -> Iterator[Complaint]:
     pci = nic.pci
     if nic.speed is None or pci is None or pci.bandwidth is None or pci.bandwidth >= nic.speed:
         return
-    says = f"{_gbit(nic.speed)} behind a PCI Express link of {pci.link} ({_gbit(pci.bandwidth)})"
+    says = f"{line_rate(nic.speed)} behind a PCI Express link of {pci.link} ({line_rate(pci.bandwidth)})"
     if pci.most_bandwidth is not None and pci.most_bandwidth > pci.bandwidth:
         says += f", which could be {pci.most}"
         remedy = "use a slot with all lanes, reseat the card, check the riser and the firmware settings of the slot"
@@ -95,7 +96,7 @@ def _slower(nic: NicView, like: Iterable[NicView]) -> Iterator[Complaint]:
         (other for other in like if other.up and other.speed), key=lambda other: other.speed or 0, default=None
     )
     if nic.up and nic.speed and fastest is not None and fastest.speed and nic.speed < 0.95 * fastest.speed:
-        says = f"{_gbit(nic.speed)}, while {fastest.device}, the same model, runs at {_gbit(fastest.speed)}"
+        says = f"{line_rate(nic.speed)}, while {fastest.device}, the same model, runs at {line_rate(fastest.speed)}"
         remedy = "check the cable, the transceiver and the switch port: a link that lost lanes comes up slower"
         yield Complaint("slow", nic.device, says, remedy)
 
@@ -106,7 +107,3 @@ def _grown(nic: NicView, name: str) -> int:
 
 def _events_text(events: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in events.items())
-
-
-def _gbit(speed: float) -> str:
-    return f"{speed * 8 / 1e9:.3g} Gbit/s"

@@ -2,7 +2,7 @@
 
 Each rank has a series: its own lateness (``collective_join.OwnLateness``) in the collectives of each period. A period is a
 training step where steps are marked. The series of a straggler is above those of all ranks that are not stragglers: on
-average by 5 % of the time, in nearly all parts of the window, and by more than chance allows. Ranks that are late in turn, or
+average by 5% of the time, in nearly all parts of the window, and by more than chance allows. Ranks that are late in turn, or
 whose work is uneven, have series that cross. Events in fewer than one of five periods, such as checkpoints, do not count.
 
 A test against three standard deviations over the ranks finds no straggler in a small group: among n ranks, none can be more

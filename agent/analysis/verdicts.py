@@ -15,7 +15,7 @@ from commwatch.analysis.ended_operations import Disagreement
 from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
-from commwatch.core.units import percent
+from commwatch.core.units import percent, seconds
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.stragglers import Late
 
@@ -228,13 +228,13 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
     window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
     by = (
-        f"late by {late.cost_ns / 1e6 / late.steps:.1f} ms a step (mean of {late.steps} steps)"
+        f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {late.steps} steps)"
         if late.steps
         else "late"
     )
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
-        f"in {window} the others waited {cost_s:.2f} s for it, {percent(cost_s / window_s)} of the time"
+        f"in {window} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
         + (f"; {why}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import line
+
+if TYPE_CHECKING:
+    from commwatch.reference.references import Measured
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -66,19 +70,40 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
             factor=arguments.factor,
             seconds=arguments.seconds,
         )
-        swept = bench.run(command, wanted, config.state, os.environ)
+        growing = bench_tables.Growing()
+
+        def measured(result: dict[str, Any]) -> None:
+            if not arguments.json:
+                for row in growing.lines(result):
+                    print(row, flush=True)
+
+        swept = bench.run(command, wanted, config.state, os.environ, measured)
         left_out = swept.left_out
         kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
     if arguments.json:
         print(json.dumps(bench.as_json(kept, left_out), indent=2))
         return 0 if kept else 1
-    for _, reference in kept:
-        print(bench_tables.table(reference))
-    if len(kept) > 1 and arguments.file is None:
-        print(bench_tables.compared([reference for _, reference in kept]))
-    for note in (*left_out, *(f"kept as {path}" for path, _ in kept)):
-        print(line(f"# {note}"))
+    references = [reference for _, reference in kept]
+    for part in _conclusions(references) if arguments.file is None else map(bench_tables.table, references):
+        print(part)
+    for remark in left_out:
+        print("\n".join(map(line, bench_tables.note(remark))))
+    for path, _ in kept:
+        print(line(f"# kept as {path}"))
     return 0 if kept else 1
+
+
+def _conclusions(references: Sequence[Measured]) -> Iterator[str]:
+    """Yield what follows the rows of a sweep, which have been printed: the curves, and the backends side by side."""
+    from commwatch.commands import bench_tables
+
+    for reference in references:
+        if len(references) > 1:
+            yield "#"
+            yield from bench_tables.note(f"curves of {reference.backend}")
+        yield from bench_tables.curves(reference)
+    if len(references) > 1:
+        yield bench_tables.compared(references)
 
 
 def _list_references(config: Config, as_json: bool) -> int:

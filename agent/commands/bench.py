@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -35,6 +35,11 @@ SWEPT = tuple(op for op in OPS if op not in ("send", "recv", "barrier"))
 DEFAULT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_SIZES = 64
+#: Time between two looks at what the sweep has measured so far.
+_LOOK_S = 0.2
+
+#: A line of the results file (``torch_sweep``).
+Line = dict[str, Any]
 
 
 class CannotBench(CommwatchError):
@@ -149,8 +154,13 @@ def _bytes(flag: str, text: str) -> int:
 # -- sweep job --------------------------------------------------------------------------------
 
 
-def run(command: list[str], what: Wanted, state: Path, env: Mapping[str, str]) -> Swept:
+def run(
+    command: list[str], what: Wanted, state: Path, env: Mapping[str, str], measured: Callable[[Line], None]
+) -> Swept:
     """Run a sweep with a launch command; the job's output goes to standard error.
+
+    Args:
+        measured: called with each result as soon as it is there.
 
     Raises:
         CannotBench: the sweep could not start or did not finish.
@@ -164,7 +174,13 @@ def run(command: list[str], what: Wanted, state: Path, env: Mapping[str, str]) -
     except OSError as error:
         raise CannotBench(f"cannot write {directory}: {error.strerror}", 1) from None
     try:
-        code = _launch([*command, *_script(what, results)], env)
+        lines = Lines(results)
+
+        def look() -> None:
+            for line in lines.new():
+                measured(line)
+
+        code = _launch([*command, *_script(what, results)], env, look)
         return _read(results, code, command)
     finally:
         with suppress(OSError):
@@ -184,20 +200,52 @@ def _script(what: Wanted, results: Path) -> list[str]:
     return [found.origin, *flags, *([f"--backends={','.join(what.backends)}"] if what.backends else [])]
 
 
-def _launch(command: list[str], env: Mapping[str, str]) -> int:
-    """Run the command without the probe; return its exit code, 128 + n if signal n ended it."""
+def _launch(command: list[str], env: Mapping[str, str], look: Callable[[], None]) -> int:
+    """Run the command without the probe; return its exit code, 128 + n if signal n ended it.
+
+    Args:
+        look: called some times a second while it runs, and once after its end.
+    """
     quiet = {name: value for name, value in env.items() if not name.startswith("COMMWATCH")}
     with Signals() as signals:
         try:
             child = signals.child = subprocess.Popen(
                 command, env={**quiet, "COMMWATCH_DISABLE": "1"}, stdout=2, stdin=subprocess.DEVNULL
             )
-            code = child.wait()
+            while (code := _ended(child)) is None:
+                look()
+            look()
         except OSError as error:
             raise CannotBench(f"cannot run {command[0]}: {error.strerror}") from None
         except Stopped as stopped:
             raise CannotBench("stopped", 128 + int(stopped.args[0])) from None
     return code if code >= 0 else 128 - code
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int | None:
+    """Wait for a moment; return the exit code if the process has ended."""
+    try:
+        return child.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+class Lines:
+    """The lines of a results file that are complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def new(self) -> list[Line]:
+        """Return the lines since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                complete = file.read().rpartition(b"\n")[0]
+            self._at += len(complete) + bool(complete)
+            return [json.loads(line) for line in complete.splitlines()]
+        except (OSError, ValueError):
+            return []
 
 
 def _read(results: Path, code: int, command: list[str]) -> Swept:
@@ -260,7 +308,7 @@ def _reference(
     source: str,
 ) -> Measured:
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M')}"
+    name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M %Z')}"
     return Measured(kind, name, backend, group_size, hosts, time.time(), points, source)
 
 

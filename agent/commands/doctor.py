@@ -24,6 +24,7 @@ from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.config import Config
 from commwatch.core import terminal_text
 from commwatch.core.addresses import DEFAULT_PORT
+from commwatch.core.units import line_rate, size
 from commwatch.runtime.client import get, keys_of, local_agents
 from commwatch.runtime.run_lock import bind_remedy
 from commwatch.watchers import stack_capture
@@ -91,9 +92,9 @@ def _run_directory(directory: Path) -> Check:
     free = shutil.disk_usage(there).free
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
-        return Check(_WARN, "run directory", f"{directory}: {free / 1e6:.0f} MB free; a rank's ring takes 1 MB", remedy)
+        return Check(_WARN, "run directory", f"{directory}: {size(free)} free; a rank's ring takes 1 MiB", remedy)
     missing = "" if there == directory else f"{directory} does not exist yet; "
-    return Check(_PASS, "run directory", f"{missing}{there}: {free / 1e9:.1f} GB free")
+    return Check(_PASS, "run directory", f"{missing}{there}: {size(free)} free")
 
 
 def _native() -> Iterator[Check]:
@@ -253,7 +254,7 @@ def network_checks(host: dict[str, Any]) -> Iterator[Check]:
 
 
 def _named(nic: dict[str, Any]) -> str:
-    return nic["device"] if nic["speed"] is None else f"{nic['device']} ({nic['speed'] * 8 / 1e9:.3g} Gbit/s)"
+    return nic["device"] if nic["speed"] is None else f"{nic['device']} ({line_rate(nic['speed'])})"
 
 
 def _ranks(get: Get, job: str) -> list[dict[str, Any]]:

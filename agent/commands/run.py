@@ -29,6 +29,7 @@ from commwatch.commands.progress import Progress, is_terminal, say
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
 from commwatch.core.script_names import script_name
+from commwatch.core.units import moment
 from commwatch.history import job_exit
 from commwatch.history.opening import StoreError
 from commwatch.reference.references import References, directory
@@ -212,7 +213,7 @@ class _JobAgent:
         code = process.wait()
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
         how = f"was ended by {name}" if code < 0 else f"ended with exit code {code}"
-        self.ended = f"{how} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        self.ended = f"{how} at {moment(time.time())}"
 
     def has_all_of(self, job: str) -> bool:
         """Return whether the job's rings and its exit code are in the history, or the agent that would store them has ended."""

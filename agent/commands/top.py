@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,7 +19,7 @@ from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch.core.api_views import Row, Summary
 from commwatch.core.terminal_text import clean
 from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
-from commwatch.core.units import percent, rate, seconds
+from commwatch.core.units import percent, rate, seconds, time_of_day
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch.nodes.merging import covered
@@ -89,7 +88,7 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
         text += f"no job yet at {clean(answers.url)}"
     else:
         job = shown.job
-        ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
+        ended = "" if job.state == "running" else f" at {time_of_day(job.last_seen_at)}"
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
         of_nodes = covered(shown.nodes)
@@ -119,7 +118,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
 
 
 def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
-    """Return the lines on steps, and on the share of step time in communication, compared with the 30 % limit."""
+    """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit."""
     usual = [step for step in shown.steps if not step.long]
     if not usual:
         why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
@@ -172,7 +171,7 @@ def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str]
     length = max(10, min(_MOST_BAR, cells // 3))
     full, limit = round(min(1.0, share) * length), round(BOTTLENECK_SHARE * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
-    line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>5}", "bold"), of_ranks)
+    line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>4}", "bold"), of_ranks)
     says = ": ".join(filter(None, words))
     if line.cell_len + len(": ") + len(says) > cells:
         return [line, *(Text(" " * 9) + each for each in wrap(says, cells - 9))] if says else [line]

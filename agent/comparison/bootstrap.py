@@ -22,13 +22,13 @@ BLOCKS = 10
 CONFIDENCE = 0.99
 _DRAWS, _SEED = 2000, 22
 #: The percentiles of a bootstrap over few blocks are too close together. Student's t with 9 degrees of freedom instead of the normal
-#: distribution, both at 99 %; and the variance of a sample of 10.
+#: distribution, both at 99%; and the variance of a sample of 10.
 _WIDER = 3.250 / 2.576 * sqrt(BLOCKS / (BLOCKS - 1))
 #: Samples that must lie beyond a quantile on either side.
 LEAST_BEYOND = 20
 #: Blocks that must have samples for an interval of a ratio.
 LEAST_FILLED = 8
-#: Logarithmic bins of the draws: their time does not grow with the number of samples, and a quantile is at most 0.05 % off.
+#: Logarithmic bins of the draws: their time does not grow with the number of samples, and a quantile is at most 0.05% off.
 _BIN = 1e-3
 #: Draws that are computed together, which limits the memory.
 _TOGETHER = 200

@@ -35,7 +35,7 @@ class Condition:
     def is_met(self, comparison: Comparison) -> bool | None:
         """Return whether the change is beyond the limit, and a difference; ``None``: not known.
 
-        The limit applies to the measured change, not to the end of its interval: a change of 8 % with an interval of 4 to 12 % meets
+        The limit applies to the measured change, not to the end of its interval: a change of 8% with an interval of 4 to 12% meets
         ``> +5%``. The interval only keeps noise from meeting it.
         """
         found = self.of(comparison)

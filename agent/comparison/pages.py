@@ -35,7 +35,7 @@ NOTE = (
 
 
 def says(figure: Figure) -> str:
-    """Return in words how a figure differs: ``slower by 4.1 to 6.8 %``; ``–`` if a job lacks it."""
+    """Return in words how a figure differs: ``slower by 4.1 to 6.8%``; ``–`` if a job lacks it."""
     if figure.change is None:
         return "–"
     if figure.differs is None or figure.low is None or figure.high is None:
@@ -45,11 +45,11 @@ def says(figure: Figure) -> str:
         return f"{found} ({_signed(figure.low, figure, bare=True)} to {_signed(figure.high, figure)})"
     larger, smaller = _WORDS.get(figure.name, ("slower", "faster"))
     ends = dict.fromkeys(_number(end) for end in sorted((abs(figure.low), abs(figure.high))))
-    return f"{larger if figure.change > 0 else smaller} by {' to '.join(ends)} {_unit(figure)}"
+    return f"{larger if figure.change > 0 else smaller} by {' to '.join(ends)}{_unit(figure)}"
 
 
 def _unit(figure: Figure) -> str:
-    return "%" if figure.relative else "points"
+    return "%" if figure.relative else " points"
 
 
 def _number(part: float) -> str:
@@ -57,7 +57,7 @@ def _number(part: float) -> str:
 
 
 def _signed(part: float, figure: Figure, bare: bool = False) -> str:
-    return f"{'+' if part >= 0 else '−'}{_number(abs(part))}{'' if bare else f' {_unit(figure)}'}"
+    return f"{'+' if part >= 0 else '−'}{_number(abs(part))}{'' if bare else _unit(figure)}"
 
 
 def headline(comparison: Comparison) -> str:
@@ -80,7 +80,7 @@ def _figure_cells(figure: Figure) -> tuple[str, ...]:
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}%"
 
 
 def _kind_cells(kind: KindFigures) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _both(a: str, b: str) -> str:
 
 
 def _range(kind: KindFigures, figure: Figure) -> str:
-    """Return the interval of a change: ``+4.1 to +6.8 %``; in words if there is no change or no interval."""
+    """Return the interval of a change: ``+4.1 to +6.8%``; in words if there is no change or no interval."""
     if not kind.count_a or not kind.count_b:
         return "only in B" if kind.count_b else "only in A"
     if figure.change is None:

@@ -26,7 +26,7 @@ class Clock:
     offset_ns: float
     drift: float
     at_ns: int
-    #: 90 % of the shared collectives ended within this many ns of each other, by the corrected clocks.
+    #: 90% of the shared collectives ended within this many ns of each other, by the corrected clocks.
     uncertainty_ns: float
 
     def of_first(self, time_ns: int) -> int:

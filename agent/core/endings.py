@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from commwatch.collectors.spans import ranks as named
+from commwatch.core.units import time_of_day
 
 
 class Ending(NamedTuple):
@@ -52,7 +52,7 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     first = first_to_fail(endings)
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
-        at = time.strftime("%H:%M:%S", time.localtime(ending.until_ns / 1e9))
+        at = time_of_day(ending.until_ns / 1e9)
         how = f"ended with {ending.raised}" if ending.raised else "died (no clean end)"
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
         parts.append(f"{named(first)} {how} at {at}{among}")

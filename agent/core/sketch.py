@@ -1,4 +1,4 @@
-"""A mergeable sketch of durations: logarithmic bins, quantiles within 2.2 % of the true value. Pure."""
+"""A mergeable sketch of durations: logarithmic bins, quantiles within 2.2% of the true value. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import chain
 
-#: 32 bins per doubling: a bin spans 2.2 %, and its middle is at most 1.1 % off.
+#: 32 bins per doubling: a bin spans 2.2%, and its middle is at most 1.1% off.
 BINS_PER_E = 32 / math.log(2)
 _PAIR = struct.Struct("<hI")
 

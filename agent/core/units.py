@@ -5,15 +5,24 @@ from __future__ import annotations
 import time
 
 
+def short(value: float) -> str:
+    """Format a number with three significant digits; digits before the point are never dropped.
+
+    >>> [short(value) for value in (0.12345, 1.5, 99.94, 1023.4)]
+    ['0.123', '1.5', '99.9', '1023']
+    """
+    return f"{value:.3g}" if value < 99.95 else f"{value:.0f}"
+
+
 def seconds(value: float | None) -> str:
     """Format a duration in seconds; ``–`` for ``None``."""
     if value is None:
         return "–"
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
         if value < limit:
-            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
+            return f"{short(value * factor)} {unit}"
     if value < 120:
-        return f"{value:.2f} s"
+        return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} s"
     return (
         f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
         if value >= 3600
@@ -26,15 +35,29 @@ def moment(at_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_s))
 
 
+def day_time(at_s: float) -> str:
+    """Format Unix seconds as ``moment`` does, without year, seconds and time zone, for tables."""
+    return time.strftime("%m-%d %H:%M", time.localtime(at_s))
+
+
+def zone(at_s: float) -> str:
+    """Return the name of this machine's time zone at a time, which differs in summer."""
+    return time.strftime("%Z", time.localtime(at_s))
+
+
+def time_of_day(at_s: float) -> str:
+    """Format Unix seconds as the time of this machine's time zone, with its name."""
+    return time.strftime("%H:%M:%S %Z", time.localtime(at_s))
+
+
 def size(value: float | None) -> str:
-    """Format a number of bytes in powers of 1024."""
+    """Format a number of bytes of a buffer, a message or a memory in powers of 1024."""
     if value is None:
         return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= limit:
+            return f"{short(value / limit)} {unit}"
+    return f"{value:.0f} B"
 
 
 def rate(value: float | None) -> str:
@@ -43,10 +66,15 @@ def rate(value: float | None) -> str:
         return "–"
     for limit, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
         if value >= limit:
-            return f"{value / limit:.3g} {unit}" if value < 100 * limit else f"{value / limit:.0f} {unit}"
-    return f"{value / 1e3:.3g} kB/s"
+            return f"{short(value / limit)} {unit}"
+    return f"{short(value / 1e3)} kB/s"
+
+
+def line_rate(value: float) -> str:
+    """Format bytes per second as the rate of a link: Gbit/s."""
+    return f"{short(value * 8 / 1e9)} Gbit/s"
 
 
 def percent(value: float | None) -> str:
     """Format a share (0 to 1) in percent."""
-    return "–" if value is None else f"{100 * value:.0f} %"
+    return "–" if value is None else f"{100 * value:.0f}%"

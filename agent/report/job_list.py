@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from commwatch.core import terminal_text
 from commwatch.core.terminal_text import width
-from commwatch.core.units import percent, seconds
+from commwatch.core.units import day_time, percent, seconds, zone
 from commwatch.core.views import JobFigures
 from commwatch.report.report import columns, job_state
 
@@ -28,9 +27,12 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
     A name that leaves no space for the figures has a line of its own, because it is an argument of other commands.
     """
     names = [terminal_text.line(job.job_id) for job in jobs]
-    room = cells - width(columns(_HEAD, [("", *_cells(job)) for job in jobs], left=1)[0]) + width(_HEAD[0])
-    rows = [(name if width(name) <= room else "", *_cells(job)) for name, job in zip(names, jobs, strict=True)]
-    head, *lines = (line.removeprefix("  ") for line in columns(_HEAD, rows, left=2))
+    zones = {zone(job.started_at) for job in jobs}
+    heads = tuple(f"began ({', '.join(sorted(zones))})" if head == "began" else head for head in _HEAD)
+    figures = [_cells(job, len(zones) > 1) for job in jobs]
+    room = cells - width(columns(heads, [("", *each) for each in figures], left=1)[0]) + width(_HEAD[0])
+    rows = [(name if width(name) <= room else "", *each) for name, each in zip(names, figures, strict=True)]
+    head, *lines = (line.removeprefix("  ") for line in columns(heads, rows, left=2))
     found = [head]
     for job, name, row, line in zip(jobs, names, rows, lines, strict=True):
         found += [line] if row[0] else [name, line]
@@ -39,10 +41,10 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
     return terminal_text.lines(found)
 
 
-def _cells(job: JobFigures) -> tuple[str, ...]:
+def _cells(job: JobFigures, with_zone: bool) -> tuple[str, ...]:
     here = len(job.ranks)
     return (
-        job_state(job), time.strftime("%m-%d %H:%M", time.localtime(job.started_at)), seconds(job.duration_s),
+        job_state(job), f"{day_time(job.started_at)}{f' {zone(job.started_at)}' if with_zone else ''}", seconds(job.duration_s),
         str(here) if here == job.world_size else f"{here}/{job.world_size}", str(job.steps), seconds(job.step_p50_s),
         percent(job.comm_share), percent(job.exposed_share),
     )  # fmt: skip

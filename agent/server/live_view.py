@@ -53,11 +53,11 @@ class JobNow:
     #: For how many ranks ``comm`` and ``exposed`` are known: ``(3 of 4 ranks)``; empty if for all or for none.
     comm_of: str
     exposed_of: str
-    #: Parts of ``comm``, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part is known to be waiting.
+    #: Parts of ``comm``, such as ``8% transfer, 44% waiting for rank 2``; empty: no part is known to be waiting.
     split: str
     #: Names the ranks whose operations are not all recorded; ``None``: there are none.
     sheds: str | None
-    #: Whether communication is the bottleneck, in words; empty if ``comm`` is at most 30 % or not known.
+    #: Whether communication is the bottleneck, in words; empty if ``comm`` is at most 30% or not known.
     says: str
     #: How the job ended; empty while it runs, or if it ended normally.
     ending: str

@@ -23,7 +23,7 @@ COST_SAMPLE, COST_NS = 64, 50_000_000
 #: A measurement counts at most ``COST_BOUND`` times the third largest of the latest ones.
 COST_BOUND, COST_REMEMBERED, COST_RARE = 4, 15, 2
 #: Share of the time (0 to 1) that the probe may take by hook, unless ``COMMWATCH_BUDGET`` is set. The Python hook costs 20 to 60 us an
-#: operation among other work: at 0.5 % it would lose the shares of ordinary FSDP jobs, which have some hundred operations a second.
+#: operation among other work: at 0.5% it would lose the shares of ordinary FSDP jobs, which have some hundred operations a second.
 DEFAULT_BUDGET = {"native": 0.005, "python": 0.02}
 #: Time between two checks. A window ends at the first check with ``ENOUGH`` measurements, or with none, for then there was no operation;
 #: with fewer, after ``LONGEST_NS``.

@@ -20,7 +20,7 @@ OLDEST = (2, 28, 0)
 #: Versions whose faults hit jobs with a profiler plugin; the plugin itself refuses them, too, as a process may have several NCCLs.
 FAULTY: dict[tuple[int, ...], str] = {
     (2, 30, 3): "NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)",
-    (2, 31, 2): "NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)",
+    (2, 31, 2): "NCCL 2.31.2 is 4 to 13% slower with a profiler plugin (NVIDIA/nccl #2355)",
 }
 
 

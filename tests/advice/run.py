@@ -64,7 +64,7 @@ TRIALS = (
     Trial("accumulate_gradients", "as many micro-batches as it says (`no_sync()`)", DDP, (*DDP, "--accumulate", STEPS), link=SLOW, link_after=SLOW),
     Trial("larger_buckets", "60 small sums in one tensor", ("values",), ("values", "--together")),
     Trial("overlap", "DDP in place of all_reduce after the backward pass", ("by_hand",), DDP, link=SLOW, link_after=SLOW),
-    Trial("compression", "`fp16_compress_hook`", DDP, (*DDP, "--half"), link=SLOWER, link_after=SLOWER, named=r"fp16 (\d+) %"),
+    Trial("compression", "`fp16_compress_hook`", DDP, (*DDP, "--half"), link=SLOWER, link_after=SLOWER, named=r"fp16 (\d+)%"),
     Trial("faster_network", "twice the rate", DDP, DDP, link=SLOWER, link_after=slow("400mbit"), links="eth-1g"),
     Trial("below_the_link", "1 Gbit/s, as the link should have", DDP, DDP, link=SLOWER, link_after=slow("1gbit"), links="eth-1g"),
     Trial("tensor_parallel_in_node", "tensor parallel pairs within a node", ("tensor",), ("tensor", "--in-node"), ranks=4, link=slow("400mbit"),
@@ -139,9 +139,9 @@ def main() -> int:
             saved, promised = 1 - before / after, promised_by(trial, said)
             confirmed = said is not None and saved > 0 and saved >= LEAST * (promised or 0.0)
             failed += not confirmed
-            shown = ("–" if said is None else "not known") if promised is None else f"{100 * promised:.0f} %"
+            shown = ("–" if said is None else "not known") if promised is None else f"{100 * promised:.0f}%"
             print(
-                f"| `{trial.rule}` | {trial.what} | {shown} | {100 * saved:.0f} % | {'yes' if confirmed else 'no'} |",
+                f"| `{trial.rule}` | {trial.what} | {shown} | {100 * saved:.0f}% | {'yes' if confirmed else 'no'} |",
                 flush=True,
             )
             print(

@@ -258,7 +258,7 @@ def test_waits_without_a_node(site: Site) -> None:
     assert waits == {"all_reduce": False, "all_gather": True}
     assert (found["wait_hours"], found["wait_share"], found["unjoined_share"]) == (None, None, 0.5)
     assert {line["wait_s"] for line in found["ranks"]} == {None}
-    assert "  waiting     not known for 50 % of the collectives; see docs/api.md\n" in text
+    assert "  waiting     not known for 50% of the collectives; see docs/api.md\n" in text
     assert (">fsdp<" in page[0], ">tp<" in page[0], page[1]) == (False, True, "")
 
 

@@ -179,8 +179,8 @@ def _links() -> list[Case]:
 
 
 def _operations() -> list[Case]:
-    matters = counter("collective_seconds_total", 0.9, rank="0", **OP)  # 6 % of the time
-    seldom = counter("collective_seconds_total", 0.75, rank="0", **OP)  # 5 %
+    matters = counter("collective_seconds_total", 0.9, rank="0", **OP)  # 6% of the time
+    seldom = counter("collective_seconds_total", 0.75, rank="0", **OP)  # 5%
     found = []
     for alert, reference, other in (
         ("EfficiencyLow", "bench", "own_best"),
@@ -195,7 +195,7 @@ def _operations() -> list[Case]:
             Case(alert, "below", matters | at(0.49), WARNING, 1200, labels, 0.49, {"share": 0.06}),
             Case(alert, "at the threshold", matters | at(0.5)),
             Case(alert, "another reference", matters | at(0.1, other)),
-            Case(alert, "the operation takes 5 % of the time", seldom | at(0.1)),
+            Case(alert, "the operation takes 5% of the time", seldom | at(0.1)),
         ]
     low, dropped = "BusBandwidthLow", "BusBandwidthDropped"
 
@@ -217,7 +217,7 @@ def _operations() -> list[Case]:
         *found,
         Case(low, "below the floor", matters | moved(8.1e8), WARNING, 1215, OP, 9e8),
         Case(low, "at the floor", matters | moved(9e8)),
-        Case(low, "the operation takes 5 % of the time", seldom | moved(1e8)),
+        Case(low, "the operation takes 5% of the time", seldom | moved(1e8)),
         Case(dropped, "below", falls(320, 0.4), WARNING, fallen, OP, 0.4 / mean, {"now": 4e8}),
         Case(dropped, "above half", falls(320, 0.6), until_s=(320 + MANY) * EVERY_S),
         Case(dropped, "less than an hour of history", falls(120, 0.4), until_s=(120 + MANY) * EVERY_S),

@@ -151,12 +151,12 @@ def test_slack_message() -> None:
     bad = alert("Odd<!channel>", job_id="<@U1> & co")
     bad = replace(
         bad,
-        annotations={"summary": "<!here> *x*", "description": "42 % & more", "runbook_url": "https://r/?a=1&b=<x>|y"},
+        annotations={"summary": "<!here> *x*", "description": "42% & more", "runbook_url": "https://r/?a=1&b=<x>|y"},
     )
     (said,) = slack(batch(bad, *(alert(rank=str(n)) for n in range(14))), AGENT)["attachments"]
     assert said["title"] == "[FIRING:15] CommShareHigh train"
     assert "&lt;!here&gt; *x*" in said["text"]
-    assert "42 % &amp; more" in said["text"]
+    assert "42% &amp; more" in said["text"]
     assert "<https://r/?a=1&amp;b=%3Cx%3E%7Cy|runbook>" in said["text"]
     assert re.findall(r"<[^h][^>]*>", said["text"]) == []
     assert said["text"].endswith("and 5 more")

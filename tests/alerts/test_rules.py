@@ -159,7 +159,7 @@ def test_sizes_and_several(tmp_path: Path, ranks: int, culprits: tuple[int, ...]
         (Job(late(2, by_s=3.0, usual_s=6.0), step_s=30.0, watched_s=600), 100),
         (Job(late(2, usual_s=0.0, beside=uneven(1))), None),
     ],
-    ids=["every second step", "one step in four", "6 %", "steps of 10 s", "steps of 30 s", "uneven"],
+    ids=["every second step", "one step in four", "6%", "steps of 10 s", "steps of 30 s", "uneven"],
 )
 def test_kinds_of_lateness(tmp_path: Path, job: Job, lateness: int | None) -> None:
     """A rank that is late now and then, a little, in long steps, or among uneven ones is named."""
@@ -172,7 +172,7 @@ def test_kinds_of_lateness(tmp_path: Path, job: Job, lateness: int | None) -> No
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.95])
 def test_even(tmp_path: Path, share: float) -> None:
-    """Where all ranks communicate as long, however slow the link, none is late; nor where they differ by less than 5 % of the time."""
+    """Where all ranks communicate as long, however slow the link, none is late; nor where they differ by less than 5% of the time."""
     series = Job(lambda *_: share / 10).series()
     evaluated(tmp_path, series, {WATCHED_S: dict.fromkeys(range(4), 0)}, f"round(1e3 * {SHARE}lateness)")
     never(tmp_path, Job(lambda rank, _: share / 10 + rank * 0.0015).series())
@@ -250,7 +250,7 @@ def test_idle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_s", [0.015, 0.06])
 def test_found_soon(tmp_path: Path, by_s: float) -> None:
-    """Who begins to cost the others 15 % of the time, or 60 %, is named within half a minute, and forgotten two minutes after."""
+    """Who begins to cost the others 15% of the time, or 60%, is named within half a minute, and forgotten two minutes after."""
     job = Job(late_in(range(3000, 4500), 3, by_s), watched_s=600)
     looks = {295: {}, 330: {3: 1}, 440: {3: 1}, 570: {}}
     evaluated(tmp_path, job.series(), looks, WHO)

@@ -89,5 +89,5 @@ def timed(played: Played, *, polled: bool = True) -> list[tuple[float, float]]:
 
 
 def wrong(found: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those of such durations that differ by more than 2 % and 20 µs."""
+    """Those of such durations that differ by more than 2% and 20 µs."""
     return [(us, true) for us, true in found if abs(us - true) > max(PART * true, LEAST_US)]

@@ -104,7 +104,7 @@ def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_share_alert(libraries: Path, tmp_path: Path) -> None:
-    """With communication of 40 % of a step the alert fires, with the share that was played; at 9 % it is resolved."""
+    """With communication of 40% of a step the alert fires, with the share that was played; at 9% it is resolved."""
     (tmp_path / "list.yaml").write_text(impatient(), encoding="utf-8")
     (tmp_path / "commwatch.toml").write_text(f'rules = "{tmp_path}/list.yaml"\n', encoding="utf-8")
     watched = agent(tmp_path, "--config", str(tmp_path / "commwatch.toml"))

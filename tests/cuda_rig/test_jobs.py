@@ -51,7 +51,7 @@ def test_every_operation(run: Run, scene: str, hook: str) -> None:
 
 @pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "pipelined"])
 def test_durations(run: Run, scene: str) -> None:
-    """A duration is what the driver played, within 2 % or 20 µs.
+    """A duration is what the driver played, within 2% or 20 µs.
 
     Not those of a pipeline, whose streams are idle at each launch: PyTorch's start event is then over before the kernel is queued.
     """

@@ -46,7 +46,7 @@ def test_operations(run: Run, scene: str) -> None:
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_durations(run: Run, scene: str) -> None:
-    """A duration by NCCL is that of the kernels, within 2 % or 20 µs, also on idle streams, of the first operation, and in pipelines."""
+    """A duration by NCCL is that of the kernels, within 2% or 20 µs, also on idle streams, of the first operation, and in pipelines."""
     found = [
         ((record.end_ns - record.start_ns) / 1e3, (kernel["end"] - kernel["begin"]) / 1e3)
         for record, kernel in pairs(run(scene, **ON), idle=True)
@@ -126,7 +126,7 @@ def test_foreign(run: Run) -> None:
 
 
 def test_graphs(run: Run) -> None:
-    """Each replay of PyTorch's own graphs has NCCL's times, within 2 % or 20 µs, and its choices; none is counted twice."""
+    """Each replay of PyTorch's own graphs has NCCL's times, within 2% or 20 µs, and its choices; none is counted twice."""
     played = run("inference", **ON)
     for rank, report in zip(played.ranks, played.reports, strict=True):
         assert not of_foreign(rank)

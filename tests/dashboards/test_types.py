@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import shutil
 import subprocess
@@ -13,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CACHE
 from tests.dashboards.grafana import NAMES, load
-from tests.helpers import needs
+from tests.npm import packages
 
 SCHEMA = Path(__file__).parent / "schema"
 TSC = [
@@ -33,21 +31,9 @@ TSC = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the compiler, Grafana's types and ours; the packages are kept between runs under the name of their list."""
-    npm = shutil.which("npm")
-    needs(npm, "npm")
-    packages = CACHE / f"schema-{hashlib.sha256((SCHEMA / 'package.json').read_bytes()).hexdigest()[:16]}"
-    if not packages.exists():
-        new = packages.with_suffix(".new")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        shutil.copy(SCHEMA / "package.json", new)
-        command = [str(npm), "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=new, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr
-        new.rename(packages)
+    """A folder with the compiler, Grafana's types and ours."""
     place = tmp_path_factory.mktemp("schema")
-    (place / "node_modules").symlink_to(packages / "node_modules")
+    (place / "node_modules").symlink_to(packages(SCHEMA / "package.json"))
     shutil.copy(SCHEMA / "dashboards.ts", place)
     return place
 

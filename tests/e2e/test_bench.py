@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,6 +120,29 @@ def test_other_launchers(tmp_path: Path) -> None:
     assert load(kept(tmp_path)[0]).group_size == 2
 
 
+def test_rows_are_printed_as_measured(tmp_path: Path) -> None:
+    """A row is printed before the next point is measured: here the launch command waits until the row has been read."""
+    script, read = tmp_path / "launch", tmp_path / "read"
+    lines = [
+        {"ranks": 2, "hosts": ["node1"], "torch": "2"},
+        {"backend": "gloo", "op": "all_reduce", "size": 1024, "time_s": 1e-4, "timed": 5},
+    ]
+    written = "".join(f"echo {shlex.quote(json.dumps(line))} >> $out; " for line in lines)
+    waits = f"until [ -e {read} ]; do sleep 0.05; done; echo {shlex.quote(json.dumps({'done': True}))} >> $out"
+    script.write_text(f"#!/bin/sh\nout=${{2#--results=}}; {written}{waits}\n")
+    script.chmod(0o700)
+    command = [sys.executable, "-m", "commwatch", "bench", "--state", str(tmp_path), "--", str(script)]
+    with subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        row = next(line for line in process.stdout if not line.startswith("#"))
+        assert row.split()[:2] == ["1024", "256"]
+        read.touch()
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert "# kept as" in rest
+    assert "1024 " not in rest
+
+
 # -- what it refuses ----------------------------------------------------------------------------
 
 
@@ -202,13 +226,13 @@ def test_import(tmp_path: Path) -> None:
 
 # -- a link of known rate -------------------------------------------------------------------------
 
-#: TCP/IP over Ethernet leaves about 95 % of 200 Mbit/s.
+#: TCP/IP over Ethernet leaves about 95% of 200 Mbit/s.
 RATE = 200e6 / 8 * 0.95
 
 
 @pytest.mark.by_the_clock
 def test_known_link(hosts: list[Host], tmp_path: Path) -> None:
-    """The curve through a sweep between two hosts has the bandwidth of the link within 15 %."""
+    """The curve through a sweep between two hosts has the bandwidth of the link within 15%."""
     script = tmp_path / "launch"
     command = [f"#!/bin/sh\nexport MASTER_ADDR={hosts[0].address} MASTER_PORT=29711 WORLD_SIZE=2"]
     for rank, host in enumerate(hosts):

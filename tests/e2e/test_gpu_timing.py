@@ -44,7 +44,7 @@ def took(record: ev.Record) -> int:
 
 
 def test_gpus_own_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
-    """Without any setting, durations are the GPU's own, to 0.1 %: without the wait for its inputs, or for what is queued before it."""
+    """Without any setting, durations are the GPU's own, to 0.1%: without the wait for its inputs, or for what is queued before it."""
     seen, rank = play(tmp_path, gpu, "ops")
     assert rank.identity["timing"]["mode"] == "events"
     assert seen["timed_groups"] == 1

@@ -31,7 +31,7 @@ def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
     by = {(row["by"]["group"], row["by"]["rank"]): row["busbw"] for row in summary["rows"]}
     for rank, clock in enumerate(clocks):
         single, queued = (SIZE * len(clock[i::2]) / sum(clock[i::2]) for i in range(2))
-        # TCP/IP over Ethernet leaves about 95 %; on an idle machine 23.0 to 23.3 MB/s were measured from outside.
+        # TCP/IP over Ethernet leaves about 95%; on an idle machine 23.0 to 23.3 MB/s were measured from outside.
         assert 0.5 * RATE < single < RATE
         labels = f'group="single",job_id="link",op="all_reduce",rank="{rank}"'
         counters = {name: value for name, value in samples.items() if labels in name}

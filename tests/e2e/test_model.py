@@ -25,7 +25,7 @@ BANDWIDTH, WITHIN, MESSAGES = 11.6e6, 0.15, 2
 
 
 def test_curve_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
-    """The curve's bandwidth is the link's within 15 %, and it foretells a size it has not seen as a clock outside measures it.
+    """The curve's bandwidth is the link's within 15%, and it foretells a size it has not seen as a clock outside measures it.
 
     Both fit the shortest transfers, which a busy machine changes least.
     """

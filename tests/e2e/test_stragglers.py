@@ -16,7 +16,7 @@ LATE_MS = 50.0
 
 
 def straggler(running: RunningAgent, rank: int) -> dict[str, Any] | None:
-    """The verdict that ``rank`` is the straggler, once its lateness, a mean over the window, is right within 20 %."""
+    """The verdict that ``rank`` is the straggler, once its lateness, a mean over the window, is right within 20%."""
     for verdict in verdicts_of(running, "late"):
         found = re.search(r"late by ([0-9.]+) ms", verdict["says"])
         if verdict["ranks"] == [rank] and found is not None and 0.8 * LATE_MS < float(found[1]) < 1.2 * LATE_MS:
@@ -26,7 +26,7 @@ def straggler(running: RunningAgent, rank: int) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize(("ranks", "culprit"), [(3, 1), (4, 3)])
 def test_straggler(tmp_path: Path, ranks: int, culprit: int) -> None:
-    """A rank that sleeps 50 ms before each collective is the straggler, its lateness right within 20 %; then the next."""
+    """A rank that sleeps 50 ms before each collective is the straggler, its lateness right within 20%; then the next."""
     with agent(tmp_path) as running:
         job = Job(tmp_path, "late", "late", culprit, 200, ranks=ranks)
         try:

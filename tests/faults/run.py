@@ -175,7 +175,7 @@ def reported(
 ) -> list[str]:
     """What is wrong in the first advice and in the line on communication, beside the latest verdicts.
 
-    A straggler comes first in the advice, and an even job names no rank. Above the 30 % line the headline names the straggler.
+    A straggler comes first in the advice, and an even job names no rank. Above the 30% line the headline names the straggler.
     Communication is not the bottleneck where waiting for the straggler is most of it.
     """
     late = [title for rule, title in advice if rule == "straggler"]
@@ -187,9 +187,9 @@ def reported(
     wrong = []
     if headline and not (advice and advice[0][1].startswith(expected)):
         wrong.append(f"first advice: {advice[0][1] if advice else 'none'}")
-    if "above 30 %" in headline and expected.strip() not in headline:
+    if "above 30%" in headline and expected.strip() not in headline:
         wrong.append(f"headline: {headline}")
-    share = re.search(r"(\d+) %", headline)
+    share = re.search(r"(\d+)%", headline)
     others = 1 - len(scenario.ranks) / scenario.size  # the share is a mean over all ranks, of which these wait
     cost = others * max((each["cost_share"] or 0.0 for each in found), default=0.0)
     if "communication is the bottleneck" in headline and share and 200 * cost > int(share[1]):

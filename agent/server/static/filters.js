@@ -3,7 +3,7 @@
 import { ask } from "./ask.js";
 import { each, find, say } from "./elements.js";
 import { NO_FILTER, onChange, set, state } from "./state.js";
-import { binary, plain } from "./words.js";
+import { bytes, plain } from "./words.js";
 
 const NAMES = ["rank", "group", "op", "size"];
 const known = { rank: new Set(), group: new Set(), op: new Set(), size: new Set() };
@@ -40,7 +40,7 @@ function show() {
     const chosen = state()[name];
     const numbers = name === "rank" || name === "size";
     const values = [...new Set([...known[name], ...(chosen === null ? [] : [chosen])])].sort(numbers ? (a, b) => a - b : undefined);
-    const text = name === "size" ? (value) => `≤ ${binary(value)}` : plain;
+    const text = name === "size" ? (value) => `≤ ${bytes(value)}` : plain;
     const options = [["", "all"], ...values.map((value) => [String(value), text(value)])];
     const select = find(`filter-${name}`);
     each(select, "option", options, (option, [value, label]) => {

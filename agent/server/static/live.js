@@ -1,6 +1,6 @@
 // The live page: shows the agent's events, and warns when there are none.
 
-import { count, dateAndTime, plain, timeOfDay } from "./words.js";
+import { count, moment as momentOf, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { downloads } from "./downloads.js";
@@ -111,7 +111,7 @@ function show(moment) {
   document.title = job === null ? "commwatch" : `${job.verdicts.length ? "! " : ""}${plain(job.job_id)} · commwatch`;
   if (job === null) return nothing(moment);
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${dateAndTime(job.started_at)}, on ${where(moment)}.`);
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.`);
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");

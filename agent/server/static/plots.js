@@ -1,4 +1,4 @@
-// Shares of the steps against the 30 % line, and bus bandwidth by operation: of the last hour, one point each ten seconds, or of a time range.
+// Shares of the steps against the 30% line, and bus bandwidth by operation: of the last hour, one point each ten seconds, or of a time range.
 
 import { colour, find, opColour, say } from "./elements.js";
 import { filtered, passes } from "./filters.js";
@@ -68,7 +68,7 @@ export class Plots {
     const split = slots.findLast((slot) => slot.waiting !== null);
     const parts = split ? ` Latest known parts: transfer ${percent(transfer(split))}, waiting ${percent(split.waiting)}.` : last ? " Its parts, transfer and waiting, are not known." : "";
     const all = filtered("rank", "group", "op", "size") ? " Of all operations of all ranks: shares cannot be filtered." : "";
-    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30 % line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
+    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30% line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
     const rates = slots.findLast((slot) => Object.keys(slot.busbw).length)?.busbw ?? {};
     const said = Object.entries(rates).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
     const every = filtered("rank", "group", "size") ? " Of all ranks, groups and sizes: bandwidth is filtered by operation only." : "";

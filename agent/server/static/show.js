@@ -4,7 +4,7 @@ import { each, find, make, say } from "./elements.js";
 import { filtered, passes, sizeClass } from "./filters.js";
 import { address } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, binary, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
+import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
@@ -69,10 +69,10 @@ function tiles(job) {
   const meter = find("comm-meter");
   meter.hidden = job.comm === null;
   meter.setAttribute("aria-valuenow", String(Math.round(100 * (job.comm ?? 0))));
-  meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30 %`);
+  meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30%`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : made([job.split, job.says || (job.split ? "below the 30 % line" : "of the step: below the 30 % line")]));
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
   say(find("comm-of"), job.comm_of);
   say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
   say(find("exposed-of"), job.exposed_of);
@@ -124,7 +124,7 @@ export function showChosen({ chosen }) {
   const rows = chosen.map((each) => ({
     kind: each.remark ? "warn" : "",
     cells: [
-      plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : binary(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
+      plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : bytes(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
       each.channels === null ? UNKNOWN : String(each.channels), String(each.count), seconds(each.mean_s), seconds(each.queued_s), rate(each.busbw),
     ],
     values: [, , each.size_log2, , , each.channels, each.count, each.mean_s, each.queued_s, each.busbw],

@@ -1,21 +1,21 @@
-// Numbers and names as text; "–" means not known.
+// Numbers and names as text, in the style of agent/core/units.py; "–" means not known.
 
 export const UNKNOWN = "–";
 
-const short = (value, digits = 3) => (value >= 100 ? value.toFixed(0) : Number(value.toPrecision(digits)).toString());
+const short = (value) => (value >= 99.95 ? value.toFixed(0) : Number(value.toPrecision(3)).toString());
 
 export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (value < 1e-3) return `${short(value * 1e6)} µs`;
   if (value < 1) return `${short(value * 1e3)} ms`;
-  if (value < 120) return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
+  if (value < 120) return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} s`;
   const whole = Math.floor(value);
   const two = (number) => String(number).padStart(2, "0");
   return whole >= 3600 ? `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m` : `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
 }
 
 export function percent(value) {
-  return value === null || value === undefined ? UNKNOWN : `${(100 * value).toFixed(0)} %`;
+  return value === null || value === undefined ? UNKNOWN : `${(100 * value).toFixed(0)}%`;
 }
 
 export function rate(value) {
@@ -25,15 +25,10 @@ export function rate(value) {
   return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
 }
 
+// Powers of two, as buffers, messages and memory have.
 export function bytes(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  for (const [limit, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
-  return `${value} B`;
-}
-
-// Powers of two, as size classes are.
-export function binary(value) {
-  for (const [limit, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
+  for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
   return `${value} B`;
 }
 
@@ -48,6 +43,11 @@ export function timeOfDay(unix) {
 
 export function dateAndTime(unix) {
   return new Date(unix * 1000).toLocaleString("sv");
+}
+
+// With the time zone's name.
+export function moment(unix) {
+  return new Date(unix * 1000).toLocaleString("sv", { timeZoneName: "short" });
 }
 
 // Control characters, and characters that change the writing direction, could make a name look like something else.

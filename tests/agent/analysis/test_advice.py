@@ -26,7 +26,7 @@ def kind(**more: Any) -> Kind:
 
 
 def facts(*kinds: Kind, **more: Any) -> Facts:
-    """A job with 40 % of communication in steps of 100 ms, all of it exposed."""
+    """A job with 40% of communication in steps of 100 ms, all of it exposed."""
     about: dict[str, Any] = {"step_s": 0.1, "comm": 0.4, "exposed": 0.4, "kinds": list(kinds) or [kind()]}
     return Facts(**{**about, "waits": {}, "bubble": None, "findings": [], **more})
 
@@ -112,7 +112,7 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(group="tensor")),
         facts(kind(op="all_gather")),
         facts(kind(per_step=1, size_bytes=4)),  # a metric
-        facts(kind(waiting_s=0.03)),  # 14 % of what remains
+        facts(kind(waiting_s=0.03)),  # 14% of what remains
     ],
     "larger_buckets": [
         facts(kind(per_step=100, size_bytes=1e4)),  # no curve
@@ -218,19 +218,19 @@ def test_choice_is_named() -> None:
 
 
 def test_steps_that_bring_the_share_under_the_limit() -> None:
-    """Of 100 ms with 40 ms of gradients: k x 60 ms of compute and one exchange; from k = 2 on it is under 30 % (40 / 160)."""
+    """Of 100 ms with 40 ms of gradients: k x 60 ms of compute and one exchange; from k = 2 on it is under 30% (40 / 160)."""
     found = given("accumulate_gradients", facts())
     assert found is not None
-    assert "over 2 steps reduces communication from 40 % to 25 %" in found.gain
+    assert "over 2 steps reduces communication from 40% to 25%" in found.gain
     assert found.saves_share == pytest.approx(0.4 / 2)  # a sample takes 60 + 20 ms instead of 100
-    # 60 %: 60 / (k x 40 + 60) under 30 % from k = 4 on (60 / 220 = 27 %).
+    # 60%: 60 / (k x 40 + 60) under 30% from k = 4 on (60 / 220 = 27%).
     found = given("accumulate_gradients", facts(kind(seconds=0.06), comm=0.6, exposed=0.6))
     assert found is not None
-    assert "over 4 steps reduces communication from 60 % to 27 %" in found.gain
+    assert "over 4 steps reduces communication from 60% to 27%" in found.gain
 
 
 def test_steps_are_not_enough() -> None:
-    """If other communication alone is above 30 % of the rest, the advice says that accumulating is not enough."""
+    """If other communication alone is above 30% of the rest, the advice says that accumulating is not enough."""
     about = facts(kind(seconds=0.02), kind(group="tensor", seconds=0.04), comm=0.6, exposed=0.6)
     found = given("accumulate_gradients", about)
     assert found is not None
@@ -252,8 +252,8 @@ def test_compression_saves_bytes_only() -> None:
     """fp16 halves what is not latency: 40 ms - 3 ms; int8 saves three quarters of it."""
     found = given("compression", facts(kind(dtype="float32", curve=CURVE)))
     assert found is not None
-    assert "fp16 18 %" in found.gain
-    assert "int8 28 %" in found.gain
+    assert "fp16 18%" in found.gain
+    assert "int8 28%" in found.gain
     half = given("compression", facts(kind(dtype="bfloat16", curve=CURVE)))
     assert half is not None
     assert "fp16" not in half.gain
@@ -264,7 +264,7 @@ def test_twice_the_bandwidth() -> None:
     found = given("faster_network", facts(kind(curve=CURVE)))
     assert found is not None
     assert found.saves_share == pytest.approx(0.185)
-    assert "reduce communication to 26 % of it" in found.gain
+    assert "reduce communication to 26% of it" in found.gain
 
 
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
@@ -278,7 +278,7 @@ def test_tensor_parallel_by_the_nodes_own_curve() -> None:
 
 
 def test_last_operation_is_not_hidden() -> None:
-    """Of ten operations a step, nine can run beside compute: of 40 % exposed, 36 % can be hidden."""
+    """Of ten operations a step, nine can run beside compute: of 40% exposed, 36% can be hidden."""
     assert gain("overlap", facts()) == pytest.approx(0.36)
 
 
@@ -287,7 +287,7 @@ def test_late_in_turn() -> None:
     found = given("uneven_work", facts(waits={0: 0.2, 1: 0.15, 2: 0.3}))
     assert found is not None
     assert found.saves_share == pytest.approx(0.65 / 3)
-    assert found.because == ["each rank waits for others 15 % to 30 % of its step time"]
+    assert found.because == ["each rank waits for others 15% to 30% of its step time"]
 
 
 def test_bubble_of_twice_the_micro_batches() -> None:
@@ -304,7 +304,7 @@ def test_who_is_late() -> None:
 
 
 def test_what_remains_without_waiting() -> None:
-    """Of steps of 100 ms with 40 ms of communication, 20 of them waiting: of the other 80 ms 20 are communication, 25 %."""
+    """Of steps of 100 ms with 40 ms of communication, 20 of them waiting: of the other 80 ms 20 are communication, 25%."""
     about = facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.01, 2: 0.2})
     rest = about.without_waiting()
     assert (rest.step_s, rest.comm, rest.exposed) == pytest.approx((0.08, 0.25, 0.25))
@@ -313,7 +313,7 @@ def test_what_remains_without_waiting() -> None:
     assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
     assert (
         overlap.because[0]
-        == "communication takes 25 % of a step (exposed: 25 %), excluding the 20 % spent waiting for late ranks"
+        == "communication takes 25% of a step (exposed: 25%), excluding the 20% spent waiting for late ranks"
     )
     assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
 
@@ -330,7 +330,7 @@ def test_stragglers_of_now() -> None:
     """A straggler that is named right now is the first advice, whatever the averages of the whole job are."""
     found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
     assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late and the others wait for it")
-    assert found[0].because == ["the others wait 42 % of the time for rank 1"]
+    assert found[0].because == ["the others wait 42% of the time for rank 1"]
     assert found[0].saves_share == 0.42
 
 
@@ -358,7 +358,7 @@ def test_rank_that_crosses_numa() -> None:
     assert unseen is not None
     assert alone.title == "rank 3 reaches its NIC across NUMA nodes"
     assert alone.because == [
-        "groups that span nodes take 40 % of a step",
+        "groups that span nodes take 40% of a step",
         "rank 3: GPU 0000:03:00.0 is on a different NUMA node from mlx5_0:1, which carries the traffic",
     ]
     assert "NICs" not in alone.do

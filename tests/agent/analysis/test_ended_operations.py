@@ -261,7 +261,7 @@ def buckets(ranks: Iterable[int], late_ms: int) -> Aggregate:
 
 @pytest.mark.parametrize(("late_ms", "culprits"), [(10, []), (80, [2])])
 def test_buckets_beside_computation(late_ms: int, culprits: list[int]) -> None:
-    """A rank late to all eight buckets of a step of 1 s is late once: by 10 ms, 1 %, it is no straggler; by 80 ms it is."""
+    """A rank late to all eight buckets of a step of 1 s is late once: by 10 ms, 1%, it is no straggler; by 80 ms it is."""
     found = [late for _, _, late in stragglers(buckets(range(4), late_ms).jobs.values(), 20 * S)]
     assert [late.rank for late in found] == culprits
     for late in found:

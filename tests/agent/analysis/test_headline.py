@@ -12,36 +12,36 @@ from commwatch.analysis.headline import bottleneck, of_some, split
     [
         (0.3, 0.3, None, None, ""),
         (None, None, None, None, ""),
-        (0.52, 0.5, None, None, "above 30 %: communication is the bottleneck"),
-        (0.52, 0.5, 0.2, 0.05, "above 30 %: communication is the bottleneck"),
-        (0.52, 0.05, 0.44, None, "above 30 %, but hidden behind compute"),
+        (0.52, 0.5, None, None, "above 30%: communication is the bottleneck"),
+        (0.52, 0.5, 0.2, 0.05, "above 30%: communication is the bottleneck"),
+        (0.52, 0.05, 0.44, None, "above 30%, but hidden behind compute"),
         (
             0.52,
             0.5,
             0.44,
             None,
-            "above 30 %: late ranks are the bottleneck, not the network",
+            "above 30%: late ranks are the bottleneck, not the network",
         ),
         (
             0.52,
             0.5,
             0.1,
             0.3,
-            "above 30 %: uneven stages or a late rank are more likely the cause than the network",
+            "above 30%: uneven stages or a late rank are more likely the cause than the network",
         ),
         (
             0.41,
             0.4,
             0.2,
             0.01,
-            "above 30 %: uneven stages or a late rank are more likely the cause than the network",
+            "above 30%: uneven stages or a late rank are more likely the cause than the network",
         ),
     ],
 )
 def test_bottleneck(
     comm: float | None, exposed: float | None, waiting: float | None, messages: float | None, says: str
 ) -> None:
-    """Above 30 % communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
+    """Above 30% communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
     assert bottleneck(comm, exposed, waiting, messages) == says
 
 
@@ -49,15 +49,15 @@ def test_bottleneck(
 def test_bottleneck_is_named(late: list[int], named: str) -> None:
     """The stragglers are named also where the share has no split, for it was measured over another time."""
     assert split(0.37, 0.46, None, late) == ""
-    assert bottleneck(0.37, 0.37, 0.46, None, late) == f"above 30 %: {named} the bottleneck, not the network"
+    assert bottleneck(0.37, 0.37, 0.46, None, late) == f"above 30%: {named} the bottleneck, not the network"
 
 
 def test_split() -> None:
     """A share is split into transfer and waiting, as far as that is known, and names the stragglers; of some ranks, their number is shown."""
-    assert split(0.52, 0.44, None, [2]) == "8 % transfer, 44 % waiting for rank 2"
-    assert split(0.52, 0.44, None, [1, 3]) == "8 % transfer, 44 % waiting for ranks 1, 3"
-    assert split(0.52, 0.1, 0.3) == "12 % transfer, 10 % waiting for late ranks, 30 % waiting for messages"
-    assert split(0.52, 0.55) == "0 % transfer, 52 % waiting for late ranks"
+    assert split(0.52, 0.44, None, [2]) == "8% transfer, 44% waiting for rank 2"
+    assert split(0.52, 0.44, None, [1, 3]) == "8% transfer, 44% waiting for ranks 1, 3"
+    assert split(0.52, 0.1, 0.3) == "12% transfer, 10% waiting for late ranks, 30% waiting for messages"
+    assert split(0.52, 0.55) == "0% transfer, 52% waiting for late ranks"
     assert split(0.08, 0.3) == split(0.08, None, 0.3) == ""  # not of the same time
     assert split(0.52, 0.004) == split(0.52, None) == split(None, 0.4) == ""
     assert (of_some(3, 4), of_some(4, 4), of_some(0, 4)) == (" (3 of 4 ranks)", "", "")

@@ -408,9 +408,9 @@ def test_straggler(steps: int | None) -> None:
     """The verdict names the rank, how late it is in a step where steps are marked, and what that costs."""
     verdict = lateness(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
-    by = "late by 45.0 ms a step (mean of 100 steps)" if steps else "late"
+    by = "late by 45 ms a step (mean of 100 steps)" if steps else "late"
     assert verdict.says == (
-        f"straggler: rank 2 is {by} in group world; in 10 s the others waited 4.50 s for it, 45 % of the time"
+        f"straggler: rank 2 is {by} in group world; in 10 s the others waited 4.50 s for it, 45% of the time"
     )
 
 

@@ -15,7 +15,7 @@ from tests.helpers import commwatch, elsewhere
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two state directories: one with the job ``before``, one with ``after``, which is 20 % slower and has another hook."""
+    """Two state directories: one with the job ``before``, one with ``after``, which is 20% slower and has another hook."""
     places = []
     for name, slower, hook in (("before", 1.0, "python"), ("after", 1.2, "native")):
         place = tmp_path_factory.mktemp(name)
@@ -37,14 +37,14 @@ def test_text(states: tuple[Path, Path]) -> None:
     done = commwatch(*words(states))
     assert (done.returncode, done.stderr) == (0, "")
     _, headline, _, side_a, side_b, *lines = done.stdout.splitlines()
-    assert headline == "Job B compared with job A: step time slower by 20 %"
+    assert headline == "Job B compared with job A: step time slower by 20%"
     assert side_a.startswith("  A  before (failed), began 2023-11-14 ")
     assert side_b.endswith(f"; {STEPS} steps compared, 0 of warm-up and 0 long ones left out")
     rows = {line[:24].strip(): line.split() for line in lines}
     assert rows["step time, median"][-4:] == ["100", "ms", "120", "ms"]
     assert ["hook", "python", "native"] in [line.split() for line in lines]
     (operations,) = (line for line in lines if "all_reduce" in line)
-    assert "≤ 1.0 MiB" in operations
+    assert "≤ 1 MiB" in operations
     assert operations.split()[-4:] == ["none", "found", "none", "found"]
 
 
@@ -58,7 +58,7 @@ def test_json_and_page(states: tuple[Path, Path], tmp_path: Path) -> None:
     done = commwatch(*words(states, "--html", page))
     assert (done.returncode, done.stdout) == (0, "")
     text = page.read_text(encoding="utf-8")
-    assert "step time slower by 20 %" in text
+    assert "step time slower by 20%" in text
     assert elsewhere(text) == []
     assert str(tmp_path / "no") in one_line(commwatch(*words(states, "--html", tmp_path / "no" / "x.html")))
 
@@ -67,7 +67,7 @@ def test_json_and_page(states: tuple[Path, Path], tmp_path: Path) -> None:
     ("conditions", "code", "said"),
     [
         (["step_p50 > +25%"], 0, []),
-        (["step_p50 > +5%"], 1, ["commwatch: compare: step_p50 > +5%: met: slower by 20 %"]),
+        (["step_p50 > +5%"], 1, ["commwatch: compare: step_p50 > +5%: met: slower by 20%"]),
         (["step_p95 > +5%"], 3, ["commwatch: compare: step_p95 > +5%: cannot be decided: too few samples for an interval, or a job lacks this figure"]),
         (["step_p95 > +5%", "step_p50 > +5%"], 1, None),
     ],

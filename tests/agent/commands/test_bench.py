@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from commwatch.commands.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, keep, wanted
-from commwatch.commands.bench_tables import compared, table
+from commwatch.commands.bench_tables import Growing, compared, curves, note, table
 from commwatch.reference.references import Measured, load
 
 sweep: Any = importlib.import_module("commwatch.collectors.probe.torch_sweep")
@@ -62,13 +62,33 @@ def test_table() -> None:
     assert lines[-1] == "# all_gather: too few sizes for a curve"
 
 
+def test_rows_one_by_one() -> None:
+    """A sweep's rows, printed one by one, are those of the table of its reference, with the same heads; other lines print nothing."""
+    points = {"all_reduce": {1024: 1e-4, 4096: 2e-4}, "gather": {1024: 1e-3}}
+    growing = Growing()
+    printed = growing.lines({"ranks": 4, "hosts": ["node1"], "torch": "2.13.0"})
+    for op, times in points.items():
+        for size, time_s in times.items():
+            printed += growing.lines({"backend": "gloo", "op": op, "size": size, "time_s": time_s, "timed": 5})
+    printed += growing.lines({"left_out": "nccl", "op": None, "why": "no cuda device"}) + growing.lines({"done": True})
+    rest = [*curves(reference("gloo", points))]
+    assert "\n".join([*printed, *rest]) == table(reference("gloo", points))
+
+
+def test_notes_fit() -> None:
+    """Remarks are wrapped at 80 cells."""
+    lines = note("gloo, 16 ranks on " + ", ".join(f"node{n:03}" for n in range(16)))
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+
+
 def test_backends_side_by_side() -> None:
     """Each operation and size has the busbw of each backend that did it, and the fastest with how many times."""
     slow = reference("gloo", {"all_reduce": {8_000_000: 2e-3}, "gather": {4000: 1e-3}})
     fast = reference("nccl", {"all_reduce": {8_000_000: 1e-3}})
     rows = [line.split() for line in compared([slow, fast]).splitlines() if not line.startswith("#")]
     assert rows == [
-        ["all_reduce", "8000000", "6.0000", "12.00", "nccl", "(2.0", "times)"],
+        ["all_reduce", "8000000", "6.0000", "12.00", "nccl", "(2.0x)"],
         ["gather", "4000", "0.0030", "–", "gloo"],
     ]
 

@@ -132,7 +132,7 @@ def test_agent_that_was_killed(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "the agent was ended" in line]
     assert re.match(
-        r"commwatch: the agent was ended by SIGKILL at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; it is started again ", told
+        r"commwatch: the agent was ended by SIGKILL at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+; it is started again ", told
     )
     assert ("all_gather" in done.stderr, "broadcast" in done.stderr) == (True, True), done.stderr
     assert left(tmp_path / "run") == []

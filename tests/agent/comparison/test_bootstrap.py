@@ -27,7 +27,7 @@ SEEDS = 120
 
 
 def steps_of(seed: int, number: int, again: float, slower: float = 1.0) -> Floats:
-    """Step times of two ranks [steps, ranks] in s: noise of 6 %, of which a part ``again`` is the step before's; one step in 33 is half as long again.
+    """Step times of two ranks [steps, ranks] in s: noise of 6%, of which a part ``again`` is the step before's; one step in 33 is half as long again.
 
     The first ones take up to 2.5 times as long, as those of a job that allocates, compiles and opens connections.
     """
@@ -64,7 +64,7 @@ def test_same_job_twice(number: int, again: float) -> None:
 
 @pytest.mark.parametrize(("number", "again", "least"), [(200, 0.0, 0.95), (400, 0.6, 0.9), (1000, 0.6, 1.0)])
 def test_five_percent_slower(number: int, again: float, least: float) -> None:
-    """Steps that take 5 % longer are found in almost all seeds."""
+    """Steps that take 5% longer are found in almost all seeds."""
     seeds = range(SEEDS // 2)
     assert sum(found(seed, number, again, 1.05) for seed in seeds) >= least * len(seeds)
 

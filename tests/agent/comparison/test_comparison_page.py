@@ -30,5 +30,5 @@ def test_readable(chromium: Chromium, tmp_path: Path, width: int, dark: bool) ->
     with chromium.visit(page.as_uri(), width=width, dark=dark) as visit:
         visit.picture(f"compare-{width}-{'dark' if dark else 'light'}")
         visit.assert_readable()
-        assert "step time slower by 20 %" in visit.page.inner_text("main")
+        assert "step time slower by 20%" in visit.page.inner_text("main")
     assert visit.requests == [page.as_uri()]

@@ -25,7 +25,7 @@ def comparison(*figures: Figure) -> Comparison:
     ("condition", "met"),
     [
         ("step_p50 > +5%", True),
-        ("step_p50>7.9 %", True),
+        ("step_p50>7.9%", True),
         ("step_p50 > +8.1%", False),
         ("step_p50 < -5%", False),
         ("comm_share < -3pp", True),
@@ -70,12 +70,12 @@ def test_wrong_conditions(condition: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("figure", "words"),
     [
-        (STEP, "slower by 4.0 to 12 %"),
-        (replace(STEP, change=-0.05, low=-0.07, high=-0.04), "faster by 4.0 to 7.0 %"),
+        (STEP, "slower by 4.0 to 12%"),
+        (replace(STEP, change=-0.05, low=-0.07, high=-0.04), "faster by 4.0 to 7.0%"),
         (SHARE, "lower by 2.0 to 6.0 points"),
-        (replace(STEP, change=0.01, low=-0.01, high=0.03, differs=False), "no difference found (−1.0 to +3.0 %)"),
-        (replace(STEP, change=0.012, low=0.004, high=0.02, differs=False), "too small to count (+0.4 to +2.0 %)"),
-        (replace(STEP, low=None, high=None, differs=None), "+8.0 %, too few samples for an interval"),
+        (replace(STEP, change=0.01, low=-0.01, high=0.03, differs=False), "no difference found (−1.0 to +3.0%)"),
+        (replace(STEP, change=0.012, low=0.004, high=0.02, differs=False), "too small to count (+0.4 to +2.0%)"),
+        (replace(STEP, low=None, high=None, differs=None), "+8.0%, too few samples for an interval"),
         (replace(STEP, a=None, change=None, low=None, high=None, differs=None), "–"),
     ],
 )

@@ -107,7 +107,7 @@ def test_settings(tmp_path: Path) -> None:
     other = run_of(watched(tmp_path / "b", torch="2.14.1", nccl="2.27.3", hook="native", budget=0.02))
     assert one.settings == {
         "world size": "2", "ranks on this node": "0-1", "host": "host", "PyTorch": "2.13.0", "NCCL": "2.27.3", "hook": "python",
-        "COMMWATCH_BUDGET": "0.02", "process groups": "default_pg of 2 (gloo)", "all_reduce in default_pg, each step": "1 × 1.0 MiB",
+        "COMMWATCH_BUDGET": "0.02", "process groups": "default_pg of 2 (gloo)", "all_reduce in default_pg, each step": "1 × 1 MiB",
         "recv in default_pg, each step": "1 × 100 B", "send in default_pg, each step": "1 × 100 B",
     }  # fmt: skip
     assert compare(one, other).settings == {"PyTorch": ("2.13.0", "2.14.1"), "hook": ("python", "native")}

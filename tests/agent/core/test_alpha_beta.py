@@ -68,7 +68,7 @@ def test_recovered(op: str, n: int, alpha: float, bandwidth: float, smallest: in
 
 
 def test_noise_shows_in_the_error() -> None:
-    """A measurement that is 30 % off shows in the error, and the curve stays between the points."""
+    """A measurement that is 30% off shows in the error, and the curve stays between the points."""
     curve = Curve(20 * MICRO, 1e-9)
     times = {size: (curve.time_s("all_reduce", 4, size) or 0) for size in (1_000, 10_000, 100_000, 1_000_000)}
     times[100_000] *= 1.3

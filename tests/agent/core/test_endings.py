@@ -34,7 +34,7 @@ def died(since_s: float, until_s: float) -> Ending:
 
 def clock(at_s: float) -> str:
     """That time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(AT / S + at_s))
+    return time.strftime("%H:%M:%S %Z", time.localtime(AT / S + at_s))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def nearest_rank(values: list[int], percent: int) -> int:
 @examples(60)
 @given(durations | few_values, st.sampled_from([0, 1, 5, 25, 50, 75, 95, 99, 100]))
 def test_quantile(values: list[int], percent: int) -> None:
-    """A quantile is within 2.2 % of the true one by nearest rank."""
+    """A quantile is within 2.2% of the true one by nearest rank."""
     estimate = sketch.quantile(bins_of(values), percent / 100)
     assert estimate == pytest.approx(nearest_rank(values, percent), rel=WITHIN)
 
@@ -55,13 +55,13 @@ def test_rank_is_exact(percent: int) -> None:
         rank = -(-percent * total // 100)
         for lower, expected in ((rank, 1_000), (rank - 1, 1_000_000)):
             estimate = sketch.quantile({low: lower, high: total - lower}, percent / 100)
-            assert estimate == pytest.approx(expected, rel=WITHIN), f"{percent} % of {total}"
+            assert estimate == pytest.approx(expected, rel=WITHIN), f"{percent}% of {total}"
 
 
 @examples(60)
 @given(st.integers(1, 86_400_000_000_000))
 def test_bin(value: int) -> None:
-    """The middle of a value's bin is within 2.2 % of the value."""
+    """The middle of a value's bin is within 2.2% of the value."""
     assert sketch.value_of(sketch.bin_of(value)) == pytest.approx(value, rel=WITHIN)
 
 

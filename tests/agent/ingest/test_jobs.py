@@ -104,7 +104,7 @@ def test_size_class(size: int, log2: int) -> None:
 
 @pytest.mark.parametrize("duration", [1, 9_999, 10_000, 10_001, 3 * MS, 40_000 * MS])
 def test_durations(duration: int) -> None:
-    """A duration counts in the first bucket whose bound is not below it, and the sketch returns it within 2.2 %."""
+    """A duration counts in the first bucket whose bound is not below it, and the sketch returns it within 2.2%."""
     (_, cell), *_ = fed(operation(start_ns=500, end_ns=500 + duration)).cells()
     expected = sum(bound < duration for bound in DURATION_BOUNDS_NS)
     assert [n for n, count in enumerate(cell.durations) if count] == [expected]

@@ -100,7 +100,7 @@ def test_long_steps(durations: list[float], long: list[int]) -> None:
 
 
 def test_long_steps_do_not_poison_the_share() -> None:
-    """The rolling share leaves long steps out: a checkpoint without communication does not hide 40 %."""
+    """The rolling share leaves long steps out: a checkpoint without communication does not hide 40%."""
     book = stepped(*[100] * 20, comm=0.4)
     now = S + 20 * 100 * MS
     book.mark(record(21, now + 30 * S))
@@ -266,4 +266,4 @@ def test_operations_without_times(tmp_path: Path) -> None:
         assert slots_of(watch.agent.slots(0, 1 << 62, "job")) == []
         said = report.build(watch.agent, "job", watch.path, "")
         assert said is not None
-        assert "not known: 29 % of the operations have no times; see docs/hooks.md" in report.text(said)
+        assert "not known: 29% of the operations have no times; see docs/hooks.md" in report.text(said)

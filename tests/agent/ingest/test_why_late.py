@@ -42,15 +42,15 @@ def looks(
 @pytest.mark.parametrize(
     ("mine", "phrase"),
     [
-        (looks(ran=0.3, wanted=0.5), "its main thread waited 50 % of the time for a core, those of the others 0 %"),
+        (looks(ran=0.3, wanted=0.5), "its main thread waited 50% of the time for a core, those of the others 0%"),
         (
             looks(ran=0.25, wanted=0.7, throttled=0.7),
-            "its cgroup was stopped 70 % of the time because its CPU quota was used up",
+            "its cgroup was stopped 70% of the time because its CPU quota was used up",
         ),
-        (looks(ran=0.7), "its main thread ran 70 % of the time, those of the others 20 %: it computes longer"),
+        (looks(ran=0.7), "its main thread ran 70% of the time, those of the others 20%: it computes longer"),
         (
             looks(ran=0.65, wanted=0.31),
-            "its main thread ran 65 % of the time, those of the others 20 %: it computes longer",
+            "its main thread ran 65% of the time, those of the others 20%: it computes longer",
         ),
         (looks(faults=400), "it read 400 pages a second from disk (swap, or memory-mapped files)"),
         (
@@ -61,20 +61,20 @@ def looks(
         (looks(ran=0.4), None),
         (
             looks(ran=0.7, faults=400),
-            "its main thread ran 70 % of the time, those of the others 20 %: it computes longer",
+            "its main thread ran 70% of the time, those of the others 20%: it computes longer",
         ),
         (
             looks(wanted=0.5, throttled=4.0),
-            "its cgroup was stopped 100 % of the time because its CPU quota was used up",
+            "its cgroup was stopped 100% of the time because its CPU quota was used up",
         ),
         (
             looks(ran=0.9, wanted=0.02),
-            "its main thread ran 90 % of the time, those of the others 20 %: it computes longer",
+            "its main thread ran 90% of the time, those of the others 20%: it computes longer",
         ),
     ],
 )
 def test_reason(mine: list[Sample], phrase: str | None) -> None:
-    """One phrase, of the largest sign; none where the sign is too small to explain half of the lateness, here 60 % of the time."""
+    """One phrase, of the largest sign; none where the sign is too small to explain half of the lateness, here 60% of the time."""
     assert reason(1, 0.6, {0: looks(), 1: mine, 2: looks(), 3: looks(ran=0.21)}, 0) == phrase
 
 
@@ -127,7 +127,7 @@ def test_verdict() -> None:
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
         )
     (verdict,) = live_ranks.conclude(aggregate.jobs.values(), now)
-    assert verdict.why == "its main thread waited 80 % of the time for a core, those of the others 0 %"
+    assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
 
 

@@ -40,7 +40,7 @@ def test_alert() -> None:
     assert end.severity_number == SeverityNumber.SEVERITY_NUMBER_INFO
     found = attributes(begin.attributes)
     assert (found["alertname"], found["job_id"], found["value"]) == ("CommShareHigh", "train", 0.42)
-    assert found["description"] == "comm share 42 %"
+    assert found["description"] == "comm share 42%"
     assert found["id"] == attributes(end.attributes)["id"] == alert().id
 
 

@@ -60,20 +60,20 @@ def test_nothing_known() -> None:
 
 
 def test_share_plot() -> None:
-    """The share has the 30 % line across, its numbers in a table behind it, and in words how often it is above."""
+    """The share has the 30% line across, its numbers in a table behind it, and in words how often it is above."""
     material = replace(NOTHING, steps=[step(n, 0.2 if n < 3 else 0.4) for n in range(4)])
     (svg,) = pictures(material)
     assert [line.attrib["class"] for line in svg.iter(f"{SVG}line")].count("limit") == 1
     page = figures(material)
-    assert "At most 40 % of step time is communication; it is above the line of 30 % in 1 of 4 intervals." in page
-    assert page.count("<td>20 %") == 3
+    assert "At most 40% of step time is communication; it is above the line of 30% in 1 of 4 intervals." in page
+    assert page.count("<td>20%") == 3
     assert "exposed" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
 
 
 def test_share_that_is_not_known_everywhere() -> None:
     """The text gives how often the known share is above the line, and for how much of the time it is unknown."""
     material = replace(NOTHING, steps=[step(n, 0.4 if n == 7 else None) for n in range(10)])
-    assert "above the line of 30 % in 1 of 1 intervals, and not known in 9 more." in figures(material)
+    assert "above the line of 30% in 1 of 1 intervals, and not known in 9 more." in figures(material)
     assert "Shares over time" not in figures(replace(NOTHING, steps=[step(0, None)]))
 
 
@@ -96,7 +96,7 @@ def test_bandwidth_plot() -> None:
     assert [len(list(svg.iter(f"{SVG}circle"))) for svg in (first, second)] == [2, 1]
     assert [len(list(svg.iter(f"{SVG}polyline"))) for svg in (first, second)] == [1, 0]
     hints = [title.text for dot in first.iter(f"{SVG}circle") for title in dot]
-    assert hints == ["dp, 1.0 KiB: 1 MB/s, 10 operations", "dp, 1.0 MiB: 500 MB/s, 10 operations"]
+    assert hints == ["dp, 1 KiB: 1 MB/s, 10 operations", "dp, 1 MiB: 500 MB/s, 10 operations"]
     # 1 MiB among two ranks: 2·100 µs + 1.049 ms, so 840 MB/s.
     assert "<td>840 MB/s" in figures(material)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ def test_table_fits(cells: int) -> None:
     unknown = replace(JOB, job_id="new", state="running", steps=0, step_p50_s=None, comm_share=None, exposed_share=None)
     lines = text([JOB, failed, unknown], cells).split("\n")
     assert max(map(width, lines)) <= cells
-    assert lines[0].split() == ["job", "state", "began", "lasted", "ranks", "steps", "step", "p50", "comm", "exposed"]
+    zone = time.strftime("%Z", time.localtime(JOB.started_at))
+    assert " ".join(lines[0].split()) == f"job state began ({zone}) lasted ranks steps step p50 comm exposed"
     assert lines[1].split()[:2] == ["4242", "ended"]
-    assert lines[1].split()[4:] == ["1h06m", "4/16", "123456", "123", "ms", "52", "%", "10", "%"]
+    assert lines[1].split()[4:] == ["1h06m", "4/16", "123456", "123", "ms", "52%", "10%"]
     assert lines[2].split()[:2] == ([long_name] if cells == 80 else [long_name, "failed"])
     assert " ".join(line.strip() for line in lines[3:-1]).endswith(failed.ending)
     assert lines[-1].split()[-4:] == ["0", "–", "–", "–"]

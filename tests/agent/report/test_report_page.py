@@ -155,7 +155,7 @@ def test_choices(chromium: Chromium, usual: str) -> None:
         expect(title).to_be_visible()
         rows = visit.page.locator("h2:text('What NCCL chose') + div tbody tr")
         assert [row.locator("td").all_inner_texts() for row in rows.all()] == [
-            ["dp", "all_reduce", "64.0 MiB", "Tree", "LL", "2", "400", "36 ms", "400 µs", "3.2 GB/s"],
+            ["dp", "all_reduce", "64 MiB", "Tree", "LL", "2", "400", "36 ms", "400 µs", "3.2 GB/s"],
             ["dp", "all_gather", "–", "–", "–", "–", "7", "1 ms", "400 µs", "–"],
         ]
         expect(visit.page.get_by_text("Mean time in the queue by group: dp 400 µs.")).to_be_visible()

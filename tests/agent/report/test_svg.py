@@ -13,7 +13,7 @@ from tests.helpers import elsewhere, examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 #: The drawing: from 68 to 412 across, from 200 up to 24.
-X, Y = Axis("time", 0, 10, [(0, "0"), (10, "10 s")]), Axis("share", 0, 1, [(0.5, "50 %")])
+X, Y = Axis("time", 0, 10, [(0, "0"), (10, "10 s")]), Axis("share", 0, 1, [(0.5, "50%")])
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800]]>"
 
 
@@ -38,7 +38,7 @@ def test_numbers_are_where_they_belong() -> None:
     (limit,) = [each for each in svg.iter(f"{SVG}line") if each.attrib["class"] == "limit"]
     assert (limit.attrib["y1"], limit.attrib["y2"]) == ("147.2", "147.2")
     texts = {text.text: text.attrib for text in svg.iter(f"{SVG}text")}
-    assert (texts["10 s"]["x"], texts["50 %"]["y"]) == ("412.0", "116.0")
+    assert (texts["10 s"]["x"], texts["50%"]["y"]) == ("412.0", "116.0")
     assert {"time", "share"} <= set(texts)
     assert [title.text for dot in svg.iter(f"{SVG}circle") for title in dot] == ["half"]
 

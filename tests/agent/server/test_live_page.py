@@ -125,9 +125,9 @@ def _shows_straggler(visit: Visit) -> None:
     # Three ranks communicate for 55 ms of 120, the late one for 15; exposed are 30, and no more than it communicates.
     meter = visit.page.get_by_role("meter", name="Communication share")
     expect(meter).to_have_attribute("aria-valuenow", re.compile("37|38"))
-    expect(meter).to_have_attribute("aria-valuetext", re.compile("3[78] % of the step; the line is at 30 %"))
+    expect(meter).to_have_attribute("aria-valuetext", re.compile("3[78]% of the step; the line is at 30%"))
     expect(visit.page.locator("#comm")).to_have_class("number bad")
-    expect(visit.page.locator("#exposed")).to_have_text("22 %")
+    expect(visit.page.locator("#exposed")).to_have_text("22%")
     expect(visit.page.locator("#step")).to_have_text("120 ms")
     filled, line, whole = (
         visit.page.locator(part).bounding_box() for part in ("#comm-meter span", "#comm-meter i", "#comm-meter")
@@ -137,9 +137,7 @@ def _shows_straggler(visit: Visit) -> None:
     assert whole
     assert filled["width"] == pytest.approx(0.375 * whole["width"], abs=2)
     assert line["x"] - whole["x"] == pytest.approx(0.3 * whole["width"], abs=2)
-    expect(visit.page.locator("#shares-said")).to_contain_text(
-        re.compile("Latest: communication 3[78] %, exposed 22 %")
-    )
+    expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("Latest: communication 3[78]%, exposed 22%"))
     expect(visit.page.locator("#busbw-said")).to_contain_text("all_gather 600 MB/s")
     expect(visit.page.locator("#timeline-legend")).to_contain_text("waiting for the last rank")
     expect(visit.page.locator("#operations tbody tr")).to_have_count(2)
@@ -150,7 +148,7 @@ def _shows_straggler(visit: Visit) -> None:
 def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
     """By mouse and by arrow keys: who entered first and last, and who waited how long; meanwhile the picture does not move."""
     told = (
-        "all_reduce 19 of dp, 8 MB: rank 0 entered first, rank 2 last, 40 ms later. "
+        "all_reduce 19 of dp, 7.63 MiB: rank 0 entered first, rank 2 last, 40 ms later. "
         "Rank 0 waited 40 ms of its 50 ms; the transfer took 10 ms."
     )
     with HandMade(node.directory, "told", 4, late=2) as job, chromium.visit(page_of(node, "told")) as visit:
@@ -161,7 +159,7 @@ def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
         place.focus()
         for key, text in (
             ("ArrowLeft", told),
-            ("ArrowLeft", "all_gather 19 of tp, 4 MB: 4 ranks entered at once. Rank 0 waited 0 µs of its 5 ms"),
+            ("ArrowLeft", "all_gather 19 of tp, 3.81 MiB: 4 ranks entered at once. Rank 0 waited 0 µs of its 5 ms"),
             ("ArrowRight", told),
             ("ArrowRight", told),  # there is no later one
         ):

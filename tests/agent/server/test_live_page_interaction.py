@@ -310,9 +310,9 @@ def test_rank(visit: Visit, node: Node) -> None:
         expect(facts).to_contain_text(fact)
     measured = gpu["measured"]
     busy, warm = measured["utilization"], measured["temperature_celsius"]
-    expect(facts).to_contain_text(f"GPU0: {busy * 100:.0f} % busy")
+    expect(facts).to_contain_text(f"GPU0: {busy * 100:.0f}% busy")
     expect(facts).to_contain_text(f"{warm:.0f} °C, {measured['power_watts']:.0f} W")
-    expect(page.locator("#rank-flight tbody tr")).to_contain_text(f"all_reducedp{node.job.steps}8 MB")
+    expect(page.locator("#rank-flight tbody tr")).to_contain_text(f"all_reducedp{node.job.steps}7.63 MiB")
     expect(page.locator("#rank-messages li")).to_have_text(re.compile(rf"\d\d:\d\d:\d\d {re.escape(WARNING)}$"))
     # By now the agent may have stored later steps.
     told = {str(step["seq"]): step for step in node.agent.get("/api/v1/steps?job=late&rank=1&limit=100")}
@@ -331,7 +331,7 @@ def test_rank(visit: Visit, node: Node) -> None:
     expect(page.locator("#rank-messages-said")).to_have_text("None.")
     expect(page.locator("#rank-flight tbody tr")).to_have_text("nothing right now")
     expect(facts).to_contain_text("GPU–")
-    assert {row["comm"] for row in table(visit, "rank-steps")} == {"13 %"}
+    assert {row["comm"] for row in table(visit, "rank-steps")} == {"13%"}
     page.locator("#rank-close").click()
     expect(page).to_have_url(re.compile(rf"{JOB}$"))
     page.go_back()

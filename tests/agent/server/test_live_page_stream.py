@@ -41,7 +41,7 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
             wait_for(lambda: running.get("/api/v1/steps?job=train&limit=2"), "the steps")
             visit = open_until_the_end.enter_context(chromium.visit(running.url, dark=True, forgiven=REFUSED))
             page, port = visit.page, str(urlsplit(running.url).port)
-            expect(page.locator("#comm")).to_have_text("13 %")
+            expect(page.locator("#comm")).to_have_text("13%")
             since = page.locator("#shares-said").text_content()
             assert since
             assert since.startswith("Since ")
@@ -52,7 +52,7 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
         expect(page.get_by_role("alert")).to_contain_text("OLD: no data from the agent since ")
         expect(page.get_by_role("alert")).to_contain_text("The values below are from that time. Trying again.")
         assert page.locator("#job").evaluate("job => getComputedStyle(job).filter") == "grayscale(1)"
-        expect(page.locator("#comm")).to_have_text("13 %")
+        expect(page.locator("#comm")).to_have_text("13%")
         visit.assert_readable()
         visit.picture("live-old-1280")
         with agent(directory, "--port", port) as running:

@@ -76,18 +76,18 @@ def test_waiting_for_late_ranks() -> None:
         ranks.append(records)
     found = now(job(*ranks))
     assert found.comm == pytest.approx((80 + 15) / 200)
-    assert found.says == "above 30 %: late ranks are the bottleneck, not the network"
-    assert found.split == "15 % transfer, 32 % waiting for late ranks"
+    assert found.says == "above 30%: late ranks are the bottleneck, not the network"
+    assert found.split == "15% transfer, 32% waiting for late ranks"
 
 
 def test_shares_and_steps() -> None:
-    """Shares are communication over step time of all ranks here, the pace that of one rank, and the 30 % line speaks."""
+    """Shares are communication over step time of all ranks here, the pace that of one rank, and the 30% line speaks."""
     found = now(job(steps(0), steps(1)))
     assert found.comm == pytest.approx((40 + 30) / 200)
     assert found.exposed == pytest.approx(0.3)
     assert found.step_s == pytest.approx(0.1)
     assert found.steps_per_s == pytest.approx(10)
-    assert found.says == "above 30 %: communication is the bottleneck"
+    assert found.says == "above 30%: communication is the bottleneck"
     assert [line.comm for line in found.ranks] == [pytest.approx(0.4), pytest.approx(0.3)]
     assert [line.step for line in found.ranks] == [STEPS] * 2
 

@@ -20,7 +20,7 @@ FINE = (2, 30, 7)
         (ON, FINE, None, "no NCCL plugin: it needs the native hook, and is built with it (commwatch native status)"),
         (ON, (2, 27, 5), PLUGIN, "no NCCL plugin: NCCL 2.27.5 reports no API calls; 2.28.0 and later do"),
         (ON, (2, 30, 3), PLUGIN, "no NCCL plugin: NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)"),
-        (ON, (2, 31, 2), PLUGIN, "no NCCL plugin: NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)"),
+        (ON, (2, 31, 2), PLUGIN, "no NCCL plugin: NCCL 2.31.2 is 4 to 13% slower with a profiler plugin (NVIDIA/nccl #2355)"),
         ({**ON, "NCCL_PROFILER_PLUGIN": "None"}, FINE, PLUGIN, "no NCCL plugin: NCCL_PROFILER_PLUGIN=None"),
     ],
 )  # fmt: skip

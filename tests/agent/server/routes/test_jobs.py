@@ -193,7 +193,7 @@ def test_summary_failed_and_untimed(asked: RunningAgent) -> None:
 
 
 def test_summary_percentiles(asked: RunningAgent) -> None:
-    """Percentiles of 1 to 100 ms are within 2.2 % of the true ones."""
+    """Percentiles of 1 to 100 ms are within 2.2% of the true ones."""
     row = rows(asked, "job=eval")["default_pg", "broadcast"]
     assert row["count"] == 200
     found = [row["p50_s"], row["p95_s"], row["p99_s"]]
