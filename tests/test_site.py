@@ -6,12 +6,19 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from docs.repository_links import in_repository, in_site, outside, rewritten
 from tests.helpers import clean_env
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium
 
 TREE = Path(__file__).parents[1]
 
@@ -59,6 +66,20 @@ def test_no_other_host(site: Path) -> None:
         assert loaded == [], page
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_search(site: Path, chromium: Chromium) -> None:
+    """The search finds a word of a page, without a request to another host."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with chromium.visit(f"http://127.0.0.1:{server.server_port}/") as visit:
+            visit.page.get_by_role("textbox", name="Search").click()
+            visit.page.keyboard.type("straggler")
+            visit.page.locator(".md-search-result a[href*='definitions/#stragglers']").first.wait_for()
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_markdown_is_read_as_on_github(site: Path) -> None:
