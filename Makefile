@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist docs clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -150,6 +150,9 @@ dashboards-types: sync  ## check the dashboards against Grafana's own types (nee
 
 dist: .stamps/venv  ## build wheel and sdist
 	$(BIN)/python -m build --quiet
+
+docs: .stamps/venv  ## build the documents as a site with search, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove all generated files and environments
 	rm -rf $(VENV) $(FRAMEWORKS) $(CUDA) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client import CollectorRegistry
 
 from commwatch.alerting.alert_rules import labels_by_series
@@ -36,6 +37,13 @@ from tests.helpers import commwatch, idle_services, needs
 TREE = Path(__file__).parents[1]
 DOCS = TREE / "docs"
 RUNBOOK = TREE / "alerts" / "runbook.md"
+DOCUMENTS = (
+    *DOCS.glob("*.md"),
+    *TREE.glob("*.md"),
+    RUNBOOK,
+    TREE / "bench" / "README.md",
+    TREE / "tests" / "cuda_rig" / "README.md",
+)
 ALERTS = catalogue.read(catalogue.shipped("rules.yaml"))
 
 
@@ -198,12 +206,12 @@ def anchors(document: Path) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every link from one document to a file of the tree finds it."""
-    for document in (*DOCS.glob("*.md"), TREE / "README.md", RUNBOOK):
+    """Every link from one document to a file of the tree finds it, with its heading."""
+    for document in DOCUMENTS:
         for link, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]+)?\)", document.read_text(encoding="utf-8")):
             if not re.match(r"[a-z]+:", link):
                 target = document.parent / link if link else document
-                assert target.exists(), f"{document.name}: {link}"
+                assert target.is_file(), f"{document.name}: {link}"
                 assert not anchor or anchor[1:] in anchors(target), f"{document.name}: {link}{anchor}"
 
 
@@ -257,6 +265,32 @@ def test_promises_name_their_tests() -> None:
             assert (TREE / path).is_file(), path
         for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
             assert name + suffix in known if suffix else f"def {name}(" in functions, name
+
+
+def test_messages_of_troubleshooting() -> None:
+    """Each message that docs/troubleshooting.md explains is one of the code."""
+    code = "".join(
+        path.read_text(encoding="utf-8") for part in ("agent", "collectors") for path in (TREE / part).rglob("*.py")
+    )
+    messages = [row[0] for row in rows("troubleshooting.md") if not row[0].startswith("/")]
+    assert len(messages) >= 8
+    for message in messages:
+        assert message in code, message
+
+
+def test_issue_forms() -> None:
+    """Each form for issues is one that GitHub accepts: a name, a description, and fields with an id of their own; a bug needs ``commwatch doctor``."""
+    forms = {path.stem: path for path in (TREE / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
+    assert yaml.safe_load(forms.pop("config").read_text(encoding="utf-8")) == {"blank_issues_enabled": False}
+    assert set(forms) == {"bug", "feature", "question", "gpu-proof"}
+    for path in forms.values():
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert set(form) == {"name", "description", "labels", "body"}
+        fields_of_form = [field for field in form["body"] if field["type"] != "markdown"]
+        assert {field["type"] for field in fields_of_form} == {"textarea"}
+        assert len({field["id"] for field in fields_of_form}) == len(fields_of_form)
+        assert all(field["attributes"]["label"] for field in fields_of_form)
+    assert "commwatch doctor" in forms["bug"].read_text(encoding="utf-8")
 
 
 def test_data_flow() -> None:

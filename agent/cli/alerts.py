@@ -22,7 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     alerts = commands.add_parser(
         "alerts",
         help="export or check the list of alerts, or test the receivers",
-        description="The list of alerts (docs/alerts.md), with the thresholds of your settings.",
+        description="Export or check the list of alerts (docs/alerts.md), with the thresholds of your settings, or test the receivers.",
     )
     verbs = alerts.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_export(verbs, common)
@@ -37,8 +37,13 @@ def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="write a rule file for Prometheus, or a PrometheusRule for Kubernetes",
         description="Write the list as a rule file for Prometheus (2.42 or later), or as a PrometheusRule.",
     )
-    export.add_argument("--format", choices=("prometheus", "k8s"), default="prometheus", help="default: prometheus")
-    export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    export.add_argument(
+        "--format",
+        choices=("prometheus", "k8s"),
+        default="prometheus",
+        help="format of the output (default: prometheus)",
+    )
+    export.add_argument("--output", type=Path, metavar="FILE", help="file to write to (default: standard output)")
     export.add_argument(
         "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
     )

@@ -23,11 +23,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "compare",
         parents=[common],
         help="compare two jobs: step time, shares, operations, settings",
-        description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 2: one cannot be "
-        "decided, or wrong usage.",
+        description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 3: none is met, but "
+        "one cannot be decided.",
     )
     compare.add_argument("job_a", metavar="JOB_A", help="the job to compare with")
-    compare.add_argument("job_b", metavar="JOB_B", help="the job that is compared")
+    compare.add_argument("job_b", metavar="JOB_B", help="the job to compare")
     compare.add_argument(
         "--state-b", type=Path, metavar="DIR", help="directory of the history with job B (default: as for A)"
     )
@@ -37,7 +37,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         type=_condition,
         metavar="CONDITION",
-        help="exit with 1 if it is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; can be given several times (docs/runs.md)",
+        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; can be given several times (docs/runs.md)",
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")

@@ -15,7 +15,7 @@ def add_parser(commands: Any, parser: argparse.ArgumentParser) -> None:
     completion = commands.add_parser(
         "completion",
         help="print the completion of commands and flags for a shell",
-        description='Print the completion of commands and flags for a shell. In bash: eval "$(commwatch completion bash)"',
+        description='Print a script that completes commands and flags in a shell. For bash: eval "$(commwatch completion bash)"',
     )
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(command=_completion, parser=parser, config=None, dir=None, state=None, host=None, port=None)

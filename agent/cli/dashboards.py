@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
     dashboards = commands.add_parser(
         "dashboards",
         help="export the Grafana dashboards as files",
-        description="The Grafana dashboards (docs/dashboards.md): Cluster, Job, Node.",
+        description="Export the Grafana dashboards (docs/dashboards.md): Cluster, Job and Node.",
     )
     verbs = dashboards.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     export = verbs.add_parser(

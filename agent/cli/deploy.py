@@ -70,7 +70,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--only", action="append", default=[], metavar="KIND", help="print only objects of this kind; may be repeated"
     )
     k8s.add_argument("--name", default="commwatch", help="name of the objects (default: commwatch)")
-    k8s.add_argument("--namespace", help="namespace of the objects (default: the namespace that they are applied in)")
+    k8s.add_argument("--namespace", help="namespace of the objects (default: the namespace in which you apply them)")
     k8s.add_argument(
         "--image", default=f"commwatch:{__version__}", help=f"image of the agent (default: commwatch:{__version__})"
     )
@@ -79,7 +79,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="label of all objects, such as release=prometheus, that the operator selects them by; may be repeated",
+        help="label of all objects, by which the operator selects them, such as release=prometheus; may be repeated",
     )
     k8s.add_argument(
         "--user", type=int, default=65532, metavar="UID", help="user that the agent runs as (default: 65532)"
@@ -107,7 +107,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
     k8s.add_argument(
         "--peers",
         metavar="NAMES",
-        help="the agents of the other nodes, as in the setting peers (default: with --daemonset and --token-secret those of its Service)",
+        help="the agents of the other nodes, as in the setting peers (default: with --daemonset and --token-secret, the pods of the Service; otherwise none)",
     )
     k8s.add_argument(
         "--history-claim",
@@ -115,7 +115,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="PersistentVolumeClaim that keeps the histories of the Job's pods (default: they end with the pods)",
     )
     k8s.add_argument(
-        "--history-size", metavar="SIZE", help="with --history-claim: make the claim, of this size, such as 10Gi"
+        "--history-size", metavar="SIZE", help="with --history-claim: create the claim with this size, such as 10Gi"
     )
     add_node_label(k8s)
     add_runbook_url(k8s)
@@ -152,7 +152,7 @@ def _add_slurm(verbs: Any) -> None:
         "slurm",
         help="prolog, epilog and task prolog; or a script that needs no administrator",
         description="Print or write scripts for Slurm. Prolog, epilog and task prolog run an agent on each node of a job, as the "
-        "job's user. Another script does so from within a batch script and needs no administrator.",
+        "job's user. The fourth script does the same within a batch script, and needs no administrator.",
     )
     slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only this script: {', '.join(FILES)} (default: all)")
     slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write the scripts into this folder")
@@ -180,7 +180,7 @@ def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
         "systemd",
         parents=[common],
         help="a hardened systemd unit",
-        description="Print a unit of systemd (247 or later) for an agent that watches all jobs of a node.",
+        description="Print a unit for systemd (247 or later) for an agent that watches all jobs of a node.",
     )
     systemd.add_argument("--name", default="commwatch", help="name of the unit and its folders (default: commwatch)")
     systemd.add_argument("--user", default="commwatch", help="user that the agent runs as (default: commwatch)")

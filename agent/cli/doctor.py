@@ -18,7 +18,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     doctor = commands.add_parser(
         "doctor",
         parents=[common],
-        help="check that everything works; each fault comes with its remedy",
+        help="check that everything works, and print a remedy for each fault",
         description="Check this node: agent, port, probes, records, hooks, NCCL's logs, Prometheus. Exit code 1 if a check fails.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")

@@ -23,7 +23,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Write the operations, steps and waits of a job on this node as three tables (docs/export.md). Needs pyarrow.",
     )
     export.add_argument("job", nargs="?", help="job id (default: the latest)")
-    export.add_argument("--format", choices=_FORMATS, default="parquet", help="of the files (default: %(default)s)")
+    export.add_argument(
+        "--format", choices=_FORMATS, default="parquet", help="format of the files (default: %(default)s)"
+    )
     export.add_argument(
         "--last",
         type=last_seconds,
@@ -32,7 +34,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="how much of the job's end, such as 90s or 2h (default: all of the job)",
     )
     export.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder of the files; created if it is missing"
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write to; created if it is missing"
     )
     export.set_defaults(command=_export)
 

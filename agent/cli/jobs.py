@@ -26,11 +26,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "jobs",
         parents=[common],
         help="list past and running jobs with their headline figures",
-        description="List jobs, newest first, with the headline figures of their reports: on all nodes, if the agent here knows the agents of "
-        "the others (docs/api.md), else on this node, from the history.",
+        description="List jobs, newest first, with the headline figures of their reports. The list covers all nodes if the agent of this "
+        "node knows the other agents (docs/api.md). Otherwise it covers this node, from its history.",
     )
     jobs.add_argument(
-        "--limit", type=_positive, default=20, metavar="N", help="most jobs to list (default: %(default)s)"
+        "--limit", type=_positive, default=20, metavar="N", help="maximum number of jobs to list (default: %(default)s)"
     )
     add_node(jobs)
     jobs.add_argument("--json", action="store_true", help="print JSON")

@@ -21,7 +21,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     profile.add_argument("job", nargs="?", help="job id (default: the running job)")
     profile.add_argument("--steps", type=int, default=3, help=f"steps to profile, 1 to {MOST_STEPS} (default: 3)")
-    profile.add_argument("--ranks", help="comma-separated ranks, such as 0,1 (default: all of this node)")
+    profile.add_argument("--ranks", help="comma-separated ranks, such as 0,1 (default: all ranks of this node)")
     profile.add_argument(
         "--timeout",
         type=float,

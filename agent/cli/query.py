@@ -37,7 +37,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="send a request to the query API of this node's agent, or of many agents",
         description="Send a request to a route of the query API (docs/api.md) of this node's agents, or of all named agents at "
-        "once; waits a limited time. Exit code 0: all answered, 1: none answered, 3: some did not.",
+        "once. The command waits for a limited time. Exit code 0: all answered, 1: none answered, 3: some did not.",
     )
     query.add_argument(
         "question", metavar="QUESTION", help="a route under /api/v1 with its parameters: 'summary?since=15m&by=op'"

@@ -22,8 +22,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "report",
         parents=[common],
         help="report on a finished or running job",
-        description="Print the report on a job: on all its nodes, if the agent here knows the agents of the others (docs/api.md), "
-        "else on this node, from the history.",
+        description="Print the report on a job. It covers all nodes of the job if the agent of this node knows the other agents "
+        "(docs/api.md). Otherwise it covers this node, from its history.",
     )
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
     report.add_argument(

@@ -24,9 +24,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--nccl-debug",
         choices=LEVELS,
         default="warn",
-        help="NCCL_DEBUG of the job if it is not set (default: warn); info also shows topology and NCCL's choices",
+        help="value of NCCL_DEBUG for the job, if it is not set (default: warn); info also shows topology and NCCL's choices",
     )
-    run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job")
+    run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command that starts the job")
     run.set_defaults(command=_run)
 
 

@@ -33,7 +33,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     config = commands.add_parser(
         "config",
         help="show the settings and their origins, or check them",
-        description="The settings (docs/settings.md) that a command started here, with these flags, would have.",
+        description="Show or check the settings (docs/settings.md) that a command has here, with the same flags.",
     )
     verbs = config.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     show = verbs.add_parser(

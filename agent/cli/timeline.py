@@ -18,8 +18,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "timeline",
         parents=[common],
         help="write a job's operations as a trace for Perfetto",
-        description="Write the operations of a job's latest run as a Chrome trace, for ui.perfetto.dev or chrome://tracing: a process "
-        "for each rank of all nodes whose agents this one knows, a thread for each group.",
+        description="Write the operations of a job's latest run as a Chrome trace, for ui.perfetto.dev or chrome://tracing. The "
+        "trace has a process for each rank and a thread for each group. It covers all nodes whose agents the agent of this node knows.",
     )
     timeline.add_argument("job", nargs="?", help="job id (default: the latest)")
     timeline.add_argument(
@@ -34,7 +34,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--no-profiles", action="store_true", help="leave out the traces that commwatch profile has made on this node"
     )
     timeline.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the file; compressed if its name ends in .gz"
+        "--out", type=Path, required=True, metavar="FILE", help="file to write; compressed if its name ends in .gz"
     )
     timeline.set_defaults(command=_timeline)
 

@@ -29,7 +29,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "top",
         parents=[common],
         help="show a running job in the terminal",
-        description="Show a running job of this node: shares, ranks, operations, and what is wrong. q quits. "
+        description="Show a running job of this node: shares, ranks, operations, and what is wrong. Press q to quit. "
         "With --once or --json, exit code 1 if the agent does not answer, 2 if there is no agent.",
     )
     top.add_argument("--address", metavar="URL", help="agent (host, host:port, URL; default: that of --dir)")

@@ -309,7 +309,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
             facts.append(("by group", f"{shares} (they may overlap)"))
         if report.p2p_wait_share is not None:
-            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
+            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time spent waiting for them"))
         facts.append(("exposed", _exposed(report)))
         if report.nodes is not None and (report.unjoined_share or 0) > _MOST_UNJOINED:
             facts.append(
@@ -379,12 +379,13 @@ def _with_steps(report: Report) -> int:
 
 def _cost(report: Report) -> str:
     """Return the time of ranks as text: it is GPU time if each rank has a GPU."""
-    parts = [f"{_rank_time(report.rank_hours)} of ranks (GPUs, where each has one)"]
+    parts = []
     if report.exposed_hours is not None:
-        parts.append(f"exposed communication {_rank_time(report.exposed_hours)} of it")
+        parts.append(f"{_rank_time(report.exposed_hours)} of exposed communication")
     if report.wait_hours is not None:
-        parts.append(f"waiting for late ranks {_rank_time(report.wait_hours)}")
-    return ", ".join(parts)
+        parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
+    whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
+    return f"{whole}, including {' and '.join(parts)}" if parts else whole
 
 
 def _rank_time(hours: float) -> str:
@@ -417,7 +418,7 @@ def text(report: Report) -> str:
 
 def about(last_s: float | None) -> str:
     """Return as text which part of the job the advice is based on; ``None``: the whole job."""
-    return "by the whole job" if last_s is None else f"by the job's last {seconds(last_s)}"
+    return "based on the whole job" if last_s is None else f"based on the job's last {seconds(last_s)}"
 
 
 def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""README.md followed literally by a new user: every command of "Use it" does what the line says."""
+"""The first commands followed literally by a new user: those of README.md, docs/usage.md and docs/tutorial.md do what they say."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ SAYS = {
 ENDS = {"commwatch top": 2}
 
 
-def blocks() -> list[list[str]]:
-    """The commands of each block of shell under "Use it", without their comments."""
-    text = (TREE / "README.md").read_text(encoding="utf-8").split("## Use it")[1].split("\n## ")[0]
-    found = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+def blocks(document: str) -> list[list[str]]:
+    """The commands of each block of shell in a document, without their comments."""
+    found = re.findall(r"```sh\n(.*?)```", (TREE / document).read_text(encoding="utf-8"), flags=re.DOTALL)
     return [[line.partition(" #")[0].strip() for line in block.splitlines()] for block in found]
 
 
@@ -112,9 +111,9 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Newcomer
 
 
 def test_every_command(newcomer: Newcomer) -> None:
-    """Start the sidecar and its job first; then run each command of README beside it, and finally ``commwatch run`` with its own job."""
-    (beside, trainer), around = blocks()[1], blocks()[0]
-    assert set(around) == set(SAYS), "README has other commands than this test"
+    """Start the sidecar and its job first; then run each command of the page beside it, and finally ``commwatch run`` with its own job."""
+    around, (beside, trainer) = blocks("docs/usage.md")
+    assert set(around) == set(SAYS), "docs/usage.md has other commands than this test"
     newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)
     with newcomer.leaves_running(beside), newcomer.leaves_running(trainer) as job:
         healthy = "healthy: 1 running job, 2 ranks"
@@ -130,3 +129,40 @@ def test_every_command(newcomer: Newcomer) -> None:
     done = newcomer.does(around[0])
     assert (done.returncode, SAYS[around[0]] in done.stdout) == (0, True), done.stdout
     assert "<html" in (newcomer.place / "report.html").read_text()
+
+
+def test_commands_of_readme() -> None:
+    """README.md shows how to install, three commands of the page that the other test types, and what CI runs."""
+    install, use, develop = blocks("README.md")
+    assert install == blocks("docs/tutorial.md")[0] == ["pip install ."]
+    assert len(use) == 3
+    assert set(use) <= set(SAYS)
+    targets = re.findall(r"^([a-z]+):", (TREE / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"make lint", "make test"} <= set(develop) <= {f"make {target}" for target in targets}
+
+
+def test_tutorial(tmp_path: Path, native: Path) -> None:
+    """The tutorial's job has the report that the tutorial shows; without the lines that it has you remove, the two runs can be compared."""
+    reader = Newcomer(tmp_path)
+    text = (TREE / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    _, (watch,), (jobs, compare) = blocks("docs/tutorial.md")
+    slow = [line for line in script.splitlines() if "get_rank" in line or "sleep" in line]
+    assert len(slow) == 2
+    names = []
+    for shown in (script, "\n".join(line for line in script.splitlines() if line not in slow)):
+        (tmp_path / "train.py").write_text(shown)
+        done = reader.does(watch)
+        assert done.returncode == 0, done.stdout
+        names += re.findall(r"^  job +(\S+)", done.stdout, re.MULTILINE)
+        if shown == script:
+            for part in (
+                "late ranks are the bottleneck, not the network",
+                "* rank 1 is late and the others wait for it",
+            ):
+                assert part in text
+                assert part in done.stdout, done.stdout
+    listed = reader.does(jobs).stdout
+    assert all(name in listed for name in names), listed
+    done = reader.does(compare.replace("JOB_A", names[0]).replace("JOB_B", names[1]))
+    assert (done.returncode, "step time, median" in done.stdout) == (0, True), done.stdout

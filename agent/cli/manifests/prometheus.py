@@ -45,7 +45,7 @@ def add_parser(verbs: Any) -> None:
     manifest.add_argument(
         "--server-name", metavar="NAME", help="the name in the agents' certificates (default: that of each address)"
     )
-    manifest.add_argument("--interval", default="15s", metavar="TIME", help="between scrapes (default: 15s)")
+    manifest.add_argument("--interval", default="15s", metavar="TIME", help="time between scrapes (default: 15s)")
     manifest.add_argument(
         "--alertmanager",
         default="localhost:9093",
