@@ -242,8 +242,8 @@ def _findings(found: list[Finding], width: int) -> Iterator[str]:
         yield from _wrapped(f"{finding.severity.upper()} {finding.title}: {finding.says}", "", width)
         if finding.evidence:
             first = finding.evidence[0]
-            evidence = textwrap.shorten(f"{first.file}:{first.line}: {first.text}", width * 2, placeholder=" ...")
-            yield from _wrapped(evidence, "  ", width)
+            # In one line, so that the place can be copied.
+            yield "  " + textwrap.shorten(f"{first.file}:{first.line}: {first.text}", width * 2, placeholder=" ...")
         if finding.severity == "info":
             continue
         yield from _wrapped(f"{finding.means} {finding.do}", "  ", width)
