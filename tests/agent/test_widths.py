@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     run = tmp_path_factory.mktemp("run")
     now = time.monotonic_ns()
     names = [group_entry(n, (0, 1), label) for n, label in enumerate(GROUPS)]
-    who = {"job": JOB, "host": HOST, "wall_offset_ns": time.time_ns() - now}
+    who: dict[str, Any] = {"job": JOB, "host": HOST, "wall_offset_ns": time.time_ns() - now}
     writers = []
     for rank in range(2):
         records = []
