@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config
 from commwatch.core.errors import INCOMPLETE
-from commwatch.core.terminal_text import complain
+from commwatch.core.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
     from commwatch.comparison.comparison import Comparison
@@ -64,7 +64,7 @@ def _compare(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         write(arguments.html, pages.html(found))
     else:
-        print(pages.as_json(found) if arguments.json else pages.text(found))
+        print(pages.as_json(found) if arguments.json else pages.text(found, output_cells()))
     return _judged(found, arguments.fail_if)
 
 

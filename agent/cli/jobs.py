@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from commwatch.cli.common_flags import add_node
 from commwatch.config import Config
-from commwatch.core.terminal_text import complain, line
+from commwatch.core.terminal_text import complain, line, output_cells
 
 if TYPE_CHECKING:
     from commwatch.core.views import JobFigures
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 #: Most jobs that an agent lists.
 _MOST_JOBS = 10_000
-#: Width where the output is no terminal.
-_PLAIN_CELLS = 80
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -61,7 +58,7 @@ def _jobs(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(job_list.as_json(jobs))
         return 0
-    cells = shutil.get_terminal_size((_PLAIN_CELLS, 24)).columns
+    cells = output_cells()
     print(job_list.text(jobs, cells) if jobs else line(f"no job in {config.history} yet"))
     if nodes is not None:
         print(covered(nodes))

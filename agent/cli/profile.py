@@ -8,6 +8,7 @@ from typing import Any
 from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
+from commwatch.core.terminal_text import output_cells
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -52,5 +53,5 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
         )
     where = profile.places(urls, arguments.job, ranks, keys)
     taken = profile.take(where, arguments.steps, arguments.timeout, keys)
-    print((profile.as_json if arguments.json else profile.text)(taken))
+    print(profile.as_json(taken) if arguments.json else profile.text(taken, output_cells()))
     return int(profile.failed(taken))

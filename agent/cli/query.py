@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.config import Config
 from commwatch.core.errors import INCOMPLETE, UsageError
-from commwatch.core.terminal_text import complain
+from commwatch.core.plain_table import CELLS
+from commwatch.core.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
     from commwatch.runtime.client import Keys
@@ -68,7 +69,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"answers": values, "silent": silent}, indent=2))
     else:
-        for line in table(values, name_agents=len(urls) > 1):
+        for line in table(values, name_agents=len(urls) > 1, width=output_cells() + 2):
             print(line)
         for url, why in silent.items():
             complain(f"query: {url}: {why}")
@@ -102,10 +103,10 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def table(answers: dict[str, Any], name_agents: bool) -> list[str]:
+def table(answers: dict[str, Any], name_agents: bool, width: int = CELLS) -> list[str]:
     """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
+    from commwatch.core.plain_table import columns
     from commwatch.core.terminal_text import clean, cut
-    from commwatch.report.report import columns
 
     rows = [
         ({"agent": url} if name_agents else {}) | _flat(thing)
@@ -116,7 +117,7 @@ def table(answers: dict[str, Any], name_agents: bool) -> list[str]:
     if not head:
         return ["nothing"] if answers else []
     cells = [tuple(cut(clean(_text(row.get(name))), _MOST_CELLS) for name in head) for row in rows]
-    return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, left=len(head))]
+    return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, len(head), width, keys=1)]
 
 
 def _things(answer: Any) -> list[Any]:

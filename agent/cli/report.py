@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.durations import LAST, parse_age
+from commwatch.core.terminal_text import output_cells
 
 if TYPE_CHECKING:
     from commwatch.report.report import Report
@@ -63,7 +64,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     if page is not None:
         write(arguments.html, page)
     elif built is not None:
-        print(report.as_json(built) if arguments.json else report.text(built))
+        print(report.as_json(built) if arguments.json else report.text(built, output_cells()))
     return 0
 
 

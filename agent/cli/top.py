@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config
 from commwatch.core.errors import CommwatchError, UsageError
-from commwatch.core.terminal_text import terminal
+from commwatch.core.terminal_text import output_cells, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from commwatch.commands.top_answers import Answers, Asker
 
-#: Width in cells of a frame that is not for a terminal.
-_PLAIN_CELLS = 120
 _LEAST_S, _MOST_S = 0.2, 3600.0
 
 
@@ -78,7 +75,7 @@ def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
 def _once(answers: Answers) -> str:
     from commwatch.commands.top import Seen, frame
 
-    cells = shutil.get_terminal_size((_PLAIN_CELLS, 24)).columns
+    cells = output_cells()
     return "\n".join(_texts(frame(Seen(answers, 0.0, None), cells), sys.stdout.isatty()))
 
 

@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import shutil
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
+from commwatch.core.units import size
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
@@ -105,7 +105,7 @@ def as_json(account: Account, names: list[str]) -> dict[str, Any]:
 
 def text(account: Account, names: list[str], found: list[Finding]) -> str:
     """Return one screen of text for people."""
-    width = min(shutil.get_terminal_size((100, 40)).columns, 120)
+    width = min(terminal_text.output_cells(), 120)
     return terminal_text.lines(_lines(account, names, found, width))
 
 
@@ -224,16 +224,9 @@ def _communicator(comm: CommunicatorView) -> str:
 
 
 def _choice(choice: ChoiceView) -> str:
-    low, high = _bytes(choice.min_bytes), _bytes(choice.max_bytes)
-    size = low if low == high else f"{low} to {high}"
-    return f"{choice.collective + ' ' if choice.collective else ''}{size}: {choice.algo}/{choice.proto}"
-
-
-def _bytes(count: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.3g} {unit}"
-    return f"{count} B"
+    low, high = size(choice.min_bytes), size(choice.max_bytes)
+    sizes = low if low == high else f"{low} to {high}"
+    return f"{choice.collective + ' ' if choice.collective else ''}{sizes}: {choice.algo}/{choice.proto}"
 
 
 def _findings(found: list[Finding], width: int) -> Iterator[str]:
@@ -249,6 +242,7 @@ def _findings(found: list[Finding], width: int) -> Iterator[str]:
         yield from _wrapped(f"{finding.severity.upper()} {finding.title}: {finding.says}", "", width)
         if finding.evidence:
             first = finding.evidence[0]
+            # In one line, so that the place can be copied.
             yield "  " + textwrap.shorten(f"{first.file}:{first.line}: {first.text}", width * 2, placeholder=" ...")
         if finding.severity == "info":
             continue

@@ -12,8 +12,8 @@ from typing import Any
 from commwatch.collectors.spans import spans
 from commwatch.core import terminal_text
 from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.core.plain_table import CELLS, columns
 from commwatch.core.units import percent, seconds
-from commwatch.report.report import columns
 from commwatch.runtime.client import NO_KEYS, Keys, detail, get, post
 
 #: Seconds added to the time limit for the steps, for writing and reading the traces.
@@ -124,13 +124,13 @@ def failed(profiles: list[dict[str, Any]]) -> bool:
     return any(rank["state"] != "done" for profile in profiles for rank in profile["ranks"])
 
 
-def text(profiles: list[dict[str, Any]]) -> str:
+def text(profiles: list[dict[str, Any]], cells: int = CELLS) -> str:
     """Return the profiles as text for people."""
     ranks = sorted((rank for profile in profiles for rank in profile["ranks"]), key=lambda rank: rank["rank"])
     done = [rank for rank in ranks if rank["state"] == "done"]
     lines = [f"job {profiles[0]['job_id']}, by torch.profiler, beside what the probe recorded of the same steps"]
     if done:
-        lines += ["", *columns(_HEAD, [_cells(rank) for rank in done], 0)]
+        lines += ["", *columns(_HEAD, [_cells(rank) for rank in done], 0, cells, keys=1)]
     for rank in done:
         for group in rank["groups"]:
             comm, exposed = (

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from commwatch.comparison.bootstrap import CONFIDENCE
 from commwatch.comparison.comparison import LEAST_CHANGE, LEAST_POINTS, Comparison, Figure, KindFigures, Side
 from commwatch.core import terminal_text
+from commwatch.core.plain_table import CELLS, columns, paragraph
 from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.report import html_frame
-from commwatch.report.report import columns, job_state
+from commwatch.report.report import job_state
 
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")
 _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 changes", "busbw changes")
@@ -111,20 +112,29 @@ def _range(kind: KindFigures, figure: Figure) -> str:
     )
 
 
-def text(comparison: Comparison) -> str:
-    """Return the comparison as text for a terminal."""
-    lines = ["", headline(comparison), "", f"  A  {_side(comparison.a)}", f"  B  {_side(comparison.b)}", ""]
-    lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], left=2)
+def text(comparison: Comparison, cells: int = CELLS) -> str:
+    """Return the comparison as text for a terminal of ``cells`` columns."""
+    lines = ["", *paragraph(headline(comparison), cells), ""]
+    lines += [
+        *paragraph(_side(comparison.a), cells, first="  A  "),
+        *paragraph(_side(comparison.b), cells, first="  B  "),
+        "",
+    ]
+    lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells, keys=1)
     if comparison.too_few:
-        lines += ["", f"  No intervals: {comparison.too_few}."]
+        lines += ["", *paragraph(f"No intervals: {comparison.too_few}.", cells, first="  ")]
     if comparison.kinds:
-        lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], left=2)]
+        lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells)]
     settings = [(name, *map(_known, pair)) for name, pair in comparison.settings.items()]
     lines += [
         "",
-        *(columns(_SETTING_HEAD, settings, left=3) if settings else ["  No setting that the history keeps differs."]),
+        *(
+            columns(_SETTING_HEAD, settings, 3, cells, keys=1)
+            if settings
+            else ["  No setting that the history keeps differs."]
+        ),
     ]
-    return terminal_text.lines([*lines, "", f"  {NOTE}", ""])
+    return terminal_text.lines([*lines, "", *paragraph(NOTE, cells, first="  "), ""])
 
 
 def _known(value: str) -> str:

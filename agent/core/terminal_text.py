@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable
@@ -67,6 +68,11 @@ def line(text: str) -> str:
 def lines(texts: Iterable[str]) -> str:
     """Join lines that may contain foreign text; line ends inside a line are replaced."""
     return "\n".join(map(line, texts))
+
+
+def output_cells() -> int:
+    """Return the columns of the terminal behind standard output, at least 40; 80 if it is none, unless ``COLUMNS`` is set."""
+    return max(40, shutil.get_terminal_size().columns)
 
 
 def complain(text: str) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from commwatch.core import terminal_text
-from commwatch.core.terminal_text import width
+from commwatch.core.plain_table import columns
+from commwatch.core.terminal_text import MOST_CELLS, width
 from commwatch.core.units import day_time, percent, seconds, zone
 from commwatch.core.views import JobFigures
-from commwatch.report.report import columns, job_state
+from commwatch.report.report import job_state
 
 _HEAD = ("job", "state", "began", "lasted", "ranks", "steps", "step p50", "comm", "exposed")
 
@@ -30,9 +31,9 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
     zones = {zone(job.started_at) for job in jobs}
     heads = tuple(f"began ({', '.join(sorted(zones))})" if head == "began" else head for head in _HEAD)
     figures = [_cells(job, len(zones) > 1) for job in jobs]
-    room = cells - width(columns(heads, [("", *each) for each in figures], left=1)[0]) + width(_HEAD[0])
+    room = cells - width(columns(heads, [("", *each) for each in figures], 1, MOST_CELLS)[0]) + width(_HEAD[0])
     rows = [(name if width(name) <= room else "", *each) for name, each in zip(names, figures, strict=True)]
-    head, *lines = (line.removeprefix("  ") for line in columns(heads, rows, left=2))
+    head, *lines = (line.removeprefix("  ") for line in columns(heads, rows, 2, MOST_CELLS))
     found = [head]
     for job, name, row, line in zip(jobs, names, rows, lines, strict=True):
         found += [line] if row[0] else [name, line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -20,7 +19,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
 from commwatch.core.api_views import Row
-from commwatch.core.terminal_text import width
+from commwatch.core.plain_table import CELLS, columns, paragraph
 from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
@@ -392,26 +391,27 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def text(report: Report) -> str:
-    """Return the report as text for a terminal."""
+def text(report: Report, cells: int = CELLS) -> str:
+    """Return the report as text for a terminal of ``cells`` columns."""
     longest = max(len(name) for name, _ in headlines(report))
-    lines = ["", "commwatch report", "", *(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
+    lines = ["", "commwatch report", ""]
+    for name, value in headlines(report):
+        lines += paragraph(value, cells, first=f"  {name:<{longest}}  ")
+    lines.append("")
     if report.ranks and report.steps:
-        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], left=2), ""]
+        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
     lines += (
-        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], left=2)
+        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
         if report.operations
         else ["  no operations"]
     )
-    lines += ["", f"  {LEGEND}", ""]
+    lines += ["", *paragraph(LEGEND, cells, first="  "), ""]
     if report.advice:
         lines += [f"  what to try, {about(report.advice_last_s)} (gains are upper bounds)", ""]
     for each in report.advice[:_MOST_ADVICE]:
-        lines += [
-            f"  * {each.title}: {each.gain}",
-            *textwrap.wrap(each.do, 110, initial_indent="    ", subsequent_indent="    "),
-        ]
-        lines += ["    because " + "; ".join(each.because), ""]
+        lines += paragraph(f"{each.title}: {each.gain}", cells, first="  * ")
+        lines += paragraph(each.do, cells, first="    ")
+        lines += [*paragraph("because " + "; ".join(each.because), cells, first="    "), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return terminal_text.lines(lines)
 
@@ -419,19 +419,6 @@ def text(report: Report) -> str:
 def about(last_s: float | None) -> str:
     """Return as text which part of the job the advice is based on; ``None``: the whole job."""
     return "based on the whole job" if last_s is None else f"based on the job's last {seconds(last_s)}"
-
-
-def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
-    """Return head and rows as lines; the first ``left`` columns are aligned to the left, the others to the right."""
-    widths = [max(width(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:{'<' if i < left else '>'}{len(cell) + cells - width(cell)}}"
-            for i, (cell, cells) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
-    ]
 
 
 def as_json(report: Report) -> str:

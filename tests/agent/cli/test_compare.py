@@ -10,7 +10,7 @@ import pytest
 
 from tests.agent.comparison.test_runs import STEPS, watched
 from tests.agent.test_config import one_line
-from tests.helpers import commwatch, elsewhere
+from tests.helpers import clean_env, commwatch, elsewhere
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def words(states: tuple[Path, Path], *more: str | Path) -> tuple[str | Path, ...
 
 def test_text(states: tuple[Path, Path]) -> None:
     """The text begins with the result, and has both jobs, figures, operations and the settings that differ."""
-    done = commwatch(*words(states))
+    done = commwatch(*words(states), env=clean_env(COLUMNS="200"))
     assert (done.returncode, done.stderr) == (0, "")
     _, headline, _, side_a, side_b, *lines = done.stdout.splitlines()
     assert headline == "Job B compared with job A: step time slower by 20%"

@@ -120,11 +120,11 @@ def test_golden() -> None:
         "exposed  ████████│·················  30%",
         "",
         "rank  state    step  step p50  comm  exposed  wait  in flight         age  host",
-        "   0  running     7    100 ms  40%     30%   5%  –                   –  node1",
-        "   1  running     7    100 ms  40%     30%  20%  all_reduce dp  250 ms  node1",
+        "   0  running     7    100 ms   40%      30%    5%  –                   –  node1",
+        "   1  running     7    100 ms   40%      30%   20%  all_reduce dp  250 ms  node1",
         "",
-        "group  op          ranks  count/s   p50   p99     busbw   eff  time  wait",
-        "dp     all_reduce      2        2  1 ms  3 ms  1.5 GB/s  80%  10%   2%",
+        "group  op          ranks  count/s   p50   p99   algbw     busbw  eff  time  wait",
+        "dp     all_reduce      2        2  1 ms  3 ms  1 GB/s  1.5 GB/s  80%   10%    2%",
     ]
 
 

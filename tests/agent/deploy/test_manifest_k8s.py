@@ -25,6 +25,7 @@ from commwatch.alerts import catalogue
 from commwatch.alerts.export import kubernetes as exported_rules
 from commwatch.dashboards.export import configmaps
 from commwatch.deploy.kubernetes import Site, Trainer, daemon_set, sidecar
+from commwatch.otlp.resource import _OF_KUBERNETES
 from tests.bare import TREE
 from tests.helpers import NOBODY, clean_env, commwatch, examples, needs
 
@@ -205,6 +206,20 @@ def test_sidecar_and_trainer() -> None:
     assert brought == ["probe", "install", env(trainer)["PYTHONPATH"]]
     assert env(trainer)["COMMWATCH"] == "1"
     assert "resources" not in containers(pod(objects("--gpus", "0"))["spec"])["trainer"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_agent_knows_its_pod(variant: str) -> None:
+    """The agent has in its environment what the resource attributes of OTLP are made of, from the fields of its pod."""
+    agent = containers(pod(objects(*VARIANTS[variant]))["spec"])[AGENT]
+    fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in agent["env"] if "valueFrom" in each}
+    assert fields == {
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_UID": "metadata.uid",
+        "NODE_NAME": "spec.nodeName",
+    }
+    assert fields.keys() == _OF_KUBERNETES.keys()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -16,6 +16,7 @@ from tests.helpers import (
     MS,
     RunningAgent,
     agent,
+    clean_env,
     commwatch,
     elsewhere,
     end_rank,
@@ -148,7 +149,7 @@ def test_report(asked: RunningAgent, trainers: list[RingWriter], tmp_path: Path)
         end_rank(trainers.pop())
     wait_for(lambda: asked.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
     places = ("--dir", asked.directory, "--config", asked.directory / "commwatch.toml")
-    text = commwatch("report", *places, "train")
+    text = commwatch("report", *places, "train", env=clean_env(COLUMNS="250"))
     assert text.returncode == 0, text.stderr
     split = "72% of step time: 64% transfer, 3% waiting for late ranks, 5% waiting for messages"
     assert f"comm share  {split}: above 30%: communication is the bottleneck" in text.stdout
