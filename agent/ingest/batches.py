@@ -10,6 +10,7 @@ import numpy as np
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_TOGETHER, SLOT_NS
 from commwatch.ingest.columns import Batch, Columns, read
+from commwatch.ingest.replicas import take
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
 
@@ -46,7 +47,9 @@ def _ingest(batches: Sequence[Batch]) -> None:
     columns, raw, wrong = read(batches)
     ranks = [batch.totals for batch in batches]
     for batch, nonsense in zip(batches, wrong, strict=True):
-        batch.totals.take(batch.records, batch.until_n, nonsense)
+        # Checksums have the shape of damaged records.
+        checksums = take(batch.totals, batch.records) if nonsense else 0
+        batch.totals.take(batch.records, batch.until_n, nonsense - checksums)
     if len(columns):
         cuts = _cuts(columns, batches)
         Section(columns, raw, ranks, cuts).ingest()

@@ -7,6 +7,7 @@ from typing import Any
 
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.replica_sets import ReplicaSets
 
 
 class Job:
@@ -15,6 +16,7 @@ class Job:
     def __init__(self, job_id: str) -> None:
         self.id = job_id
         self.joins: dict[str, GroupJoin] = {}
+        self.replicas = ReplicaSets()
         self.rank_totals: dict[str, RankTotals] = {}
         #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
@@ -35,10 +37,11 @@ class Aggregate:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity."""
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
-        totals = RankTotals(identity, job.joins)
+        totals = RankTotals(identity, job.joins, job.replicas)
         if any(other.rank == totals.rank for other in job.rank_totals.values()):
             for join in job.joins.values():
                 join.restart()
+            job.replicas.sets.clear()
         self.jobs[job_id] = job
         job.rank_totals[uid] = totals
         job.ended_ns = None

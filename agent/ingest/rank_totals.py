@@ -36,6 +36,7 @@ from commwatch.core.sketch import merge, quantile
 from commwatch.ingest.cell_totals import CellTotals, must_be_equal
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.own_time_state import OwnTime
+from commwatch.ingest.replica_sets import ReplicaSets
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.trainer_state import TrainerState
@@ -62,11 +63,12 @@ class RankTotals(TrainerState):
     Args:
         identity: of the ring.
         joins: of the job, by ``group_id``.
+        sets: of the job: its replicated parameters; default: none is compared.
     """
 
-    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
+    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin], sets: ReplicaSets | None = None) -> None:
         super().__init__(identity)
-        self._joins = joins
+        self._joins, self.sets = joins, sets or ReplicaSets()
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}

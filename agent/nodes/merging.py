@@ -13,6 +13,8 @@ from commwatch.core.views import GroupView, JobView, RankView
 from commwatch.ingest.stragglers import Late
 
 _T = TypeVar("_T")
+#: Kinds of verdicts that need an agent's own records.
+_OF_RECORDS = frozenset({"straggler", "desync", "corruption"})
 
 
 class Heard(NamedTuple):
@@ -66,7 +68,7 @@ class Seen:
 
 def own_records(found: Iterable[Verdict]) -> list[Verdict]:
     """Return an agent's verdicts that the views of its ranks and groups do not give."""
-    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in ("straggler", "desync")]
+    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in _OF_RECORDS]
 
 
 def conclude(seen: Seen) -> list[Verdict]:
