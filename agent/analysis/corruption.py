@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from commwatch.analysis.verdicts import Verdict
 from commwatch.analysis.wait_graph import RECENT_S
 from commwatch.collectors.spans import spans
 from commwatch.core.views import GroupView
 from commwatch.ingest.jobs import Job
-from commwatch.ingest.replica_sets import Episode
+
+if TYPE_CHECKING:
+    from commwatch.core.replicas import Episode
 
 #: Names of parameters in one verdict.
 _MOST_NAMES = 3
@@ -28,11 +31,13 @@ def corruptions(jobs: Iterable[Job], groups: Mapping[tuple[str, str], GroupView]
         groups: by job and ``group_id``.
     """
     for job in jobs:
-        for join, episode in job.replicas.episodes():
-            lasts = episode.latest_ns >= join.judged_ns or now_ns - episode.latest_ns < RECENT_S * 1e9
+        for join in job.replicas.values():
             group = groups.get((job.id, join.group_id))
-            if lasts and group is not None:
-                yield corruption(episode, join.names, sorted(join.ranks), group, now_ns)
+            if group is None or not join.runs:
+                continue
+            for episode in join.episodes:
+                if episode.latest_ns >= join.judged_ns or now_ns - episode.latest_ns < RECENT_S * 1e9:
+                    yield corruption(episode, join.names, sorted(join.ranks), group, now_ns)
 
 
 def corruption(episode: Episode, names: tuple[str, ...], compared: list[int], group: GroupView, now_ns: int) -> Verdict:

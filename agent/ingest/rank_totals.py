@@ -36,12 +36,12 @@ from commwatch.core.sketch import merge, quantile
 from commwatch.ingest.cell_totals import CellTotals, must_be_equal
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.own_time_state import OwnTime
-from commwatch.ingest.replica_sets import ReplicaSets
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.trainer_state import TrainerState
 
 if TYPE_CHECKING:
+    from commwatch.core.replicas import SetJoin
     from commwatch.ingest.columns import Codes
 
 _MOST_FAILURES = 16
@@ -66,9 +66,11 @@ class RankTotals(TrainerState):
         sets: of the job: its replicated parameters; default: none is compared.
     """
 
-    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin], sets: ReplicaSets | None = None) -> None:
+    def __init__(
+        self, identity: dict[str, Any], joins: dict[str, GroupJoin], sets: dict[tuple[str, str], SetJoin] | None = None
+    ) -> None:
         super().__init__(identity)
-        self._joins, self.sets = joins, sets or ReplicaSets()
+        self._joins, self.sets = joins, {} if sets is None else sets
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}

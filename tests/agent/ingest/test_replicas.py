@@ -50,7 +50,7 @@ class Job:
     def found(self) -> list[Found]:
         """The episodes."""
         (job,) = self.aggregate.jobs.values()
-        every = (episode for _, episode in job.replicas.episodes())
+        every = [episode for join in job.replicas.values() if join.runs for episode in join.episodes]
         return [(each.odd.ranks, each.odd.places, each.odd.which, each.first, each.right) for each in every]
 
 
@@ -115,7 +115,8 @@ def test_restored() -> None:
     job.check(1)
     job.check(2, {1: {0: 9}})
     job.check(3)
-    ((join, episode),) = next(iter(job.aggregate.jobs.values())).replicas.episodes()
+    (join,) = next(iter(job.aggregate.jobs.values())).replicas.values()
+    (episode,) = join.episodes
     assert (episode.since_ns, episode.latest_ns, join.judged_ns, join.checks) == (2 * S, 2 * S, 3 * S, 3)
 
 
@@ -230,7 +231,7 @@ def test_memory() -> None:
     job.check(1)
     for count in range(2, 300):
         job.ranks[0].ingest(job.records(count))
-    (join,) = next(iter(job.aggregate.jobs.values())).replicas.sets.values()
+    (join,) = next(iter(job.aggregate.jobs.values())).replicas.values()
     assert len(join._pending) <= 131
 
 

@@ -1,25 +1,18 @@
 """Compares the checksums of replicated parameters over the ranks of this node: which rank has other bits, and since when. Pure.
 
-A rank is judged on a parameter only once it has agreed on it with most of the others: what was never equal is not a corruption.
+A rank is judged on a parameter only once it has agreed on it with most of the others: what was never equal is not a corruption. Import it only
+where there are checksums, because it brings in numpy.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from commwatch.collectors.wire import events as ev
-from commwatch.core.names_file import Announced
-from commwatch.core.records import RECORD
-from commwatch.ingest.replica_sets import Episode, Odd, Which
-
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
 
 #: Checksums by parameter: shape [parameters, 2].
 Sums = npt.NDArray[np.uint64]
@@ -30,7 +23,37 @@ KEPT = 8
 #: The rings of this node's ranks are found within this time after the first check.
 _SETTLED_NS = 10_000_000_000
 #: Most sets of a job, and most groups of ranks that differ in one set.
-_MOST_SETS, _MOST_EPISODES = 1024, 16
+MOST_SETS, _MOST_EPISODES = 1024, 16
+#: ``rank``: these ranks differ from the others. ``one_of``: two values are equally frequent. ``all``: no two ranks of three or more agree.
+Which = Literal["rank", "one_of", "all"]
+
+
+class Odd(NamedTuple):
+    """Ranks that differ, and in which parameters."""
+
+    ranks: tuple[int, ...]
+    which: Which
+    places: tuple[int, ...]
+
+
+@dataclass
+class Episode:
+    """Ranks that have other bits than the rest, from one check to another."""
+
+    odd: Odd
+    #: Step of the first check that found it, and of the complete check before that; ``None``: there was none.
+    first: int
+    right: int | None
+    #: Monotonic times of the first and of the latest check that found it, in ns.
+    since_ns: int
+    latest_ns: int
+
+
+class Rank(Protocol):
+    """What is asked of a rank."""
+
+    rank: int
+    alive: bool
 
 
 class Check(NamedTuple):
@@ -83,7 +106,7 @@ class SetJoin:
     def __init__(self, group_id: str, size: int, names: tuple[str, ...]) -> None:
         self.group_id, self.size, self.names = group_id, size, names
         #: The ranks of this node that have checked it.
-        self.ranks: dict[int, RankTotals] = {}
+        self.ranks: dict[int, Rank] = {}
         self.episodes: list[Episode] = []
         #: Checks that all ranks of this node have made, and the time of the latest, in ns.
         self.checks = self.judged_ns = 0
@@ -99,7 +122,7 @@ class SetJoin:
         #: The step of the latest complete check.
         self._judged: int | None = None
 
-    def add(self, totals: RankTotals, records: npt.NDArray[np.void]) -> None:
+    def add(self, totals: Rank, records: npt.NDArray[np.void]) -> None:
         """Add checksums of one rank; of the dtype ``RECORD``, all of one check."""
         self.ranks[totals.rank] = totals
         first = records[0]
@@ -137,6 +160,11 @@ class SetJoin:
         while len(self._pending) > max(_LEAST_CHECKS, _MOST_PENDING // len(self.names)):
             del self._pending[next(iter(self._pending))]
 
+    @property
+    def runs(self) -> bool:
+        """Whether one of the ranks runs."""
+        return any(totals.alive for totals in self.ranks.values())
+
     def judge(self, count: int, parts: Mapping[int, Sums], now_ns: int) -> None:
         """Compare the ranks at the check of this step, which is not before the one judged last.
 
@@ -153,28 +181,4 @@ class SetJoin:
             elif len(self.episodes) < _MOST_EPISODES:
                 self.episodes.append(Episode(odd, count, self._judged, now_ns, now_ns))
         self.checks += count != self._judged
-        self._judged, self.judged_ns = count, max(self.judged_ns, now_ns)
-
-
-def take(totals: RankTotals, records: bytes) -> int:
-    """Add the checksums among some records of a rank to the sets of its job; return their number."""
-    raw = np.frombuffer(records, RECORD)
-    sums = raw[raw["op"] == ev.CHECKSUM]
-    if not len(sums):
-        return 0
-    new = np.logical_or.reduce([sums[field][1:] != sums[field][:-1] for field in ("tag", "seq", "waited")])
-    bounds = [0, *(np.flatnonzero(new) + 1).tolist(), len(sums)]
-    for since, until in pairwise(bounds):
-        announced = totals.replicas.get(int(sums["tag"][since]))
-        if announced is not None:
-            _add(totals, announced, sums[since:until])
-    return len(sums)
-
-
-def _add(totals: RankTotals, announced: Announced, records: npt.NDArray[np.void]) -> None:
-    sets, info = totals.sets.sets, totals.group(announced.group)
-    at = info.group_id, announced.key
-    if at not in sets and len(sets) < _MOST_SETS and info.aligned and announced.names:
-        sets[at] = SetJoin(info.group_id, info.size, announced.names)
-    if at in sets and sets[at].names == announced.names:
-        sets[at].add(totals, records)
+        self._judged, self.judged_ns = count, now_ns
