@@ -48,14 +48,15 @@ FLIPS = (
 class Job:
     """The ranks of a job with checks at each step."""
 
-    def __init__(self, directory: Path, flip: Flip) -> None:
+    def __init__(self, directory: Path, flip: Flip, **more: str) -> None:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(flip.ranks)}
         where |= {"COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": flip.job}
         watched = {"COMMWATCH": "1", "COMMWATCH_HOOK": flip.hook}
         checks = {"COMMWATCH_CHECKSUMS": "replicas", "COMMWATCH_CHECKSUM_EVERY": "1", "COMMWATCH_CHECKSUM_BUDGET": "0"}
+        env = {**where, **watched, **checks, **more}
         command = prefork.command(JOBS / "corrupt.py", flip.what, str(flip.rank), str(AFTER), flip.how)
         self.ranks = [
-            subprocess.Popen(command, env=clean_env(**where, **watched, **checks, RANK=str(rank)), stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(command, env=clean_env(**env, RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for rank in range(flip.ranks)
         ]  # fmt: skip
 
@@ -113,3 +114,17 @@ def test_healthy(watching: RunningAgent) -> None:
         own
         == ["commwatch: replicas are not compared where ranks step on gradients of their own (no_sync, local SGD)"] * 3
     )
+
+
+@pytest.mark.parametrize("hook", ["python", "native"])
+def test_same_training(watching: RunningAgent, hook: str) -> None:
+    """Losses, weights and the state of the random numbers are equal, bit for bit, with checks at each step and without."""
+
+    def trained(**more: str) -> list[str]:
+        ranks = Job(watching.directory, Flip("trained", 0, "", hook=hook), **more).ranks
+        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+        return sorted(line for each in printed for line in each.splitlines() if line.startswith("said"))
+
+    with_checks = trained()
+    assert len(with_checks) == 3
+    assert with_checks == trained(COMMWATCH_CHECKSUMS="off") == trained(COMMWATCH="0")

@@ -1,10 +1,11 @@
 """Data-parallel training in which one bit flips on one rank, or in which replicas may rightly differ.
 
-Arguments: what flips (``weight``, ``gradient``, ``received``, ``state``, ``frozen``, ``nothing``, or ``healthy``: one way of training after another); on
-which rank; after how many steps; how the model is replicated (``ddp`` or ``hsdp``).
+Arguments: what flips (``weight``, ``gradient``, ``received``, ``state``, ``frozen``), or ``healthy``: one way of training after another, or ``trained``:
+print a digest of losses and weights; on which rank; after how many steps; how the model is replicated (``ddp`` or ``hsdp``).
 """
 
 import contextlib
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import begin
+from common import begin, end, say
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.join import Join
@@ -191,13 +192,33 @@ HEALTHY: tuple[Callable[[], None], ...] = (
 )
 
 
+def trained() -> None:
+    """Print a digest of the losses and of the weights at the end."""
+    model = DistributedDataParallel(nn.Sequential(network(), nn.Dropout(0.1), nn.Linear(7, 7)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    digest = hashlib.sha256()
+    for _ in range(30):
+        found = loss(model)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        digest.update(str(found.item()).encode())
+    for value in (*model.state_dict().values(), torch.random.get_rng_state()):
+        digest.update(bytes(value.reshape(-1).view(torch.uint8).tolist()))
+    say(digest.hexdigest())
+    end()
+
+
 def main() -> None:
     what, rank, after, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     begin()
     torch.manual_seed(0)
-    if what != "healthy":
+    if what not in ("healthy", "trained"):
         corrupted(what, rank, after, how)
     torch.manual_seed(dist.get_rank())
+    if what == "trained":
+        trained()
+        return
     for train in HEALTHY:
         train()
         print(train.__name__, file=sys.stderr, flush=True)
