@@ -70,6 +70,18 @@ def _steps_of(f: Figures) -> list[Row]:
     return rows
 
 
+def checksums(f: Figures) -> list[Row]:
+    """Rows of ``checksums.py``."""
+    rows = []
+    for arm, what in (("default", "every 100 steps"), ("each", "at each step")):
+        for kind, called in (("wall", "wall"), ("cpu", "CPU")):
+            measured = f"×{f[f'{arm}_{kind}_ratio']:.3f} (without again: ×{f[f'again_{kind}_ratio']:.3f})"
+            rows.append(Row(f"step of {f['wall_ms']:.0f} ms, {called} time, replicas compared {what}", measured))
+    size = f"{f['parameters']} parameters of {f['megabytes']:.1f} MB"
+    rows.append(Row(f"... one check of {size}", f"{f['check_cpu_ms']:.2f} ms of CPU, {f['memory_mb']:+.1f} MB"))
+    return rows
+
+
 def intake_rate(f: Figures) -> list[Row]:
     """Rows of ``intake_rate.py``."""
     rows = []
@@ -179,6 +191,7 @@ def _nccl_cost(cost: Figures) -> str:
 BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     collective_cost,
     step_time,
+    checksums,
     intake_rate,
     joiner,
     agent_load,

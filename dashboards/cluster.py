@@ -137,7 +137,7 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "What is wrong",
-            "How long a hang, stall, desync or straggler has lasted. Empty if nothing is wrong.",
+            "How long a hang, stall, desync, corruption or straggler has lasted. Empty if nothing is wrong.",
             "s",
             Query("max by (job_id, kind) (commwatch_verdict_seconds)", "{{job_id}} {{kind}}"),
         ),

@@ -293,7 +293,7 @@ def _wrong() -> list[Panel]:
     return [
         lines(
             "Verdicts",
-            "How long a hang, stall, desync or straggler has lasted, and the rank at fault (empty if there is none). "
+            "How long a hang, stall, desync, corruption or straggler has lasted, and the rank at fault (empty if there is none). "
             "Empty if nothing is wrong. `commwatch diagnose` gives details.",
             "s",
             Query(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from commwatch.analysis import ended_operations
+from commwatch.analysis.corruption import corruptions
 from commwatch.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch.collectors.probe.governor import FULL, MODES
 from commwatch.collectors.wire import events as ev
@@ -144,7 +145,7 @@ def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
-    """Return the verdicts on ended operations of the groups ``seen``: disagreements and stragglers."""
+    """Return the verdicts on what has ended in the groups ``seen``: disagreements, corruption and stragglers."""
     by_id = {(group.job_id, group.group_id): group for group in seen}
     odd = [
         disagreement(what, by_id[what.job_id, what.group_id])
@@ -163,7 +164,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
         for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id
     ]
-    return [verdict for verdict in odd if verdict is not None] + late
+    return [verdict for verdict in odd if verdict is not None] + [*corruptions(jobs, by_id, now_ns)] + late
 
 
 def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:

@@ -37,9 +37,10 @@ _SAYS = {
 class Verdict:
     """One fault, and the ranks that seem to cause it."""
 
-    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync`` or ``straggler``.
+    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
     kind: str
-    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order`` or ``late``.
+    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``, ``one_of``, ``diverged``
+    #: or ``late``.
     cause: str
     job_id: str
     group_id: str
@@ -48,7 +49,7 @@ class Verdict:
     op: str
     #: The culprits; all ranks inside if none differs.
     ranks: list[int]
-    #: The ranks that wait.
+    #: The ranks that wait; for a corruption those that agree.
     waiting: list[int]
     since_s: float
     says: str
@@ -57,6 +58,13 @@ class Verdict:
     #: For a straggler: the share of time that the others waited for it, and why it is late; ``None``: not known.
     cost_share: float | None = None
     why: str | None = None
+    #: For a corruption: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
+    parameter: str | None = None
+    step: int | None = None
+
+
+#: Kinds that say nothing about whether a rank is late.
+_BESIDE = frozenset({"straggler", "corruption"})
 
 
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
@@ -99,9 +107,9 @@ def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], l
 
 
 def combined(*found: Iterable[Verdict]) -> list[Verdict]:
-    """Combine verdicts of several sources; a rank with any other verdict is no straggler."""
+    """Combine verdicts of several sources; a rank that hangs or disagrees is no straggler."""
     every = [verdict for each in found for verdict in each]
-    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind != "straggler" for rank in verdict.ranks}
+    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind not in _BESIDE for rank in verdict.ranks}
     return [
         verdict
         for verdict in every

@@ -17,6 +17,7 @@ from commwatch.core.errors import UsageError
 from commwatch.core.plain_table import CELLS, paragraph
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
+from commwatch.nodes.replica_parts import RankChecks
 from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.watchers.stack_capture import Evidence
 
@@ -63,7 +64,8 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
         if isinstance(columns_of, str):
             seen.silent[url] = columns_of
         else:
-            seen.parts += columns_of
+            seen.parts += columns_of[0]
+            seen.replicas += columns_of[1]
     if len(seen.silent) == len(urls):
         reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
         raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
@@ -103,10 +105,17 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
     return ranks, groups, reported
 
 
-def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]:
-    """Return one agent's records of collectives of cross-node groups, at most ``limit`` collectives of a group."""
+def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> tuple[list[RankParts], list[RankChecks]]:
+    """Return one agent's records of collectives of cross-node groups, at most ``limit`` of a group, and its checks of their replicas."""
     queries = [f"parts?job={urllib.parse.quote(job, safe='')}&limit={limit}" for job in jobs]
-    return [_view(RankParts, answer) for query in queries for answer in get(url, query, keys)["parts"]]
+    answers = [get(url, query, keys) for query in queries]
+    parts = [_view(RankParts, part) for answer in answers for part in answer["parts"]]
+    checks = [
+        _view(RankChecks, {**part, "at": [tuple(at) for at in part["at"]]})
+        for answer in answers
+        for part in answer["replicas"]
+    ]
+    return parts, checks
 
 
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:

@@ -30,7 +30,7 @@ STALE_S = 5.0
 #: Width in cells from which the two tables are drawn side by side.
 _WIDE = 150
 _MOST_BAR = 40
-_STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad"}
+_STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad", "corruption": "bad"}
 _STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
 _RANKS = (
     Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),

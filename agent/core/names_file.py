@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from commwatch.collectors.node.gpu import GpuPlace, place_of
 from commwatch.collectors.wire import events as ev
@@ -25,6 +25,18 @@ _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[
 _MOST_PEERS = 1024
 #: Characters of the name of an exception's type.
 _MOST_TYPE = 80
+#: Most sets of replicated parameters, most checksums of a set, and characters of a parameter's name.
+_MOST_SETS, _MOST_SUMS, _MOST_NAME = 1024, 1024, 200
+
+
+class Announced(NamedTuple):
+    """A set of parameters that a rank has announced: they must be equal on all ranks of a group."""
+
+    #: The group's number in the ring; equal for the same parameters on all ranks.
+    group: int
+    key: str
+    #: Of each checksum: a parameter, or neighbours that share it.
+    names: tuple[str, ...]
 
 
 def _address(text: object) -> str:
@@ -67,6 +79,8 @@ class Names:
         self.inspector: str | None = None
         #: The addresses of the agents of the job's nodes, as its ranks have found them.
         self.peers: tuple[str, ...] = ()
+        #: Sets of replicated parameters, by number.
+        self.replicas: dict[int, Announced] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
         self.raised = ""
 
@@ -83,19 +97,31 @@ class Names:
                     self.dtypes[count_of(entry["dtype"])] = str(entry["name"])
                 elif "op" in entry:
                     self.ops[count_of(entry["op"])] = str(entry["name"])
-                elif "nccl_log" in entry:
-                    self.nccl_log = str(entry["nccl_log"])
-                elif "gpu" in entry:
-                    self.gpu = place_of(entry["gpu"])
-                elif "inspector" in entry:
-                    self.inspector = str(entry["inspector"])
-                elif "peers" in entry:
-                    self.peers = tuple(_address(each) for each in entry["peers"][:_MOST_PEERS])
-                elif "raised" in entry:
-                    self.raised = str(entry["raised"])[:_MOST_TYPE]
+                else:
+                    self._learn_state(entry)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 continue
         return fresh
+
+    def _learn_state(self, entry: dict[str, Any]) -> None:
+        """Read an entry about the process itself."""
+        if "nccl_log" in entry:
+            self.nccl_log = str(entry["nccl_log"])
+        elif "gpu" in entry:
+            self.gpu = place_of(entry["gpu"])
+        elif "inspector" in entry:
+            self.inspector = str(entry["inspector"])
+        elif "peers" in entry:
+            self.peers = tuple(_address(each) for each in entry["peers"][:_MOST_PEERS])
+        elif "replicas" in entry:
+            self._announce(count_of(entry["replicas"]), entry)
+        elif "raised" in entry:
+            self.raised = str(entry["raised"])[:_MOST_TYPE]
+
+    def _announce(self, number: int, entry: dict[str, Any]) -> None:
+        names = tuple(str(name)[:_MOST_NAME] for name in entry["tensors"][:_MOST_SUMS])
+        if len(self.replicas) < _MOST_SETS:
+            self.replicas[number] = Announced(count_of(entry["in"]), str(entry["key"])[:_MOST_NAME], names)
 
     def _remember(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
         """Store a group, and drop the oldest of the rest if there are too many; yield the groups that are new."""

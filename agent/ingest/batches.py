@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_TOGETHER, SLOT_NS
+from commwatch.core.names_file import Announced
+from commwatch.core.records import RECORD
+from commwatch.core.replicas import MOST_SETS, SetJoin
 from commwatch.ingest.columns import Batch, Columns, read
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
+
+if TYPE_CHECKING:
+    from commwatch.ingest.rank_totals import RankTotals
 
 
 def ingest(batches: Sequence[Batch]) -> None:
@@ -46,12 +54,38 @@ def _ingest(batches: Sequence[Batch]) -> None:
     columns, raw, wrong = read(batches)
     ranks = [batch.totals for batch in batches]
     for batch, nonsense in zip(batches, wrong, strict=True):
-        batch.totals.take(batch.records, batch.until_n, nonsense)
+        # Checksums have the shape of damaged records.
+        checksums = _take_checksums(batch.totals, batch.records) if nonsense else 0
+        batch.totals.take(batch.records, batch.until_n, nonsense - checksums)
     if len(columns):
         cuts = _cuts(columns, batches)
         Section(columns, raw, ranks, cuts).ingest()
     for totals in ranks:
         totals.trim()
+
+
+def _take_checksums(totals: RankTotals, records: bytes) -> int:
+    """Add the checksums among some records of a rank to the sets of its job; return their number."""
+    raw = np.frombuffer(records, RECORD)
+    sums = raw[(raw["op"] == ev.CHECKSUM) & (raw["start"] > raw["end"])]
+    if not len(sums):
+        return 0
+    new = np.logical_or.reduce([sums[field][1:] != sums[field][:-1] for field in ("tag", "seq", "waited")])
+    bounds = [0, *(np.flatnonzero(new) + 1).tolist(), len(sums)]
+    for since, until in pairwise(bounds):
+        announced = totals.replicas.get(int(sums["tag"][since]))
+        if announced is not None:
+            _add_check(totals, announced, sums[since:until])
+    return len(sums)
+
+
+def _add_check(totals: RankTotals, announced: Announced, records: npt.NDArray[np.void]) -> None:
+    sets, info = totals.sets, totals.group(announced.group)
+    at = info.group_id, announced.key
+    if at not in sets and len(sets) < MOST_SETS and info.aligned and announced.names:
+        sets[at] = SetJoin(info.group_id, info.size, announced.names)
+    if at in sets and sets[at].names == announced.names:
+        sets[at].add(totals, records)
 
 
 def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[Cut]:

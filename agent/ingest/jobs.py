@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.rank_totals import RankTotals
+
+if TYPE_CHECKING:
+    from commwatch.core.replicas import SetJoin
 
 
 class Job:
@@ -15,6 +18,8 @@ class Job:
     def __init__(self, job_id: str) -> None:
         self.id = job_id
         self.joins: dict[str, GroupJoin] = {}
+        #: Sets of replicated parameters, by ``group_id`` and key.
+        self.replicas: dict[tuple[str, str], SetJoin] = {}
         self.rank_totals: dict[str, RankTotals] = {}
         #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
@@ -35,10 +40,11 @@ class Aggregate:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity."""
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
-        totals = RankTotals(identity, job.joins)
+        totals = RankTotals(identity, job.joins, job.replicas)
         if any(other.rank == totals.rank for other in job.rank_totals.values()):
             for join in job.joins.values():
                 join.restart()
+            job.replicas.clear()
         self.jobs[job_id] = job
         job.rank_totals[uid] = totals
         job.ended_ns = None

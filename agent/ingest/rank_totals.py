@@ -41,6 +41,7 @@ from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.trainer_state import TrainerState
 
 if TYPE_CHECKING:
+    from commwatch.core.replicas import SetJoin
     from commwatch.ingest.columns import Codes
 
 _MOST_FAILURES = 16
@@ -62,11 +63,14 @@ class RankTotals(TrainerState):
     Args:
         identity: of the ring.
         joins: of the job, by ``group_id``.
+        sets: of the job: its replicated parameters; default: none is compared.
     """
 
-    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
+    def __init__(
+        self, identity: dict[str, Any], joins: dict[str, GroupJoin], sets: dict[tuple[str, str], SetJoin] | None = None
+    ) -> None:
         super().__init__(identity)
-        self._joins = joins
+        self._joins, self.sets = joins, {} if sets is None else sets
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}

@@ -11,8 +11,11 @@ from commwatch.analysis.ended_operations import RankParts, put_together
 from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
 from commwatch.core.views import GroupView, JobView, RankView
 from commwatch.ingest.stragglers import Late
+from commwatch.nodes.replica_parts import RankChecks, corruptions_across
 
 _T = TypeVar("_T")
+#: Kinds of verdicts that need an agent's own records.
+_OF_RECORDS = frozenset({"straggler", "desync", "corruption"})
 
 
 class Heard(NamedTuple):
@@ -62,11 +65,13 @@ class Seen:
     silent: dict[str, str]
     #: The latest collectives of cross-node groups, by rank.
     parts: list[RankParts] = field(default_factory=list)
+    #: The latest checks of replicas that have ranks on several nodes, by rank.
+    replicas: list[RankChecks] = field(default_factory=list)
 
 
 def own_records(found: Iterable[Verdict]) -> list[Verdict]:
     """Return an agent's verdicts that the views of its ranks and groups do not give."""
-    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in ("straggler", "desync")]
+    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in _OF_RECORDS]
 
 
 def conclude(seen: Seen) -> list[Verdict]:
@@ -78,11 +83,22 @@ def conclude(seen: Seen) -> list[Verdict]:
     for verdict in (
         *seen.reported,
         *_across(seen.parts, groups),
+        *corruptions_across(seen.replicas, groups),
     ):  # drop duplicates from an agent that was queried under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
-            reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
-    return combined(found, reported.values())
+            reported.setdefault((*at, verdict.group, verdict.seq, verdict.parameter, *verdict.ranks), verdict)
+    return combined(found, _without_doubt(list(reported.values())))
+
+
+def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
+    """Yield verdicts without those that one of some ranks has wrong weights, where more ranks together show which one."""
+    known = [verdict for verdict in found if verdict.cause == "weights"]
+    for verdict in found:
+        about = (verdict.job_id, verdict.group_id, verdict.parameter)
+        same = [set(each.ranks) for each in known if (each.job_id, each.group_id, each.parameter) == about]
+        if verdict.cause != "one_of" or not any(ranks <= set(verdict.ranks) for ranks in same):
+            yield verdict
 
 
 def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:

@@ -155,6 +155,8 @@ class Exporter(Collector):
         latest = max(job.rank_totals.values(), key=lambda totals: int(totals.identity["restart"]))
         size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
         families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
+        if checks := sum(join.checks for join in job.replicas.values()):
+            families.count("replica_checks_total", (job.id,), checks)
         for totals in job.rank_totals.values():
             families.count("events_total", (job.id,), totals.read)
             families.count("events_dropped_total", (job.id,), totals.lost + totals.dropped + totals.nonsense)

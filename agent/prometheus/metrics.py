@@ -175,6 +175,12 @@ METRICS = {
             ("job_id", "group", "group_id", "kind", "rank"),
         ),
         Spec(
+            "commwatch_replica_checks_total",
+            "counter",
+            "Total number of comparisons of replicated weights between the ranks of this node.",
+            ("job_id",),
+        ),
+        Spec(
             "commwatch_straggler_wait_ratio",
             "gauge",
             "Ratio of time that the other ranks spend waiting for a straggler; absent if there is none.",

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
+from commwatch.nodes.replica_parts import rank_checks
 from commwatch.server.services import Services
 
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
@@ -27,8 +28,10 @@ def question_of_job(services: Services, job: str) -> dict[str, Any]:
     """Return the arguments of the worker's question ``job_verdicts``; waits for the agents of other nodes, at most 2 s."""
     parts, theirs = parts_of_job(services, job)
     which = f"job={quote(job, safe='')}"
+    with services.queries.live(job) as (jobs, now_ns):
+        replicas = rank_checks(jobs, now_ns)
     heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), theirs)
-    return {"job": job, "reported": of_node(services, job), "parts": parts, "heard": heard}
+    return {"job": job, "reported": of_node(services, job), "parts": parts, "replicas": replicas, "heard": heard}
 
 
 def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:

@@ -6,7 +6,7 @@ They run in the worker process, as the answers of many agents take long to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from commwatch.core.api_views import AlertsView, AlertView, Summary
 from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.nodes.merging import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
 from commwatch.nodes.queries import Cells, JobQueries, NodePart
+from commwatch.nodes.replica_parts import RankChecks
 from commwatch.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
 from commwatch.server import history_queries
 from commwatch.server.history_queries import Efficiencies
@@ -37,6 +38,8 @@ class Parts:
     #: Collectives reported per group, at most: the latest. Fewer than requested where there are many groups and ranks.
     limit: int
     parts: list[RankParts]
+    #: The latest checks of replicated parameters that have ranks on other nodes.
+    replicas: list[RankChecks] = field(default_factory=list)
 
 
 def jobs(agent: QueryService, *, most: int | None, heard: Heard) -> JobWide[list[JobView]]:
@@ -95,13 +98,20 @@ def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str, *, he
 
 
 def verdicts(
-    agent: QueryService, job: str, *, reported: list[Verdict], parts: list[RankParts], heard: Heard
+    agent: QueryService,
+    job: str,
+    *,
+    reported: list[Verdict],
+    parts: list[RankParts],
+    replicas: list[RankChecks],
+    heard: Heard,
 ) -> JobWide[list[Verdict]]:
     """Return what is wrong right now.
 
     Args:
         reported: this agent's verdicts.
         parts: its collectives of groups that also have ranks on other nodes.
+        replicas: its checks of replicas that also have ranks on other nodes.
     """
     found, nodes = read(heard, list[RankView], list[GroupView], list[Verdict], Parts)
     every = JobQueries(agent, [NodePart(ranks=tuple(views)) for views, *_ in found])
@@ -111,6 +121,7 @@ def verdicts(
         own_records([*reported, *(verdict for *_, verdicts, _ in found for verdict in verdicts)]),
         nodes.silent,
         [*parts, *(part for *_, answer in found for part in answer.parts)],
+        [*replicas, *(part for *_, answer in found for part in answer.replicas)],
     )
     return JobWide(nodes, conclude(seen))
 

@@ -126,4 +126,4 @@ class OtherNodes:
             found = self._services.worker.find("job_verdicts", **question_of_job(self._services, job_id))
         except CommwatchError:  # the worker is busy or ends; the next request may succeed
             return None
-        return [verdict for verdict in found.data if verdict.kind == "straggler"]
+        return [verdict for verdict in found.data if verdict.kind in ("straggler", "corruption")]

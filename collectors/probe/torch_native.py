@@ -162,6 +162,9 @@ class NativeProbe(Probe):
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
         self._library.mark(optimizer, number, began, ended, flags)
 
+    def _write_checksum(self, checksum: ev.Checksum) -> None:
+        self._library.checksum(*checksum)
+
 
 def unhook() -> None:
     """Remove the kernels from the dispatcher. Only while nothing records and no other thread communicates."""

@@ -31,6 +31,7 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir, own_file
 
 if TYPE_CHECKING:
+    from commwatch.collectors.probe.torch_corruption import ReplicaChecks
     from commwatch.collectors.probe.torch_profile import Profiling
 
 #: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
@@ -74,6 +75,8 @@ class Probe(GraphEvents, ABC):
         self._request = ""
         self._profiling: Profiling | None = None
         self._may_profile = True
+        #: Checks of replicated parameters; ``None``: they are off.
+        self._checks: ReplicaChecks | None = None
         #: Ends the records in a process of ``multiprocessing``, which exits without ``atexit``.
         self._at_exit: Finalize | None = None
         #: Finds out which GPU this process computes on; ``None`` once that is recorded, or cannot be known.
@@ -96,6 +99,7 @@ class Probe(GraphEvents, ABC):
             self._graphs.watch()
         self.groups.on_default = self._default_changed
         self.groups.watch()
+        self._watch_replicas()
         self.steps.install()
         atexit.register(self._leave)
 
@@ -113,6 +117,7 @@ class Probe(GraphEvents, ABC):
     def _take_all_out(self) -> None:
         """Remove all hooks. May be called twice."""
         self.steps.uninstall()
+        self._unwatch_replicas()
         self._guard_profile(self._end_profile)
         self.groups.unwatch()
         self._coalesced.unwatch()
@@ -387,6 +392,46 @@ class Probe(GraphEvents, ABC):
     def mark_now(self) -> None:
         """Write the user's own step mark."""
         self.steps.explicit(time.monotonic_ns())
+
+    # -- replicas -----------------------------------------------------------------------------
+
+    def _watch_replicas(self) -> None:
+        """Check replicated parameters from now on, if that is wanted. The modules for it are loaded only then."""
+        if self.env.get("COMMWATCH_CHECKSUMS", "off") not in variables.CHECKSUMS[1:]:
+            return
+        from commwatch.collectors.probe.torch_corruption import ReplicaChecks
+
+        say = partial(self.say, about="replicas")
+        self._checks = ReplicaChecks(self.env, announce=self._announce, write=self._write_checksum, say=say)
+        self._checks.modules.watch()
+        self.steps.on_step = self._check
+
+    def _unwatch_replicas(self) -> None:
+        self.steps.on_step = None
+        if self._checks is not None:
+            self._checks.modules.unwatch()
+            self._checks = None
+
+    def _check(self, optimizer: Any) -> None:
+        """After a step: check its parameters. Errors end the checks, but reach neither the training nor the records."""
+        try:
+            if self._checks is not None and self.ring is not None and not self.off:
+                self._checks.step(optimizer)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self._unwatch_replicas()
+            self.say(f"replicas of rank {self._rank} are not compared: {type(error).__name__}: {error}", "checks")
+
+    def _announce(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
+        """Write a set of replicated parameters to the names file; return the number of its group, ``None`` without space."""
+        group = self.group_of(pg)
+        entry = {"in": group.small_id, "key": key, "tensors": names}
+        return None if self._intern("replicas", number, entry, ev.NO_GROUP) == ev.NO_GROUP else group.small_id
+
+    @abstractmethod
+    def _write_checksum(self, checksum: ev.Checksum) -> None:
+        """Write the record of a checksum."""
 
     # -- profiles -----------------------------------------------------------------------------
 

@@ -411,3 +411,7 @@ class PythonProbe(Probe):
         self.ring.write(
             ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight
         )
+
+    def _write_checksum(self, checksum: ev.Checksum) -> None:
+        if self.ring is not None:
+            self.ring.write(*checksum.fields())

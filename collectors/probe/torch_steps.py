@@ -74,6 +74,10 @@ class StepHooks:
         #: The class of a framework's engine, its own method, and our replacement.
         self._engine: tuple[Any, Callable[..., Any], Callable[..., Any]] | None = None
         self._last_explicit = 0
+        #: Called with the optimizer or the engine after the end of each outermost call.
+        self.on_step: Callable[[Any], object] | None = None
+        #: The user marks the steps: there are no other marks.
+        self._only_explicit = False
 
     def install(self) -> None:
         """Hook the begin and the end of every optimizer's step."""
@@ -121,7 +125,9 @@ class StepHooks:
 
     def explicit(self, now_ns: int) -> None:
         """Write the user's own mark; from now on there are no others."""
-        self.uninstall()
+        self._only_explicit = True
+        if self.on_step is None:
+            self.uninstall()
         self._mark(EXPLICIT, self._last_explicit or now_ns, now_ns, False)
         self._last_explicit = now_ns
 
@@ -150,8 +156,11 @@ class StepHooks:
 
     def _end(self, optimizer: Any, began_ns: int) -> None:
         """Mark the end of an outermost call of an optimizer or an engine."""
-        number = self._number_of(optimizer)
-        self._mark(number, began_ns, time.monotonic_ns(), self._calls.in_same_pass(number))
+        if not self._only_explicit:
+            number = self._number_of(optimizer)
+            self._mark(number, began_ns, time.monotonic_ns(), self._calls.in_same_pass(number))
+        if self.on_step is not None:
+            self.on_step(optimizer)
 
     def _number_of(self, optimizer: Any) -> int:
         known = self._numbers.get(id(optimizer))

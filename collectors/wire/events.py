@@ -14,6 +14,9 @@ RECORD = struct.Struct("<IBBHiiQQIIQQBBHI")
 RECORD_SIZE = RECORD.size
 
 STEP_MARK = 0
+#: A checksum of replicated parameters. It has the shape of a damaged record, because ``start_ns`` is after ``end_ns``: all readers of operations, and
+#: agents that do not know it, skip it. ``Checksum`` has its fields.
+CHECKSUM = 255
 #: Canonical operation names; the code of an op in a record is its place in this table, from 1.
 OPS = (
     "all_reduce",
@@ -135,3 +138,27 @@ class Record(NamedTuple):
     def begun_ns(self) -> int:
         """Return when an operation in flight began, in ns: its launch; on a GPU, when the GPU reached it, and 0 before."""
         return self.start_ns if self.flags & ON_DEVICE else self.launch_ns
+
+
+class Checksum(NamedTuple):
+    """The fields of the record of a checksum: what ``collectors/probe/torch_checksums.py`` makes of a parameter on one rank after a step."""
+
+    group: int
+    #: Number of the set of parameters that the names file announces, and the place of the parameter in it.
+    set: int
+    place: int
+    #: Number of the step since the set was announced, from 1; and how many collectives the group had launched.
+    step: int
+    number: int
+    #: The sum of its words, and that of words times positions, each from 0 to 2**64 - 1.
+    plain: int
+    weighted: int
+    taken_ns: int
+
+    def fields(self) -> tuple[int, ...]:
+        """Return the fields of the record, without its stamps."""
+        tail = (self.step & _WORD, self.number & _WORD, self.taken_ns, 0, 0, 0, 0)
+        return (CHECKSUM, NO_DTYPE, self.group, self.place, self.set, self.plain, self.weighted, *tail)
+
+
+_WORD = 0xFFFFFFFF

@@ -11,6 +11,11 @@ HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
 #: Whether NCCL loads our profiler plugin.
 ON, _OFF = PLUGIN = ("on", "off")
+#: What checksums are made of.
+CHECKSUMS = ("off", "replicas")
+#: Steps between two checks of replicas, and the share of the time that checks may take.
+CHECKSUM_EVERY, CHECKSUM_BUDGET = 100, 0.001
+_MOST_STEPS = 1_000_000
 #: A reader keeps ``MARGIN`` records of distance from the writer on both sides; the largest ring has 64 GB.
 _LEAST_SLOTS, _MOST_SLOTS = 2 * MARGIN, 999_999_999
 
@@ -24,6 +29,18 @@ def part(text: str) -> float | None:
     return number if 0 <= number <= 1 else None
 
 
+def share(text: str, default: float) -> float:
+    """Parse a share, 0 to 1; the default if the text is not one."""
+    number = part(text)
+    return default if number is None else number
+
+
+def steps(text: str) -> int | None:
+    """Parse a number of steps between two checks; ``None`` if it is invalid."""
+    number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_STEPS)) else 0
+    return number if 1 <= number <= _MOST_STEPS else None
+
+
 def slots(text: str) -> int | None:
     """Parse the number of records of a ring; ``None`` if it is invalid."""
     number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_SLOTS)) else 0
@@ -33,6 +50,9 @@ def slots(text: str) -> int | None:
 #: By variable: the check of its text, and the rule in words.
 _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
     "COMMWATCH_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
+    "COMMWATCH_CHECKSUMS": (CHECKSUMS.__contains__, f"one of {', '.join(CHECKSUMS)}"),
+    "COMMWATCH_CHECKSUM_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
+    "COMMWATCH_CHECKSUM_EVERY": (lambda text: steps(text) is not None, f"a whole number from 1 to {_MOST_STEPS}"),
     "COMMWATCH_DISABLE": (("0", "1").__contains__, "1 or 0"),
     "COMMWATCH_HOOK": (HOOKS.__contains__, f"one of {', '.join(HOOKS)}"),
     "COMMWATCH_NCCL_PLUGIN": (PLUGIN.__contains__, f"one of {', '.join(PLUGIN)}"),

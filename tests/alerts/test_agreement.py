@@ -125,7 +125,7 @@ CHOICES = {
     "collector": ("gpu", "host"),
     "world_size": ("4",),
 }
-KINDS = {"commwatch_verdict_seconds": ("straggler", "hang", "stalled", "desync")}
+KINDS = {"commwatch_verdict_seconds": ("straggler", "hang", "stalled", "desync", "corruption")}
 #: About what values are, where that is not about one: so that they cross the thresholds. Of counters, a second's growth.
 ABOUT = {
     "commwatch_verdict_seconds": 900.0,

@@ -11,6 +11,7 @@ from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.nodes.merging import JobWide
+from commwatch.nodes.replica_parts import rank_checks
 from commwatch.server import current_verdicts
 from commwatch.server.history_queries import Efficiencies, job_exists, text_of
 from commwatch.server.job_questions import Parts
@@ -54,10 +55,11 @@ def parts(
     job: JobFilter = None,
     limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
 ) -> Parts:
-    """Latest symmetric operations of groups that also have ranks on other nodes; `commwatch diagnose` joins them."""
+    """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; `commwatch diagnose` joins them."""
     job_exists(agent, job)
-    with agent.live(job) as (jobs, now_ns):
-        return Parts(*ended_operations.parts(jobs, now_ns, limit))
+    with agent.live(job) as (live, now_ns):
+        jobs = list(live)
+        return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns))
 
 
 @router.get("/efficiency", response_model=Efficiencies | JobWide[Efficiencies])

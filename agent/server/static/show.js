@@ -9,7 +9,7 @@ import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./word
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
 const WORTH = 0.1;
-const BAD = new Set(["hang", "desync", "critical", "error"]);
+const BAD = new Set(["hang", "desync", "corruption", "critical", "error"]);
 
 const kindOf = (name) => (BAD.has(name) ? "bad" : name === "info" ? "" : "warn");
 

@@ -396,6 +396,25 @@ COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, ui
   entered.get()->mark(record);
 }
 
+// Record a checksum of replicated parameters, with the fields of events.Checksum.
+COMMWATCH_API void cw_checksum(uint16_t group, int set, int place, uint32_t count, uint32_t number, uint64_t plain,
+                               uint64_t weighted, uint64_t taken_ns) {
+  const Entered entered;
+  Session* const session = entered.get();
+  if (session == nullptr || session->ring() == nullptr || session->off.load(std::memory_order_relaxed)) return;
+  Record record;
+  record.op = format::kChecksum;
+  record.group = group;
+  record.peer = place;
+  record.tag = set;
+  record.size_bytes = plain;
+  record.launch_ns = weighted;
+  record.seq = count;
+  record.waited_us = number;
+  record.start_ns = taken_ns;
+  session->ring()->write(record);
+}
+
 // A capture of a graph begins in this thread; it has ended; the graph is to be replayed; the replay was launched; the graph was destroyed. graph: a
 // number used only once.
 COMMWATCH_API void cw_capture_begins(uint64_t graph) {

@@ -76,6 +76,7 @@ _NUMBERS = {
     "kMode": ring.MODE,
     "kModeSinceNs": ring.MODE_SINCE_NS,
     "kStepMark": events.STEP_MARK,
+    "kChecksum": events.CHECKSUM,
     "kNoGroup": events.NO_GROUP,
     "kTags": events.TAGS,
     "kAsync": events.ASYNC,
@@ -313,5 +314,7 @@ class Library:
         self.capture_begins, self.capture_ends, self.replay, self.forget_graph = graphs
         self.mark = quick.cw_mark
         self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8]
+        self.checksum = quick.cw_checksum
+        self.checksum.argtypes = [ctypes.c_uint16, *[ctypes.c_int] * 2, *[ctypes.c_uint32] * 2, *[ctypes.c_uint64] * 3]
         self.switch_off = quick.cw_switch_off
         self.uninstall = slow.cw_uninstall
