@@ -100,7 +100,7 @@ def _rows() -> Iterator[tuple[float, float, float]]:
         if not all(word in row.what for word in sys.argv[1:]):
             continue
         before, after = recorded(row.before), recorded(row.after)
-        found = study("job", before, changes_of(row.question))
+        found = study("job", before, changes_of(row.question, {}))
         predicted = found.answers[0]
         measured_s = median(after.measured_s)
         error = predicted.predicted.step_s / measured_s - 1

@@ -40,7 +40,7 @@ def _add_changes(changes: Any) -> None:
     add(
         "--link",
         metavar="LINK",
-        help="another link: 2x (twice the bandwidth), or one of docs/links.md, such as '8 x ib-ndr'",
+        help="another link: 2x (twice the bandwidth), or one of docs/links.md, such as '8 x ib-ndr', or the name of a file of `commwatch bench --list`",
     )
     add("--latency", metavar="FACTOR", help="another latency of the link, such as 0.5x")
     add(
@@ -87,6 +87,7 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
 
     from commwatch.cli.stored import job_in, reading
     from commwatch.commands.timeline import traces_of_others
+    from commwatch.reference.references import References, directory
     from commwatch.report.recorded_steps import model_of
     from commwatch.report.timeline_export import Window, own_trace
     from commwatch.whatif.answers import study
@@ -95,7 +96,8 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
 
     given = {each.name: getattr(arguments, each.name) for each in fields(Question)}
     given |= {name: tuple(given[name]) for name in ("no_late_rank", "compute")}
-    changes = changes_of(Question(**given))
+    links = References(directory(config.state), config.links).curves()
+    changes = changes_of(Question(**given), links)
     with reading(config) as agent:
         job = job_in(agent, arguments.job)
         others, silent = ([], {}) if arguments.node else traces_of_others(config, job.job_id, arguments.last)

@@ -15,8 +15,9 @@ from commwatch.whatif.answers import Study, study
 from commwatch.whatif.build import Part, StepSpan, build
 from commwatch.whatif.model import CannotAnswer, Model
 
-#: Most steps that are replayed, and most operations of all ranks together: the latest.
-MOST_STEPS, MOST_PARTS = 50, 200_000
+#: Most steps that are replayed, and most operations of all ranks together: the latest. For a page or an answer of an agent there are fewer,
+#: because they are made in little memory, and others wait for them.
+MOST_STEPS, MOST_PARTS, FEW_PARTS = 50, 200_000, 40_000
 
 
 def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST_PARTS) -> Model:
@@ -53,16 +54,15 @@ def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST
     return build(operations, spans, hosts, max(world_size, len(spans)))
 
 
-def study_of(path: Path, job: JobView, last_s: float | None, most_parts: int = MOST_PARTS) -> Study | None:
+def study_of(path: Path, job: JobView, last_s: float | None) -> Study | None:
     """Return the answers to the usual questions about a job on the node of a history; ``None``: its steps cannot be replayed.
 
     Args:
         last_s: as in ``timeline_export.Window``.
-        most_parts: as in ``model_of``.
     """
     try:
         with own_trace(path, job.job_id, Window(last_s), (), alone=True) as own:
-            return study(job.job_id, model_of([own], job.world_size, most_parts), {})
+            return study(job.job_id, model_of([own], job.world_size, FEW_PARTS), {})
     except CannotAnswer:
         return None
 

@@ -37,7 +37,6 @@ from commwatch.report.recorded_steps import study_of
 from commwatch.report.report import Report, build, lately
 from commwatch.server.history_queries import ApiError, Operations, Text, as_file, job_exists
 from commwatch.server.job_questions import Parts, read
-from commwatch.server.job_whatif import MOST_REPLAYED
 
 
 class Own(NamedTuple):
@@ -117,7 +116,7 @@ def report(
     if not as_page:
         return built
     # Of one node, because the other agents were not asked for their operations.
-    study = study_of(agent.path, built.job, last_s, MOST_REPLAYED) if asked is None else None
+    study = study_of(agent.path, built.job, last_s) if asked is None else None
     page = report_page.html(built, charts.gather(every, job), merged_topology(topologies), study)
     return as_file(page.encode(), "text/html", "report", job, "html")
 

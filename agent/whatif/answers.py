@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from statistics import median
 
@@ -12,13 +12,13 @@ from commwatch.analysis.advice import BOTTLENECK_SHARE
 from commwatch.analysis.framework_settings import is_model
 from commwatch.whatif.changes import Change, with_bandwidth, with_latency, with_ranks, without_lateness
 from commwatch.whatif.exchange import accumulated, compressed, with_buckets
-from commwatch.whatif.model import CannotAnswer, Model
+from commwatch.whatif.model import CannotAnswer, Model, first_steps
 from commwatch.whatif.replay import Step, replay
 
 #: Most ranks in a forecast.
 FORECAST_RANKS = 1024
 #: About how many instructions are replayed for each number of ranks in a forecast.
-_FORECAST_PARTS = 50_000
+_FORECAST_MOST = 50_000
 #: Shares of the steps that are shorter than the lower and the upper end of the range.
 _LOW, _HIGH = 0.1, 0.9
 #: The questions that every report answers.
@@ -140,7 +140,7 @@ def study(job_id: str, model: Model, changes: Mapping[str, Change]) -> Study:
     recorded = outcome(model)
     answers = [answer(model, recorded, changes)] if changes else standard(model, recorded)
     try:
-        found = forecast(_first_steps(changed(model, changes)))
+        found = forecast(first_steps(changed(model, changes), _FORECAST_MOST))
     except CannotAnswer:
         found = None
     assumed = dict.fromkeys(text for each in answers for text in each.assumed)
@@ -174,13 +174,6 @@ def answer(model: Model, recorded: Outcome, changes: Mapping[str, Change]) -> An
     predicted = outcome(after)
     saves = 1 - predicted.micro_step_s / recorded.micro_step_s if recorded.micro_step_s > 0 else 0.0
     return Answer(list(changes), recorded, predicted, saves, list(dict.fromkeys(after.assumed)))
-
-
-def _first_steps(model: Model) -> Model:
-    """Return the model with fewer steps if a forecast, which replays it twenty times, would take long."""
-    parts = sum(len(program) for steps in model.programs.values() for program in steps)
-    count = max(3, len(model.measured_s) * _FORECAST_PARTS // max(1, parts))
-    return replace(model, programs={rank: steps[:count] for rank, steps in model.programs.items()})
 
 
 def standard(model: Model, recorded: Outcome) -> list[Answer]:

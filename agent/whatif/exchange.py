@@ -9,10 +9,12 @@ from itertools import accumulate, count
 from math import ceil
 from typing import NamedTuple
 
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program, cost_s, recosted
+from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program, cost_s, first_steps, recosted
 
 #: Part of the compute before the only exchange that is the backward pass, if nothing shows when it begins.
 _BACKWARD = 2 / 3
+#: Most instructions of an accumulated model, and most buckets of a step.
+_MOST_INSTRUCTIONS, _MOST_BUCKETS = 2_000_000, 1_000
 #: Bytes of a value by dtype; all others have two.
 _WIDTHS = {"float32": 4, "float64": 8, "torch.float32": 4, "torch.float64": 8}
 #: Bytes of a value by form of compression.
@@ -168,6 +170,10 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
     for step in range(_steps(model)):
         for exchange in _exchanges(model, step, "other bucket sizes", ("all_reduce",)):
             total, efficiency = exchange.size_bytes, _efficiency(model, exchange)
+            if total > _MOST_BUCKETS * bucket_bytes:
+                raise CannotAnswer(
+                    f"buckets: a step would have {ceil(total / bucket_bytes)} of them; at most {_MOST_BUCKETS} are replayed"
+                )
             buckets = [min(bucket_bytes, total - at * bucket_bytes) for at in range(ceil(total / bucket_bytes))]
             made = [next(numbers) for _ in buckets]
             for number, size in zip(made, buckets, strict=True):
@@ -252,6 +258,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
     Raises:
         CannotAnswer: there is no exchange of gradients.
     """
+    model = first_steps(model, _MOST_INSTRUCTIONS // micro_steps)
     ops, numbers = dict(model.ops), _numbers(model)
     copies: dict[tuple[int, int], int] = {}
     programs: dict[int, list[Program]] = {}

@@ -6,7 +6,7 @@ The program of a rank is what its training thread did (on a GPU: its compute str
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from http import HTTPStatus
 from typing import NamedTuple
@@ -95,6 +95,15 @@ class Model:
     samples: int = 1
     #: What was assumed, as sentences.
     assumed: tuple[str, ...] = ()
+
+
+def first_steps(model: Model, most: int) -> Model:
+    """Return the model with so few of its steps, but at least three, that all programs together have about ``most`` instructions."""
+    count = len(model.measured_s)
+    instructions = sum(len(program) for steps in model.programs.values() for program in steps)
+    kept = min(count, max(3, count * most // max(1, instructions)))
+    programs = {rank: steps[:kept] for rank, steps in model.programs.items()}
+    return model if kept == count else replace(model, programs=programs, measured_s=model.measured_s[:kept])
 
 
 def cost_s(curve: Curve, op: Op) -> float:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 
 from commwatch.core.alpha_beta import Curve
-from commwatch.core.errors import UsageError
 from commwatch.reference.links import UnknownLink, find
 from commwatch.whatif import changes, exchange
 from commwatch.whatif.changes import Change
+from commwatch.whatif.model import CannotAnswer
 
 #: Most ranks of a forecast, and of a question.
 MOST_RANKS = 1_048_576
@@ -23,17 +22,15 @@ _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)")
 _UNITS = {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-class BadQuestion(UsageError):
+class BadQuestion(CannotAnswer):
     """A part of a question is wrong; the text names it and a correct value."""
-
-    status = HTTPStatus.BAD_REQUEST
 
 
 @dataclass(frozen=True)
 class Question:
     """What to change in a job; the fields are named as the flags of ``commwatch whatif`` and the parameters of ``/api/v1/whatif``."""
 
-    #: ``2x``: twice the bandwidth; or a link of the catalogue, such as ``ib-ndr`` or ``8 x ib-ndr``.
+    #: ``2x``: twice the bandwidth; or a link of the catalogue, such as ``ib-ndr`` or ``8 x ib-ndr``; or a measured reference.
     link: str | None = None
     #: ``0.5x``: half the latency of a message.
     latency: str | None = None
@@ -55,15 +52,18 @@ class Question:
     replicate: bool = False
 
 
-def changes_of(question: Question) -> Mapping[str, Change]:
+def changes_of(question: Question, measured: Mapping[str, Curve]) -> Mapping[str, Change]:
     """Return the changes of a question by their texts, in the order in which they apply.
+
+    Args:
+        measured: curves of measured references, by name.
 
     Raises:
         BadQuestion: a part of it is wrong.
     """
     if question.shard and question.replicate:
         raise BadQuestion("shard, replicate: choose one of them")
-    return dict((*_of_compute(question), *_of_exchange(question), *_of_link(question)))
+    return dict((*_of_compute(question), *_of_exchange(question), *_of_link(question, measured)))
 
 
 def _of_compute(question: Question) -> Iterator[tuple[str, Change]]:
@@ -106,7 +106,7 @@ def _of_exchange(question: Question) -> Iterator[tuple[str, Change]]:
         )
 
 
-def _of_link(question: Question) -> Iterator[tuple[str, Change]]:
+def _of_link(question: Question, measured: Mapping[str, Curve]) -> Iterator[tuple[str, Change]]:
     if question.ranks is not None:
         if not 1 <= question.ranks <= MOST_RANKS:
             raise BadQuestion(f"ranks: {question.ranks}: give a number from 1 to {MOST_RANKS}")
@@ -118,20 +118,24 @@ def _of_link(question: Question) -> Iterator[tuple[str, Change]]:
             factor = _factor("link", question.link, "2x")
             yield f"{factor:g} times the bandwidth{on}", changes.with_bandwidth(factor, question.group)
         else:
-            yield f"link {question.link}{on}", partial(changes.other_link, of=_of(question.link), group=question.group)
+            yield (
+                f"link {question.link}{on}",
+                partial(changes.other_link, of=_of(question.link, measured), group=question.group),
+            )
     if question.latency is not None:
         factor = _factor("latency", question.latency, "0.5x")
         yield f"{factor:g} times the latency{on}", partial(changes.with_latency, factor=factor, group=question.group)
     if question.group is not None and question.link is None and question.latency is None:
-        raise BadQuestion("group: give link or latency, too; the group is the one on that link")
+        raise BadQuestion(f"group: {question.group}: give link or latency, too; the group is the one on that link")
 
 
-def _of(text: str) -> Callable[[Curve], Curve]:
-    """Return a function that returns the curve of a link of the catalogue."""
+def _of(text: str, measured: Mapping[str, Curve]) -> Callable[[Curve], Curve]:
+    """Return a function that returns the curve of a link for any other curve."""
     try:
-        curve = find(text).curve()
+        curve = measured[text] if text in measured else find(text).curve()
     except UnknownLink as error:
-        raise BadQuestion(f"link: {error}, or a factor such as 2x") from None
+        known = "".join(f", {name}" for name in measured)
+        raise BadQuestion(f"link: {error}{known}, or a factor such as 2x") from None
     return lambda _: curve
 
 

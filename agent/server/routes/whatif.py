@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch.core.durations import LAST
 from commwatch.nodes.merging import JobWide
+from commwatch.report.recorded_steps import FEW_PARTS
 from commwatch.report.timeline_parts import Page
-from commwatch.server.job_whatif import MOST_REPLAYED
 from commwatch.server.problems import ERRORS
 from commwatch.server.report_sources import WITHIN_S
 from commwatch.server.routes.params import (
@@ -24,14 +24,16 @@ from commwatch.server.routes.params import (
     sound_parameters,
 )
 from commwatch.whatif.answers import Study
-from commwatch.whatif.questions import Question, changes_of
+from commwatch.whatif.questions import Question
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 def question(
     *,
-    link: Annotated[str | None, Query(description="2x: twice the bandwidth; or a link of the catalogue.")] = None,
+    link: Annotated[
+        str | None, Query(description="2x: twice the bandwidth; or a link of the catalogue, or a measured reference.")
+    ] = None,
     latency: Annotated[str | None, Query(description="0.5x: half the latency of the link.")] = None,
     group: Annotated[str | None, Query(description="Only this group (its label) is on that link.")] = None,
     no_late: Annotated[bool, Query(description="No rank is late.")] = False,
@@ -51,13 +53,11 @@ def question(
     shard: Annotated[bool, Query(description="FSDP in place of DDP.")] = False,
     replicate: Annotated[bool, Query(description="DDP in place of FSDP.")] = False,
 ) -> Question:
-    """Return the changes in the query; raise ``BadQuestion`` (400) if one of them is wrong."""
-    asked = Question(
+    """Return the changes in the query."""
+    return Question(
         link, latency, group, no_late, tuple(no_late_rank), tuple(compute), buckets, compress, compress_cost, accumulate, ranks,
         shard, replicate,
     )  # fmt: skip
-    changes_of(asked)
-    return asked
 
 
 @router.get("/whatif", response_model=Study | JobWide[Study])
@@ -78,6 +78,6 @@ def whatif(
     named = some_job(agent, job, scope)
     if scope == "node":
         return answered(worker.text("whatif", job=named, last_s=last_s, question=asked))
-    page = Page(last_s, None, None, MOST_REPLAYED // (others.number + 1))
+    page = Page(last_s, None, None, FEW_PARTS // (others.number + 1))
     heard = others.ask(f"timeline_part?job,last={last},limit={page.most}", within_s=WITHIN_S)
     return answered(worker.text("job_whatif", job=named, page=page, question=asked, heard=heard))
