@@ -106,5 +106,5 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
         with own_trace(config.history, job.job_id, Window(arguments.last), (), alone=not others) as own:
             model = model_of([own, *others], job.world_size)
     found = study(job.job_id, model, changes)
-    print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found).splitlines()))
+    print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found)))
     return 0

@@ -31,8 +31,8 @@ def _cells(of: Outcome) -> tuple[str, ...]:
     )
 
 
-def text(study: Study) -> str:
-    """Return a study as a table for a terminal."""
+def text(study: Study) -> list[str]:
+    """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
     lines = [f"what if, job {study.job_id}: {study.steps} steps of {study.ranks} ranks replayed"]
     lines.append(f"recorded step {seconds(study.measured_s)}, replayed without changes {seconds(study.replayed_s)}")
     lines += ["", *_table(HEADS, list(answer_rows(study.answers)))]
@@ -40,7 +40,7 @@ def text(study: Study) -> str:
         lines += ["", "scaling", *_table(FORECAST_HEADS, list(forecast_rows(study.forecast))), *limit(study.forecast)]
     if study.assumed:
         lines += ["", "assumed", *(f"  - {each}" for each in study.assumed)]
-    return "\n".join(lines)
+    return lines
 
 
 #: Heads of the table of a forecast.
