@@ -34,6 +34,7 @@ from commwatch.cli import (
     settings,
     timeline,
     top,
+    whatif,
 )
 from commwatch.core.errors import CommwatchError
 from commwatch.core.terminal_text import OneLine, complain, guard_output, line
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         common_flags.parser(listens=True), common_flags.parser(asks=True), common_flags.parser(),
     )  # fmt: skip
     for part, common in (
-        (run, starts), (agent, starts), (report, asks), (jobs, asks), (compare, reads), (timeline, asks), (export, reads),
+        (run, starts), (agent, starts), (report, asks), (jobs, asks), (compare, reads), (whatif, asks), (timeline, asks), (export, reads),
     ):  # fmt: skip
         part.add_parser(commands, common)
     explain.add_parser(commands)

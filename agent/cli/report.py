@@ -14,6 +14,8 @@ from commwatch.core.durations import LAST, parse_age
 from commwatch.core.terminal_text import output_cells
 
 if TYPE_CHECKING:
+    from commwatch.analysis.queries import QueryService
+    from commwatch.core.nccl_views import Topology
     from commwatch.report.report import Report
 
 
@@ -43,7 +45,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.cli.stored import job_in, reading, write
-    from commwatch.report import charts, report, report_page
+    from commwatch.report import report
     from commwatch.watchers.nccl_archive import kept
 
     with reading(config) as agent:
@@ -56,7 +58,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
             findings = [] if topology is None else topology.findings
             built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
             assert built is not None
-            page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
+            page = None if arguments.html is None else _page(agent, built, topology, arguments.last)
         elif arguments.html is None:
             built = replace(_as_report(wide), command=command)
         else:
@@ -66,6 +68,14 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     elif built is not None:
         print(report.as_json(built) if arguments.json else report.text(built, output_cells()))
     return 0
+
+
+def _page(agent: QueryService, built: Report, topology: Topology | None, last_s: float | None) -> str:
+    from commwatch.report import charts, report_page
+    from commwatch.report.recorded_steps import study_of
+
+    job = built.job
+    return report_page.html(built, charts.gather(agent, job.job_id), topology, study_of(agent.path, job, last_s))
 
 
 def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:

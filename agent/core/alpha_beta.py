@@ -9,7 +9,7 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication O
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -76,15 +76,23 @@ def fit(op: str, group_size: int, times_s: Mapping[int, float]) -> Fit | None:
     sizes = [size for size, _ in points]
     if factor is None or len(points) < LEAST_SIZES or max(sizes) < LEAST_SPAN * min(sizes):
         return None
-    x = [messages(op, group_size) / time for _, time in points]
-    y = [factor * size / time for size, time in points]
+    rows = [(messages(op, group_size), factor * size, time) for size, time in points]
+    curve = through(rows)
+    error = sqrt(sum((1 - (curve.alpha_s * a + curve.beta_s * b) / time) ** 2 for a, b, time in rows) / len(rows))
+    return Fit(curve, error, len(points), min(sizes), max(sizes))
+
+
+def through(rows: Sequence[tuple[float, float, float]]) -> Curve:
+    """Return the curve with the least squares of relative deviations; α and β are not negative.
+
+    Args:
+        rows: at least two that tell α from β, each with messages one after another, bytes over a link, and a time in seconds, above 0.
+    """
+    x, y = [messages / time for messages, _, time in rows], [size / time for _, size, time in rows]
     xx, yy = sum(v * v for v in x), sum(v * v for v in y)
     xy = sum(a * b for a, b in zip(x, y, strict=True))
     determinant = xx * yy - xy * xy
     alpha, beta = (sum(x) * yy - sum(y) * xy) / determinant, (sum(y) * xx - sum(x) * xy) / determinant
     if alpha < 0:
-        alpha, beta = 0.0, sum(y) / yy
-    elif beta < 0:
-        alpha, beta = sum(x) / xx, 0.0
-    error = sqrt(sum((1 - alpha * a - beta * b) ** 2 for a, b in zip(x, y, strict=True)) / len(points))
-    return Fit(Curve(alpha, beta), error, len(points), min(sizes), max(sizes))
+        return Curve(0.0, sum(y) / yy)
+    return Curve(sum(x) / xx, 0.0) if beta < 0 else Curve(alpha, beta)

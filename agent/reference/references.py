@@ -240,6 +240,12 @@ class References:
                 logger.warning("reference skipped: %s", error)
         self._seen, self.measured, self.damaged = seen, measured, damaged
 
+    def curves(self) -> dict[str, Curve]:
+        """Return the curves of all_reduce of the measured references, by the names of their files without ``.json``."""
+        self.refresh()
+        fits = {path.stem: one.fits.get(Measured.STAND_IN) for path, one in self.measured.items()}
+        return {name: fitted.curve for name, fitted in fits.items() if fitted is not None}
+
     def best(
         self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
     ) -> Reference | None:

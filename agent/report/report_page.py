@@ -25,21 +25,25 @@ from commwatch.report.report import (
     rank_cells,
 )
 from commwatch.report.svg import STYLE
+from commwatch.whatif.answers import Study
+from commwatch.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, forecast_rows, limit
 
 #: Most rows of what NCCL chose.
 _MOST_CHOICES = 40
 
 
-def html(report: Report, material: Material, topology: Topology | None = None) -> str:
+def html(report: Report, material: Material, topology: Topology | None = None, study: Study | None = None) -> str:
     """Return one HTML file without external resources, so that it can be attached to a ticket.
 
     Args:
         topology: the job's topology from NCCL's logs.
+        study: what changes would do to the job.
     """
     body = [html_frame.table((), headlines(report))]
     if report.advice:
         basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
+    body += [] if study is None else _study(study)
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
     body.append(figures(material))
     if topology is not None and topology.communicators:
@@ -68,6 +72,21 @@ def _advice(advice: Advice) -> str:
     do = re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(advice.do))
     because = html_frame.text("; ".join(advice.because))
     return f"<h3>{html_frame.text(advice.title)}</h3><p>{html_frame.text(advice.gain[:1].upper() + advice.gain[1:])}.</p><p>{do}</p><p>Because {because}.</p>"
+
+
+def _study(study: Study) -> list[str]:
+    """Return the answers of a replay as tables."""
+    basis = (
+        f"<p>The replay of the latest {study.steps} steps of {study.ranks} ranks; a recorded step takes {seconds(study.measured_s)}, replayed "
+        f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; a step / 4 has 4 micro-steps.</p>"
+    )
+    parts = ["<h2>What if</h2>", basis, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
+    if study.forecast is not None:
+        scaling = list(forecast_rows(study.forecast))
+        parts += ["<h3>Scaling</h3>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
+        parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in limit(study.forecast)]
+    assumed = "".join(f"<li>{html_frame.text(each)}</li>" for each in study.assumed)
+    return [*parts, f"<p>Assumed:</p><ul>{assumed}</ul>" if assumed else ""]
 
 
 def _finding(finding: Finding) -> str:

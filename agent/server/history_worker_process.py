@@ -28,6 +28,8 @@ from commwatch.server.history_queries import QUESTIONS, ApiError, text_of
 from commwatch.server.job_questions import JOB_QUESTIONS
 from commwatch.server.job_reports import REPORT_QUESTIONS
 from commwatch.server.job_timelines import TIMELINE_QUESTIONS
+from commwatch.server.job_whatif import WHATIF_QUESTIONS
+from commwatch.whatif.model import CannotAnswer
 
 #: Address space, bytes. The costliest answers are advice on 100,000 steps, which takes 180 MB, 34 of them the interpreter, and a report
 #: on all nodes of a job, which takes 235 MB: numpy reserves 80 of them, and uses hardly any.
@@ -123,10 +125,10 @@ def answered(question: Question, begin: Begin, connection: Connection) -> Found 
     damaged = _Damaged()
     agent = _Agent(begin, question.links, damaged, connection)
     try:
-        functions = {**QUESTIONS, **JOB_QUESTIONS, **REPORT_QUESTIONS, **TIMELINE_QUESTIONS}
+        functions = {**QUESTIONS, **JOB_QUESTIONS, **REPORT_QUESTIONS, **TIMELINE_QUESTIONS, **WHATIF_QUESTIONS}
         answer = functions[question.name](agent, **question.arguments)
         found = text_of(answer) if question.as_text else answer
-    except ApiError as error:
+    except (ApiError, CannotAnswer) as error:
         return Wrong(error.status, str(error))
     except (StoreError, sqlite3.Error) as error:
         return Wrong(StoreError.status, f"the history cannot be read: {error}")

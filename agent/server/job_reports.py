@@ -33,6 +33,7 @@ from commwatch.nodes.queries import Cells
 from commwatch.nodes.topologies import merged_topology
 from commwatch.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
 from commwatch.report import charts, report_page
+from commwatch.report.recorded_steps import study_of
 from commwatch.report.report import Report, build, lately
 from commwatch.server.history_queries import ApiError, Operations, Text, as_file, job_exists
 from commwatch.server.job_questions import Parts, read
@@ -114,7 +115,9 @@ def report(
     assert built is not None
     if not as_page:
         return built
-    page = report_page.html(built, charts.gather(every, job), merged_topology(topologies))
+    # Of one node, because the other agents were not asked for their operations.
+    study = study_of(agent.path, built.job, last_s) if asked is None else None
+    page = report_page.html(built, charts.gather(every, job), merged_topology(topologies), study)
     return as_file(page.encode(), "text/html", "report", job, "html")
 
 

@@ -24,7 +24,18 @@ from commwatch.report.html_frame import page, prose, table
 from commwatch.server.event_stream import EventStream, Topic
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.problems import answer, answer_problems
-from commwatch.server.routes import alerts, diagnosis, gpus, jobs, profiles, reports, stream, timeline, witnesses
+from commwatch.server.routes import (
+    alerts,
+    diagnosis,
+    gpus,
+    jobs,
+    profiles,
+    reports,
+    stream,
+    timeline,
+    whatif,
+    witnesses,
+)
 from commwatch.server.scrape import Scrape
 from commwatch.server.services import Services
 
@@ -41,7 +52,7 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         description="The communication of the training jobs on this node.",
     )
     app.state.services = services
-    for part in (jobs, alerts, diagnosis, gpus, profiles, reports, timeline, witnesses):
+    for part in (jobs, alerts, diagnosis, gpus, profiles, reports, timeline, whatif, witnesses):
         app.include_router(part.router)
     live = LiveFeed(services)
     app.include_router(stream.router(_live_events(live, services.ending), live))

@@ -136,6 +136,7 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
         (["--out", "/proc/{EVIL}", "{EVIL}"], True), (["--out", "trace.json", "no {EVIL}"], True), (["--last", "{EVIL}", "--out", "a"], True),
         (["--out", "{EVIL}"], True),
     ],
+    "whatif": [([], True), (["no {EVIL}"], True), (["--json"], False), (["--link", "{EVIL}"], True), (["--group", "{EVIL}"], True)],
     "export": [
         (["--out", "/proc/{EVIL}"], True), (["no {EVIL}", "--out", "tables"], True), (["--out", "{EVIL}"], True), (["--format", "{EVIL}"], True),
     ],

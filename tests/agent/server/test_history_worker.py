@@ -27,6 +27,8 @@ from commwatch.server import history_queries, history_worker, history_worker_pro
 from commwatch.server.history_queries import ApiError, Wanted, text_of
 from commwatch.server.history_worker import Worker
 from commwatch.server.job_timelines import TIMELINE_QUESTIONS
+from commwatch.server.job_whatif import WHATIF_QUESTIONS
+from commwatch.whatif.questions import Question
 from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
@@ -79,14 +81,15 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "window": Window(None, 50),
         "marks": [TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})],
     },
+    "whatif": {"job": "job", "last_s": None, "question": Question(link="2x")},
     "timeline_part": {"job": "job", "page": Page(None, None, None, 50), "marks": []},
 }
 
 
 def test_same_answers(watch: Watch, asked: Worker) -> None:
     """Each question gets the same answer as in the agent itself, including what is only in memory."""
-    functions = {**history_queries.QUESTIONS, **TIMELINE_QUESTIONS}
-    assert set(QUESTIONS) == set(functions) - {"job_timeline"}
+    functions = {**history_queries.QUESTIONS, **TIMELINE_QUESTIONS, **WHATIF_QUESTIONS}
+    assert set(QUESTIONS) == set(functions) - {"job_timeline", "job_whatif"}
     for name, arguments in QUESTIONS.items():
         expected = functions[name](watch.agent, **arguments)
         assert asked.find(name, **arguments) == expected, name

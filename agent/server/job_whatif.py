@@ -1,0 +1,43 @@
+"""API queries about changes of a job, on this node or on all its nodes; they run in the worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commwatch.analysis.queries import QueryService
+from commwatch.core.alpha_beta import Curve
+from commwatch.nodes.merging import Heard, JobWide
+from commwatch.report.recorded_steps import FEW_PARTS, model_of
+from commwatch.report.timeline_export import Window, own_trace
+from commwatch.report.timeline_parts import Page, TimelinePart, trace_of
+from commwatch.server.job_questions import read
+from commwatch.whatif.answers import Study, study
+from commwatch.whatif.questions import Question, changes_of
+
+
+def whatif(agent: QueryService, job: str, *, last_s: float | None, question: Question) -> Study:
+    """Return a study of a job on this node."""
+    with own_trace(agent.path, job, Window(last_s), (), alone=True) as own:
+        model = model_of([own], _world_size(agent, job), FEW_PARTS)
+    return study(job, model, changes_of(question, _measured(agent)))
+
+
+def job_whatif(agent: QueryService, job: str, *, page: Page, question: Question, heard: Heard) -> JobWide[Study]:
+    """Return a study of all nodes of a job; ``page``: the first one of its timeline, as the other agents were asked for it."""
+    found, nodes = read(heard, TimelinePart)
+    with own_trace(agent.path, job, Window(page.last_s), (), alone=not found) as own:
+        model = model_of([own, *(trace_of(part) for (part,) in found)], _world_size(agent, job), FEW_PARTS)
+    return JobWide(nodes, study(job, model, changes_of(question, _measured(agent))))
+
+
+def _measured(agent: QueryService) -> Mapping[str, Curve]:
+    return {} if agent.references is None else agent.references.curves()
+
+
+def _world_size(agent: QueryService, job: str) -> int:
+    return next((each.world_size for each in agent.jobs() if each.job_id == job), 0)
+
+
+#: Functions by name, as in ``history_queries.QUESTIONS``.
+WHATIF_QUESTIONS: Mapping[str, Callable[..., Any]] = {each.__name__: each for each in (whatif, job_whatif)}

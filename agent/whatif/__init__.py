@@ -1,0 +1,1 @@
+"""What if: recorded steps, replayed under changes."""

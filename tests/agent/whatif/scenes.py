@@ -1,0 +1,78 @@
+"""Jobs that do not exist: steps of data parallelism whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import GroupInfo
+from commwatch.whatif.build import Part, StepSpan, build
+from commwatch.whatif.model import Model
+
+MS = 1_000_000
+
+
+def group(size: int, label: str = "dp") -> GroupInfo:
+    """A group of the first ranks."""
+    return GroupInfo(f"{label}-id", label, "0", label, tuple(range(size)), size, aligned=True, backend="gloo")
+
+
+def ddp(
+    ranks: int = 2,
+    steps: int = 6,
+    sizes: Sequence[int] = (1 << 20, 4 << 20, 4 << 20),
+    *,
+    compute_ms: int = 20,
+    tail_ms: int = 5,
+    late_ms: int = 0,
+    alpha_ms: float = 1.0,
+    ms_per_mib: float = 10.0,
+) -> tuple[list[Part], dict[int, list[StepSpan]]]:
+    """Operations and steps of DDP: each rank computes before each bucket, and waits for all of them before its optimizer.
+
+    Args:
+        late_ms: more compute of the last rank in each step.
+        alpha_ms: α of the link; a bucket of S bytes among n ranks takes 2(n-1)(α + β·S/n).
+        ms_per_mib: β.
+    """
+    parts: list[Part] = []
+    spans: dict[int, list[StepSpan]] = {rank: [] for rank in range(ranks)}
+    begin, of = 10**9, group(ranks)
+    for step in range(steps):
+        launches = {rank: [begin + (at + 1) * compute_ms * MS for at in range(len(sizes))] for rank in range(ranks)}
+        launches[ranks - 1] = [at + late_ms * MS for at in launches[ranks - 1]]
+        free, seq = 0, step * len(sizes)
+        for at, size in enumerate(sizes):
+            ready = max(of_rank[at] for of_rank in launches.values())
+            took = 2 * (ranks - 1) * (alpha_ms + ms_per_mib * size / ranks / (1 << 20))
+            end = max(ready, free) + int(took * MS)
+            parts += [
+                Part(
+                    rank,
+                    "all_reduce",
+                    of,
+                    seq + at,
+                    -1,
+                    0,
+                    size,
+                    "float32",
+                    launch,
+                    max(launch, free),
+                    end,
+                    ev.ASYNC,
+                    ev.BY_FUTURE,
+                )
+                for rank, launch in ((rank, launches[rank][at]) for rank in range(ranks))
+            ]
+            free = end
+        done = free + tail_ms * MS
+        for rank, of_rank in spans.items():
+            of_rank.append(StepSpan(begin, done, free - launches[rank][-1]))
+        begin = done
+    return parts, spans
+
+
+def model(ranks: int = 2, **more: object) -> Model:
+    """The model of such a job."""
+    parts, spans = ddp(ranks, **more)  # type: ignore[arg-type]
+    return build(parts, spans, dict.fromkeys(range(ranks), "host"), ranks)

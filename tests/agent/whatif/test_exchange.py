@@ -1,0 +1,121 @@
+"""Changes of the exchange of gradients: no byte is lost, and known jobs become known other jobs."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.whatif.changes import with_ranks
+from commwatch.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
+from commwatch.whatif.model import CannotAnswer, Kind, Model
+from commwatch.whatif.replay import replay
+from tests.agent.whatif.scenes import model
+from tests.helpers import examples
+
+MIB = 1 << 20
+SIZES = st.lists(st.integers(1 << 16, 8 * MIB), min_size=1, max_size=5)
+
+
+def _step_s(of: Model) -> float:
+    return median(step.duration_s for step in replay(of))
+
+
+def _bytes(of: Model, step: int = 1) -> dict[str, float]:
+    """Bytes of the operations that a rank launches in a step, by operation."""
+    found: dict[str, float] = {}
+    for do in of.programs[0][step]:
+        if do.kind == Kind.LAUNCH:
+            op = of.ops[do.op]
+            found[op.op] = found.get(op.op, 0.0) + op.size_bytes
+    return found
+
+
+@given(SIZES, st.integers(1 << 14, 32 * MIB))
+@examples(60)
+def test_buckets_keep_all_bytes(sizes: list[int], bucket: int) -> None:
+    """Other buckets carry the same bytes, none more than its size; each rank waits for each of them."""
+    job = with_buckets(model(sizes=sizes), bucket)
+    assert _bytes(job)["all_reduce"] == pytest.approx(sum(sizes))
+    program = job.programs[0][1]
+    launched = [do.op for do in program if do.kind == Kind.LAUNCH]
+    assert max(job.ops[number].size_bytes for number in launched) <= bucket
+    assert sorted(do.op for do in program if do.kind == Kind.WAIT) == sorted(launched)
+    compute = sum(do.seconds for do in program if do.kind == Kind.COMPUTE)
+    assert compute == pytest.approx(
+        sum(do.seconds for do in model(sizes=sizes).programs[0][1] if do.kind == Kind.COMPUTE)
+    )
+
+
+@given(SIZES, st.floats(0.01, 1))
+@examples(40)
+def test_compression(sizes: list[int], part: float) -> None:
+    """So much of the bytes is left, and a step is not longer; packing that takes time makes it longer."""
+    job = model(sizes=sizes)
+    small = compressed(job, part)
+    assert _bytes(small)["all_reduce"] == pytest.approx(part * sum(sizes))
+    assert _step_s(small) <= _step_s(job) + 1e-9
+    assert _step_s(compressed(job, part, 1e-7)) > _step_s(small)
+
+
+def test_fp16_halves_float32() -> None:
+    """Values of four bytes become values of two."""
+    job = model()
+    assert _bytes(compressed(job, "fp16"))["all_reduce"] == _bytes(job)["all_reduce"] / 2
+    assert _bytes(compressed(job, "int8"))["all_reduce"] == _bytes(job)["all_reduce"] / 4
+
+
+@given(SIZES, st.integers(1, 6))
+@examples(40)
+def test_accumulation(sizes: list[int], micro_steps: int) -> None:
+    """Compute before the exchange happens so many times, and the exchange once."""
+    job = model(sizes=sizes, tail_ms=5)
+    after = accumulated(job, micro_steps)
+    assert _bytes(after) == _bytes(job)
+    assert after.samples == micro_steps
+    forward_and_backward_s = 0.020 * len(sizes)
+    assert _step_s(after) == pytest.approx(_step_s(job) + (micro_steps - 1) * forward_and_backward_s)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_more_ranks(ranks: int) -> None:
+    """A job of two ranks becomes the job that has more of them on the same link."""
+    sizes = (64 << 10, 4 * MIB, 8 * MIB)
+    predicted = with_ranks(model(2, sizes=sizes, compute_ms=300), ranks)
+    assert _step_s(predicted) == pytest.approx(_step_s(model(ranks, sizes=sizes, compute_ms=300)), rel=1e-3)
+    assert predicted.world_size == ranks
+
+
+def test_one_rank() -> None:
+    """A job of one rank does not communicate, and ranks do not wait for one another."""
+    (step, *_) = replay(with_ranks(model(2, late_ms=40, compute_ms=20), 1))
+    assert step.comm_s == 0
+    assert step.duration_s == pytest.approx((0.065 + 0.105) / 2)
+
+
+def test_sharding() -> None:
+    """Parameters are gathered twice in a step, gradients scattered once, one and a half times the bytes over a link; and back."""
+    job = model(sizes=(4 * MIB, 4 * MIB))
+    after = sharded(job)
+    assert _bytes(after) == {"all_gather": 16 * MIB, "reduce_scatter": 8 * MIB}
+    # Blocking on the CPU: all of it is exposed. On Gloo, a reduce_scatter takes as long as an all_reduce.
+    compute_s = 0.045
+    assert _step_s(after) == pytest.approx(compute_s + 2 * _all_reduce_s(job), rel=0.01)
+    back = replicated(after)
+    assert _bytes(back) == {"all_reduce": 8 * MIB}
+    assert _step_s(back) < _step_s(after)
+
+
+def _all_reduce_s(of: Model) -> float:
+    return sum(of.ops[do.op].work_s for do in of.programs[0][1] if do.kind == Kind.LAUNCH)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda job: with_buckets(job, MIB), sharded, replicated, lambda job: accumulated(job, 2)]
+)
+def test_nothing_to_change(change: object) -> None:
+    """Without gradients there is no answer, and the error says so."""
+    with pytest.raises(CannotAnswer, match="no exchange of gradients"):
+        change(model(sizes=(100,)))  # type: ignore[operator]

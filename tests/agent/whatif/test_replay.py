@@ -1,0 +1,153 @@
+"""The replay: without changes it is the recorded job, and faster parts never make a step longer."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.alpha_beta import Curve
+from commwatch.core.cells import GroupInfo
+from commwatch.whatif.build import Part, StepSpan, build
+from commwatch.whatif.changes import scaled_compute, with_bandwidth, with_latency, without_lateness
+from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
+from commwatch.whatif.replay import replay
+from tests.agent.whatif.scenes import MS, ddp, group, model
+from tests.helpers import examples
+
+JOBS = st.builds(
+    model,
+    ranks=st.integers(2, 4),
+    sizes=st.lists(st.integers(1 << 10, 8 << 20), min_size=1, max_size=5),
+    compute_ms=st.integers(1, 60),
+    tail_ms=st.integers(1, 10),
+    late_ms=st.integers(0, 80),
+    alpha_ms=st.floats(0.1, 3),
+    ms_per_mib=st.floats(0, 20),
+)
+
+
+def _step_s(of: Model) -> float:
+    return median(step.duration_s for step in replay(of))
+
+
+@given(JOBS)
+@examples(60)
+def test_unchanged(job: Model) -> None:
+    """Replayed without changes, each step takes as long as it did."""
+    for step, measured_s in zip(replay(job), job.measured_s, strict=True):
+        assert step.duration_s == pytest.approx(measured_s, rel=1e-6, abs=1e-9)
+        assert step.exposed_s <= step.comm_s + 1e-9 <= step.duration_s + 2e-9
+
+
+@given(JOBS, st.floats(1, 8))
+@examples(60)
+def test_monotone_in_bandwidth(job: Model, factor: float) -> None:
+    """More bandwidth never makes a step longer, and less never shorter."""
+    assert (
+        _step_s(with_bandwidth(factor)(job)) <= _step_s(job) + 1e-9 <= _step_s(with_bandwidth(1 / factor)(job)) + 2e-9
+    )
+
+
+@given(st.floats(0.01, 1), st.floats(0.1, 5))
+@examples(40)
+def test_monotone_in_latency(factor: float, alpha_ms: float) -> None:
+    """Less latency never makes a step longer, and more never shorter."""
+    job = model(sizes=(1 << 12, 4 << 20), alpha_ms=alpha_ms, compute_ms=200)
+    assert _step_s(with_latency(job, factor)) <= _step_s(job) + 1e-9 <= _step_s(with_latency(job, 1 / factor)) + 2e-9
+
+
+@given(JOBS)
+@examples(60)
+def test_monotone_in_lateness(job: Model) -> None:
+    """A job without lateness is not slower."""
+    assert _step_s(without_lateness(job)) <= _step_s(job) + 1e-9
+
+
+@given(JOBS, st.floats(1, 1e6))
+@examples(60)
+def test_never_below_compute(job: Model, factor: float) -> None:
+    """On no link do the steps take less time than the ranks compute."""
+    compute_s = fmean(
+        sum(do.seconds for program in steps for do in program if do.kind == Kind.COMPUTE)
+        for steps in job.programs.values()
+    )
+    assert sum(step.duration_s for step in replay(with_bandwidth(factor)(job))) >= compute_s - 1e-9
+
+
+def test_lateness_of_one_rank() -> None:
+    """A rank that is 50 ms late costs as much; without its lateness the job is the one in which nobody was late."""
+    late, even = model(3, late_ms=50), model(3)
+    assert _step_s(without_lateness(late)) == pytest.approx(_step_s(even), rel=1e-3)
+    assert _step_s(without_lateness(late, [2])) == pytest.approx(_step_s(even), rel=1e-3)
+    assert _step_s(without_lateness(late, [0])) == _step_s(late)
+    assert _step_s(scaled_compute(even, 2.0)) > _step_s(even)
+    with pytest.raises(CannotAnswer, match="rank 7 has no recorded steps"):
+        without_lateness(late, [7])
+
+
+def test_a_pipeline() -> None:
+    """A receiver waits for its sender: if the sender computes for half the time, the step of both is shorter by that."""
+    parts, of = list[Part](), group(2, "pp")
+    spans: dict[int, list[StepSpan]] = {0: [], 1: []}
+    for step in range(4):
+        begin = 10**9 + step * 100 * MS
+        # Rank 0 computes for 60 ms before its message and 5 ms after it; rank 1 for 30 ms after it, and tells rank 0 when it is done.
+        parts += _message(of, 2 * step, 0, begin + 60 * MS, begin, 5)
+        parts += _message(of, 2 * step + 1, 1, begin + 95 * MS, begin + 70 * MS, 5)
+        spans[0].append(StepSpan(begin, begin + 100 * MS, None))
+        spans[1].append(StepSpan(begin, begin + 100 * MS, None))
+    job = build(parts, spans, {}, 2)
+    assert _step_s(job) == pytest.approx(0.1)
+    # Rank 0 waits from 70 to 100 ms, rank 1 from 0 to 65 ms and for its own message.
+    assert replay(job)[1].exposed_s == pytest.approx((5 + 30 + 65 + 5) / 2 / 1e3)
+    assert _step_s(scaled_compute(job, 0.5, 0)) == pytest.approx(0.1 - 0.06 / 2)
+
+
+def _message(of: GroupInfo, seq: int, sender: int, sent: int, awaited: int, took_ms: int) -> list[Part]:
+    """Both ends of a blocking message, of which the receiver waits first."""
+    end = sent + took_ms * MS
+    about = (seq, 1 - sender, 0, 1 << 20, None)
+    return [
+        Part(sender, "send", of, *about, sent, sent, end, 0, ev.BY_WAIT),
+        Part(1 - sender, "recv", of, seq, sender, 0, 1 << 20, None, awaited, awaited, end, 0, ev.BY_WAIT),
+    ]
+
+
+def test_records_that_contradict_one_another() -> None:
+    """Ranks that wait for one another forever have no replay, and the error says so."""
+    ops = {at: Op(f"g{at}", f"g{at}", "all_reduce", 1.0, 2, 1.0) for at in range(2)}
+    one: Program = [Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0), Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1)]
+    other: Program = [Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1), Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0)]
+    curves = {"g0": Curve(0.0, 1.0), "g1": Curve(0.0, 1.0)}
+    job = Model(ops, {0: [one], 1: [other]}, {0: 0.0, 1: 0.0}, curves, frozenset(), 2, (1.0,))
+    with pytest.raises(CannotAnswer, match="do not fit together"):
+        replay(job)
+
+
+def test_too_few_steps() -> None:
+    """Two steps are too few."""
+    parts, spans = ddp(steps=2)
+    with pytest.raises(CannotAnswer, match="too few steps of all ranks were recorded: 2, at least 3 are needed"):
+        build(parts, spans, {}, 2)
+
+
+def test_many_ranks() -> None:
+    """A step of 1,024 ranks with 200 operations each is replayed."""
+    ranks, count = 1024, 200
+    ops = {at: Op("dp", "dp", "all_reduce", 1e6, ranks, 1e-3) for at in range(count)}
+    program: Program = [
+        do
+        for at in range(count)
+        for do in (Do(Kind.COMPUTE, 1e-3), Do(Kind.LAUNCH, op=at), *((Do(Kind.WAIT, op=at),) if at % 4 == 3 else ()))
+    ]
+    job = Model(
+        ops, {rank: [list(program)] for rank in range(ranks)}, dict.fromkeys(range(ranks), 0.0), {"dp": Curve(0.0, 1.0)},
+        frozenset(), ranks, (1.0,),
+    )  # fmt: skip
+    (step,) = replay(job)
+    # Four operations are launched at 1, 2, 3 and 4 ms, and end by 5 ms; fifty times.
+    assert step.duration_s == pytest.approx(50 * 5e-3)
