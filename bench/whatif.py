@@ -109,7 +109,7 @@ def _rows() -> Iterator[tuple[float, float, float]]:
         wrong = abs(true) > _CLEAR and true * said <= 0
         cells = (
             row.what, f"{1e3 * found.measured_s:.0f} ms", f"{1e3 * predicted.predicted.step_s:.0f} ms", f"{1e3 * measured_s:.0f} ms",
-            f"{100 * error:+.1f} %", f"{100 * said:+.0f} % / {100 * true:+.0f} %", f"{100 * replay:+.1f} %",
+            f"{100 * error:+.1f}%", f"{100 * said:+.0f}% / {100 * true:+.0f}%", f"{100 * replay:+.1f}%",
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
         yield error, replay, float(wrong)
@@ -129,10 +129,10 @@ def main() -> int:
     errors, replays, wrong = zip(*_rows(), strict=True)
     sizes = sorted(map(abs, errors))
     print(
-        f"\nmedian error {100 * median(sizes):.1f} %, worst {100 * sizes[-1]:.1f} %, wrong signs: {sum(wrong):.0f}; ",
+        f"\nmedian error {100 * median(sizes):.1f}%, worst {100 * sizes[-1]:.1f}%, wrong signs: {sum(wrong):.0f}; ",
         end="",
     )
-    print(f"replay without changes: worst {100 * max(map(abs, replays)):.1f} %")
+    print(f"replay without changes: worst {100 * max(map(abs, replays)):.1f}%")
     return int(median(sizes) > 0.10 or sizes[-1] > 0.25 or sum(wrong) > 0 or max(map(abs, replays)) > 0.03)
 
 

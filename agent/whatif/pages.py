@@ -8,7 +8,7 @@ from commwatch.core.units import percent, seconds
 from commwatch.whatif.answers import Answer, Forecast, Outcome, Study
 
 #: Heads of the table of answers.
-HEADS = ("change", "step", "80 % of steps", "comm", "exposed", "rank-h/1,000", "saves")
+HEADS = ("change", "step", "80% of steps", "comm", "exposed", "rank-h/1,000", "saves")
 
 
 def answer_rows(answers: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
