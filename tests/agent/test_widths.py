@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from commwatch.cli.query import table
 from commwatch.core.terminal_text import width
 from tests.helpers import (
     MS,
@@ -80,9 +81,6 @@ COMMANDS = {
     "compare": ("compare", JOB, JOB),
     "top": ("top", "--once"),
     "diagnose": ("diagnose",),
-    "jobs of an agent": ("query", "jobs"),
-    "groups": ("query", "groups"),
-    "summary": ("query", f"summary?job={JOB}&by=rank,group,op"),
     "references": ("bench", "--list"),
     "explain": ("explain", LOG / "socket_transport.txt"),
 }
@@ -99,6 +97,15 @@ def test_fits(name: str, asked: RunningAgent) -> None:
     sentences = SENTENCES.get(name, ())
     wide = [line for line in done.stdout.splitlines() if width(line) > 80 and not line.startswith(sentences)]
     assert [line for line in wide if "/" not in line] == []
+
+
+@pytest.mark.parametrize("route", ["jobs", "ranks", "groups", "summary?by=rank,group,op", "ops"])
+def test_answers_fit_a_terminal(route: str, asked: RunningAgent) -> None:
+    """In a terminal the table of `commwatch query` fits; in a pipe, where programs read it, a row is one line."""
+    answers = {asked.url: asked.get(f"/api/v1/{route}")}
+    shown = table(answers, False, 82)
+    assert max(map(width, shown)) <= 80
+    assert len(table(answers, False)) < len(shown)
 
 
 def test_wider_where_there_is_room(asked: RunningAgent) -> None:
