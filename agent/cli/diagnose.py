@@ -9,7 +9,6 @@ from typing import Any
 
 from commwatch.config import Config
 from commwatch.core.errors import INCOMPLETE, UsageError
-from commwatch.core.terminal_text import output_cells
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -56,7 +55,8 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     seen = diagnose.ask(urls, arguments.job, keys)
     found = conclude(seen)
     taken = evidence(found, seen.ranks, socket.gethostname())
-    print(diagnose.as_json(found, seen, taken) if arguments.json else diagnose.text(found, seen, taken, output_cells()))
+    say = diagnose.as_json if arguments.json else diagnose.text
+    print(say(found, seen, taken))
     return 1 if found else INCOMPLETE if seen.silent else 0
 
 

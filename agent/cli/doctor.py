@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.config import Config
-from commwatch.core.terminal_text import output_cells
 
 _RESULT = Path("commwatch-gpu-proof.json")
 
@@ -41,7 +40,7 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.gpu_proof is not None:
         return _gpu_proof(arguments.gpu_proof, arguments.json)
     checks = doctor.examine(config)
-    print(doctor.as_json(checks) if arguments.json else doctor.text(checks, output_cells()))
+    print((doctor.as_json if arguments.json else doctor.text)(checks))
     return int(any(check.result == "fail" for check in checks))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import urllib.parse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.config import Config
 from commwatch.core.errors import INCOMPLETE, UsageError
-from commwatch.core.plain_table import CELLS
 from commwatch.core.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"answers": values, "silent": silent}, indent=2))
     else:
-        for line in table(values, name_agents=len(urls) > 1, width=output_cells() + 2):
+        # Programs read a row from each line.
+        width = output_cells() + 2 if sys.stdout.isatty() else None
+        for line in table(values, name_agents=len(urls) > 1, width=width):
             print(line)
         for url, why in silent.items():
             complain(f"query: {url}: {why}")
@@ -103,8 +105,12 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def table(answers: dict[str, Any], name_agents: bool, width: int = CELLS) -> list[str]:
-    """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
+def table(answers: dict[str, Any], name_agents: bool, width: int | None = None) -> list[str]:
+    """Return the answers as lines of one table: a row for each item of a list, else one for each agent.
+
+    Args:
+        width: most cells of a line, beside which the table continues below; ``None``: a row is one line.
+    """
     from commwatch.core.plain_table import columns
     from commwatch.core.terminal_text import clean, cut
 
@@ -117,7 +123,12 @@ def table(answers: dict[str, Any], name_agents: bool, width: int = CELLS) -> lis
     if not head:
         return ["nothing"] if answers else []
     cells = [tuple(cut(clean(_text(row.get(name))), _MOST_CELLS) for name in head) for row in rows]
-    return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, len(head), width, keys=1)]
+    return [
+        line.removeprefix("  ")
+        for line in columns(
+            tuple(map(clean, head)), cells, len(head), width or len(head) * (_MOST_CELLS + 2) + 2, keys=1
+        )
+    ]
 
 
 def _things(answer: Any) -> list[Any]:

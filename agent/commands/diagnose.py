@@ -14,7 +14,6 @@ from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import spans
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
-from commwatch.core.plain_table import CELLS, paragraph
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
 from commwatch.nodes.replica_parts import RankChecks
@@ -122,7 +121,7 @@ def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
     return kind(**{field.name: answer[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
-def text(found: list[Verdict], seen: Seen, taken: list[Evidence], cells: int = CELLS) -> str:
+def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     """Return the verdicts as text for people."""
     lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
     jobs = sorted({view.job_id for view in seen.ranks})
@@ -137,7 +136,7 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence], cells: int = C
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
-        lines += paragraph(verdict.says, cells, first="  ")
+        lines.append(f"  {verdict.says}")
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
         what = {"python_stack": "Python stack", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]

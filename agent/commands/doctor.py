@@ -24,7 +24,6 @@ from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.config import Config
 from commwatch.core import terminal_text
 from commwatch.core.addresses import DEFAULT_PORT
-from commwatch.core.plain_table import CELLS, paragraph
 from commwatch.core.units import line_rate, size
 from commwatch.runtime.client import get, keys_of, local_agents
 from commwatch.runtime.run_lock import bind_remedy
@@ -370,13 +369,13 @@ def _nccl(name: str, get: Get) -> Check:
 # -- output -----------------------------------------------------------------------------------
 
 
-def text(checks: list[Check], cells: int = CELLS) -> str:
+def text(checks: list[Check]) -> str:
     """Return the results as text for people."""
     lines = []
     for check in checks:
-        lines += paragraph(check.says, cells, first=f"{check.result:<5} {check.what:<14} ")
+        lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
         if check.remedy:
-            lines += paragraph(check.remedy, cells, first=f"{'':<20} -> ")
+            lines.append(f"{'':<20} -> {check.remedy}")
     return terminal_text.lines(lines)
 
 

@@ -114,15 +114,10 @@ def _range(kind: KindFigures, figure: Figure) -> str:
 
 def text(comparison: Comparison, cells: int = CELLS) -> str:
     """Return the comparison as text for a terminal of ``cells`` columns."""
-    lines = ["", *paragraph(headline(comparison), cells), ""]
-    lines += [
-        *paragraph(_side(comparison.a), cells, first="  A  "),
-        *paragraph(_side(comparison.b), cells, first="  B  "),
-        "",
-    ]
+    lines = ["", headline(comparison), "", f"  A  {_side(comparison.a)}", f"  B  {_side(comparison.b)}", ""]
     lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells, keys=1)
     if comparison.too_few:
-        lines += ["", *paragraph(f"No intervals: {comparison.too_few}.", cells, first="  ")]
+        lines += ["", f"  No intervals: {comparison.too_few}."]
     if comparison.kinds:
         lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells)]
     settings = [(name, *map(_known, pair)) for name, pair in comparison.settings.items()]

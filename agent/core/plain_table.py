@@ -65,21 +65,24 @@ def _lines(texts: list[str], widths: list[int], lefts: list[bool]) -> Iterator[s
 
 
 def _pieces(text: str, cells: int) -> list[str]:
-    """Cut a text into pieces of at most ``cells`` cells, at blanks where there are any in the second half of a piece."""
+    """Cut a text into pieces of at most ``cells`` cells; the second and later ones begin with an ellipsis.
+
+    The ellipsis keeps a part of a foreign name from passing for a line of ours.
+    """
     pieces = []
     while width(text) > cells:
         end = len(text)
-        while end > 1 and width(text[:end]) > cells:
+        while end > 2 and width(text[:end]) > cells:
             end -= 1
-        blank = text.rfind(" ", end // 2, end + 1)
-        end = end if blank < 1 else blank
-        pieces.append(text[:end].rstrip())
-        text = text[end:].lstrip()
+        pieces.append(text[:end])
+        text = "…" + text[end:].lstrip()
     return [*pieces, text]
 
 
 def paragraph(text: str, cells: int = CELLS, *, first: str = "", rest: str | None = None) -> list[str]:
-    """Return a text in lines of at most ``cells`` cells, broken at blanks; words such as paths and commands remain whole.
+    """Return a text of ours in lines of at most ``cells`` cells, broken at blanks; words such as paths remain whole.
+
+    Do not use it for a text with foreign names: a part of a name could begin a line, and pass for one of ours.
 
     Args:
         first: what the first line begins with.

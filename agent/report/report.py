@@ -396,7 +396,7 @@ def text(report: Report, cells: int = CELLS) -> str:
     longest = max(len(name) for name, _ in headlines(report))
     lines = ["", "commwatch report", ""]
     for name, value in headlines(report):
-        lines += paragraph(value, cells, first=f"  {name:<{longest}}  ")
+        lines.append(f"  {name:<{longest}}  {value}")
     lines.append("")
     if report.ranks and report.steps:
         lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
@@ -409,9 +409,9 @@ def text(report: Report, cells: int = CELLS) -> str:
     if report.advice:
         lines += [f"  what to try, {about(report.advice_last_s)} (gains are upper bounds)", ""]
     for each in report.advice[:_MOST_ADVICE]:
-        lines += paragraph(f"{each.title}: {each.gain}", cells, first="  * ")
+        lines.append(f"  * {each.title}: {each.gain}")
         lines += paragraph(each.do, cells, first="    ")
-        lines += [*paragraph("because " + "; ".join(each.because), cells, first="    "), ""]
+        lines += ["    because " + "; ".join(each.because), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return terminal_text.lines(lines)
 

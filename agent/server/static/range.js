@@ -3,7 +3,7 @@
 import { Latest, ask, pause } from "./ask.js";
 import { find, say } from "./elements.js";
 import { LASTS, LIVE, onChange, set, state } from "./state.js";
-import { count, dateAndTime, moment, timeOfDay } from "./words.js";
+import { count, dateAndTime, timeOfDay } from "./words.js";
 
 const AGAIN_S = 20;
 const RETRY_S = 5;
@@ -126,7 +126,7 @@ function said({ from, to }, nodes, { length_s: length, busbw_length_s: busbw }) 
   const known = nodes.answered + Object.keys(nodes.silent).length;
   const some = nodes.answered < known ? ` Only ${nodes.answered} of ${count(known, "node")} answered.` : "";
   const end = state().last === "all" ? "" : ` to ${timeOfDay(to)}`; // of a job that runs it moves
-  return `From ${moment(from)}${end}, a point for each ${plainly(length)}${busbw > length ? ` (bus bandwidth: ${plainly(busbw)})` : ""}.${some}${PRESENT}`;
+  return `From ${dateAndTime(from)}${end}, a point for each ${plainly(length)}${busbw > length ? ` (bus bandwidth: ${plainly(busbw)})` : ""}.${some}${PRESENT}`;
 }
 
 const plainly = (length) => (length % 3600 === 0 ? `${length / 3600} h` : length % 60 === 0 ? `${length / 60} min` : `${length} s`);

@@ -47,7 +47,8 @@ export function dateAndTime(unix) {
 
 // With the time zone's name.
 export function moment(unix) {
-  return new Date(unix * 1000).toLocaleString("sv", { timeZoneName: "short" });
+  const parts = new Intl.DateTimeFormat("sv", { timeZoneName: "short" }).formatToParts(unix * 1000);
+  return `${dateAndTime(unix)} ${parts.find((part) => part.type === "timeZoneName").value}`;
 }
 
 // Control characters, and characters that change the writing direction, could make a name look like something else.

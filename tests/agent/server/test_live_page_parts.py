@@ -31,7 +31,7 @@ def test_parts_of_the_share(chromium: Chromium, tmp_path: Path) -> None:
                 visit.page.wait_for_timeout(max(0, (end_ns - time.monotonic_ns()) / MS))
                 job.run(2, end_ns)
             # Of each 120 ms three of four ranks wait 40.
-            expect(said).to_have_text(re.compile(r"parts: transfer 1[0-5] %, waiting 2[2-7] %\."))
+            expect(said).to_have_text(re.compile(r"parts: transfer 1[0-5]%, waiting 2[2-7]%\."))
             legend = visit.page.locator("#shares .u-legend")
             expect(legend).to_contain_text(re.compile("communication.*transfer.*waiting.*exposed"))
             visit.assert_readable()
