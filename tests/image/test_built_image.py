@@ -152,8 +152,8 @@ def test_watches_a_trainer(engine: Engine, agent: RunningAgent, folders: Path) -
         ending.write_text("leave")
         assert trainer.wait(90) == 0
     finally:
-        trainer.kill()
-        trainer.wait()
+        trainer.terminate()  # torchrun then ends its ranks
+        trainer.wait(60)
     wait_for(
         lambda: [job["state"] for job in agent.get("/api/v1/jobs") if job["job_id"] == "built"] == ["ended"], "the end"
     )
