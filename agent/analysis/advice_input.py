@@ -248,16 +248,21 @@ def _longer(long: Collection[float | None], usual: Collection[float | None]) -> 
     return sum(max(0.0, comm - median(known)) for comm in long if comm is not None)
 
 
-def _longer_of_groups(counts: Counts) -> dict[str, float]:
-    """Return ``_longer`` in s by group label, summed over all ranks, as far as it is known."""
-    more: dict[str, float] = {}
+def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
+    """Return by group label, summed over all ranks and as far as it is known: ``_longer`` in s, and how much of it can have been waiting.
+
+    A rank cannot have waited longer in its long steps than in the whole time.
+    """
+    waited_s = {row.by["rank"]: row.wait_s or 0.0 for row in counts.by_rank}
+    more: dict[str, tuple[float, float]] = {}
     for rank, usual in counts.usual_of.items():
         long = [step for step in counts.steps_of[rank] if step.long]
         for label in counts.group_shares if long and usual else ():
             of_steps = (
                 [step.group_shares.get(label, 0.0) * step.duration_s for step in each] for each in (long, usual)
             )
-            more[label] = more.get(label, 0.0) + (_longer(*of_steps) or 0.0)
+            longer_s, before = _longer(*of_steps) or 0.0, more.get(label, (0.0, 0.0))
+            more[label] = before[0] + longer_s, before[1] + min(longer_s, waited_s.get(rank, 0.0))
     return more
 
 
@@ -278,7 +283,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
     per_rank = sum(map(len, counts.steps_of.values())) / ranks + (
         not counts.since_ns
     )  # plus the step before the first mark
-    more, sharded, kinds = _longer_of_groups(counts), _is_sharded(counts.operations), []
+    more, sharded, kinds = longer_of_groups(counts), _is_sharded(counts.operations), []
     for row in counts.operations:
         group, op = str(row.by["group"]), str(row.by["op"])
         share = counts.group_shares.get(group, 0.0)
@@ -286,8 +291,8 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
         if not share or not row.seconds or row.group_size is None or row.group_size < 2:
             continue
         seconds = share * row.seconds / of_group * total / len(steps)
-        more_s = more.get(group, 0.0) * row.seconds / of_group
-        waiting_s = max(0.0, (row.wait_s or 0.0) - more_s) / max(row.seconds - more_s, 1e-9)
+        longer_s, waited_s = (each * row.seconds / of_group for each in more.get(group, (0.0, 0.0)))
+        waiting_s = max(0.0, (row.wait_s or 0.0) - waited_s) / max(row.seconds - longer_s, 1e-9)
         view = groups.get(group)
         kinds.append(
             Kind(

@@ -16,8 +16,8 @@ from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 @pytest.mark.parametrize(
     ("hook", "how", "says"),
     [
-        ("native", (), r"rank 1 died \(no clean end\) at [\d:]{8}"),
-        ("python", ("--raise",), r"rank 1 ended with LookupError at [\d:]{8}"),
+        ("native", (), r"rank 1 died \(no clean end\) at [\d:]{8} UTC"),
+        ("python", ("--raise",), r"rank 1 ended with LookupError at [\d:]{8} UTC"),
     ],
     ids=["native-killed", "python-raised"],
     indirect=["hook"],
