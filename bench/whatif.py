@@ -62,6 +62,7 @@ ROWS = (
     Row("link 200 to 400 Mbit/s", SLOW, Question(link="2x"), DDP),
     Row("link 200 to 800 Mbit/s", SLOW, Question(link="4x"), FAST),
     Row("link 400 to 800 Mbit/s", DDP, Question(link="2x"), FAST),
+    Row("link 800 to 200 Mbit/s", FAST, Question(link="0.25x"), SLOW),
     Row("a straggler removed", LATE, Question(no_late=True), DDP),
     Row("a straggler removed, link 400 to 800 Mbit/s", LATE, Question(no_late=True, link="2x"), FAST),
     Row("buckets 4 to 1 MiB", DDP, Question(buckets="1MiB"), SMALL),
@@ -74,6 +75,7 @@ ROWS = (
     Row("2 to 3 ranks, 100 Mbit/s", SLOWEST, Question(ranks=3), SLOWEST._replace(ranks=3)),
     Row("2 to 4 ranks, 100 Mbit/s", SLOWEST, Question(ranks=4), SLOWEST._replace(ranks=4)),
     Row("3 to 4 ranks, 100 Mbit/s", SLOWEST._replace(ranks=3), Question(ranks=4), SLOWEST._replace(ranks=4)),
+    Row("2 to 4 ranks, 400 Mbit/s", DDP, Question(ranks=4), DDP._replace(ranks=4)),
     Row("DDP to FSDP2", DDP, Question(shard=True), FSDP),
     Row("FSDP2 to DDP", FSDP, Question(replicate=True), DDP),
 )

@@ -90,7 +90,7 @@ def test_larger_buckets(directory: Path) -> None:
     assert code == 0
     (name,) = found["settings"]
     assert name == "all_reduce in default_pg, each step"
-    assert found["settings"][name] == ["8 × 256.0 KiB", "1 × 2.0 MiB"]
+    assert found["settings"][name] == ["8 × 256 KiB", "1 × 2 MiB"]
     counts = {
         kind["size"]: (kind["count_a"] > 0, kind["count_b"] > 0)
         for kind in found["kinds"]

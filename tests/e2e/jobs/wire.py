@@ -17,8 +17,9 @@ def main() -> None:
     sent = {}
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"):
         group = dist.new_group(list(range(size)), group_desc=op)
-        dist.barrier()
+        # Before the barrier: after it, another rank on this host may already send.
         before = int(_COUNTER.read_text())
+        dist.barrier()
         for _ in range(TIMES):
             do(op, group, whole, part)
         dist.barrier()
