@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 
 import commwatch
-from bench.common import emit, last_json, memory_mb, own_cpu_s, scratch
-from bench.step_time import RANKS, balanced
+from bench.common import emit, memory_mb, own_cpu_s, scratch
+from bench.step_time import RANKS, balanced, both_ranks
 from commwatch.collectors.probe import torch_collectives, torch_native
 from commwatch.collectors.wire.events import CHECKSUM, RECORD
 from commwatch.collectors.wire.ring_reader import RingReader
@@ -92,21 +91,6 @@ def train(rank: int, store: Path) -> None:
     os._exit(0)
 
 
-def both_ranks(directory: Path) -> list[list[dict[str, Block]]]:
-    """Run the two ranks; each one's rounds."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory / "run")}
-    command = [sys.executable, __file__, str(directory / "store")]
-    ranks = [
-        subprocess.Popen([*command, str(r)], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True)
-        for r in range(RANKS)
-    ]
-    try:
-        return [last_json(rank.communicate(timeout=580)[0])["rounds"] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
 def compare(ranks: list[list[dict[str, Block]]]) -> dict[str, float]:
     """Medians over the rounds."""
     pairs = list(zip(*ranks, strict=True))
@@ -128,7 +112,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         train(int(sys.argv[2]), Path(sys.argv[1]))
     with scratch(in_memory=True) as directory:
-        figures = compare(both_ranks(directory))
+        figures = compare([rank["rounds"] for rank in both_ranks(directory, __file__)])
     emit({**figures, "rounds": ROUNDS, "parameters": PARAMETERS, "megabytes": 4e-6 * LAYERS * WIDTH * (WIDTH + 1)})
 
 

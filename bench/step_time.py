@@ -142,10 +142,10 @@ def train(rank: int, store: Path) -> None:
     os._exit(0)
 
 
-def both_ranks(directory: Path) -> list[dict[str, list[dict[str, Block]]]]:
-    """Run the two ranks; each one's rounds, by workload."""
+def both_ranks(directory: Path, script: str = __file__) -> list[dict[str, Any]]:
+    """Run the two ranks of a benchmark; the figures of each one. Of this script these are its rounds, by workload."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory / "run")}
-    command = [sys.executable, __file__, str(directory / "store")]
+    command = [sys.executable, script, str(directory / "store")]
     ranks = [
         subprocess.Popen([*command, str(r)], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True)
         for r in range(RANKS)
