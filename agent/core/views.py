@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from commwatch.core.cells import GroupInfo
 
 
 @dataclass(frozen=True)
@@ -193,3 +196,24 @@ class GroupView:
     aligned: bool
     #: torch's name of its backend; ``None``: not known.
     backend: str | None = None
+
+
+class TraceOperation(NamedTuple):
+    """One operation of one rank; times in ns of one clock for all ranks."""
+
+    rank: int
+    op: str
+    group: GroupInfo
+    seq: int
+    #: Global rank of the other side, or of the root; -1: none, or not known.
+    peer: int
+    tag: int
+    #: ``None``: it has none.
+    size: int | None
+    dtype: str | None
+    launch_ns: int
+    start_ns: int
+    end_ns: int
+    #: ``ev.FAILED``, ``ev.UNTIMED`` and others.
+    flags: int
+    timing: int

@@ -13,6 +13,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import GroupInfo
 from commwatch.core.node_counters import GPU_BUSY, CounterSample
+from commwatch.core.views import TraceOperation
 
 Event = dict[str, Any]
 #: Most collectives, and most messages, of which not all parts are there. Beyond it, the first is treated as if no more came.
@@ -23,27 +24,6 @@ _MARKS, _STEPS, _FIRST_GROUP = 1, 2, 3
 _FIRST_PROCESS = 100_000
 #: Processes of the nodes have numbers below those of the ranks, and come after them in the picture.
 _FIRST_NODE, _AFTER_RANKS = 50_000, 1 << 30
-
-
-class TraceOperation(NamedTuple):
-    """One operation of one rank; times in ns of one clock for all ranks."""
-
-    rank: int
-    op: str
-    group: GroupInfo
-    seq: int
-    #: Global rank of the other side, or of the root; -1: none, or not known.
-    peer: int
-    tag: int
-    #: ``None``: it has none.
-    size: int | None
-    dtype: str | None
-    launch_ns: int
-    start_ns: int
-    end_ns: int
-    #: ``ev.FAILED``, ``ev.UNTIMED`` and others.
-    flags: int
-    timing: int
 
 
 class TraceStep(NamedTuple):

@@ -8,11 +8,11 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from commwatch.core.clocks import FIRST, Clock, compare
-from commwatch.core.views import JobView
-from commwatch.report.chrome_trace import TraceOperation, TraceStep
+from commwatch.core.views import JobView, TraceOperation
+from commwatch.report.chrome_trace import TraceStep
 from commwatch.report.timeline_export import NodeTrace, Window, own_trace
 from commwatch.whatif.answers import Study, study
-from commwatch.whatif.build import Part, StepSpan, build
+from commwatch.whatif.build import StepSpan, build
 from commwatch.whatif.model import CannotAnswer, Model
 
 #: Most steps that are replayed, and most operations of all ranks together: the latest. For a page or an answer of an agent there are fewer,
@@ -34,7 +34,7 @@ def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST
     latest = max(node.restart for node in nodes)
     nodes = [node for node in nodes if node.restart == latest]
     clocks = compare([node.ends for node in nodes])
-    operations: list[Part] = []
+    operations: list[TraceOperation] = []
     steps: dict[int, list[TraceStep]] = {}
     complete_ns = 0
     for node, clock in zip(nodes, clocks, strict=True):
@@ -67,12 +67,12 @@ def study_of(path: Path, job: JobView, last_s: float | None) -> Study | None:
         return None
 
 
-def _operation(clock: Clock, one: TraceOperation) -> Part:
+def _operation(clock: Clock, one: TraceOperation) -> TraceOperation:
     """Return an operation by the clock of the first node."""
     if clock is FIRST:
-        return Part._make(one)
+        return one
     launch_ns, start_ns, end_ns = map(clock.of_first, (one.launch_ns, one.start_ns, one.end_ns))
-    return Part._make(one)._replace(launch_ns=launch_ns, start_ns=start_ns, end_ns=end_ns)
+    return one._replace(launch_ns=launch_ns, start_ns=start_ns, end_ns=end_ns)
 
 
 def _begin_of_last(steps: Iterable[TraceStep]) -> int:

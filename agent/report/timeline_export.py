@@ -15,8 +15,9 @@ from typing import IO, NamedTuple
 from commwatch import __version__
 from commwatch.core.clocks import FIRST, Clock, compare
 from commwatch.core.node_counters import CounterSample
+from commwatch.core.views import TraceOperation
 from commwatch.history.history import History
-from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceOperation, TraceStep
+from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceStep
 from commwatch.report.profile_trace import PlacedProfile, ProfileSlices, ProfileTrace
 from commwatch.report.timeline_source import Source
 

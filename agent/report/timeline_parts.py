@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from commwatch.core.cells import GroupInfo
 from commwatch.core.node_counters import CounterSample
+from commwatch.core.views import TraceOperation
 from commwatch.history.history import History
 from commwatch.history.operations import place_of
-from commwatch.report.chrome_trace import TraceMark, TraceOperation, TraceStep
+from commwatch.report.chrome_trace import TraceMark, TraceStep
 from commwatch.report.timeline_export import NodeTrace
 from commwatch.report.timeline_source import Source
 

@@ -9,10 +9,11 @@ from typing import Any
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
 from commwatch.core.node_counters import CounterSample
+from commwatch.core.views import TraceOperation
 from commwatch.history.history import GroupSpan, History, StoredStep
 from commwatch.history.operations import Cursor, Reader, records_of
 from commwatch.history.rows import RingRow, latest_run
-from commwatch.report.chrome_trace import TraceOperation, TraceStep, compares
+from commwatch.report.chrome_trace import TraceStep, compares
 from commwatch.report.profile_trace import PlacedProfile, ProfileTrace
 
 #: Most collectives by which the clocks of nodes are compared; most places in the history that they are read from, of all groups of a

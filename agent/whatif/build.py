@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from commwatch.analysis.framework_settings import REPLICATED, SHARDED, role
 from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import GroupInfo
+from commwatch.core.views import TraceOperation
 from commwatch.whatif.curves import curves_of
 from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 
@@ -21,24 +21,6 @@ LEAST_STEPS = 3
 _LATE_SEEN = 0.01
 #: A thread waits for an operation if the time from its end to the next launch varies less than this part of the time between the launches.
 _STEADY = 0.5
-
-
-class Part(NamedTuple):
-    """An operation on one rank; times in ns of one clock for all ranks. Fields as in ``chrome_trace.TraceOperation``."""
-
-    rank: int
-    op: str
-    group: GroupInfo
-    seq: int
-    peer: int
-    tag: int
-    size: int | None
-    dtype: str | None
-    launch_ns: int
-    start_ns: int
-    end_ns: int
-    flags: int
-    timing: int
 
 
 class StepSpan(NamedTuple):
@@ -53,8 +35,8 @@ class StepSpan(NamedTuple):
 class _Shared:
     """An operation and its parts by rank."""
 
-    first: Part
-    parts: dict[int, Part] = field(default_factory=dict)
+    first: TraceOperation
+    parts: dict[int, TraceOperation] = field(default_factory=dict)
 
 
 class _Gap(NamedTuple):
@@ -73,7 +55,7 @@ class _Line:
 
     span: StepSpan
     #: Number of the operation, its part, and when the thread launched it.
-    parts: list[tuple[int, Part, int]]
+    parts: list[tuple[int, TraceOperation, int]]
     #: Numbers of the operations in which the thread is blocked from launch to end.
     blocking: frozenset[int] = frozenset()
 
@@ -96,7 +78,7 @@ class _Line:
 
 
 def build(
-    parts: Iterable[Part], steps: Mapping[int, Sequence[StepSpan]], hosts: Mapping[int, str], world_size: int
+    parts: Iterable[TraceOperation], steps: Mapping[int, Sequence[StepSpan]], hosts: Mapping[int, str], world_size: int
 ) -> Model:
     """Return the model of the steps that all ranks have.
 
@@ -136,7 +118,7 @@ def build(
     )
 
 
-def _shared(parts: Iterable[Part]) -> tuple[list[_Shared], int]:
+def _shared(parts: Iterable[TraceOperation]) -> tuple[list[_Shared], int]:
     """Return operations in order of their first launch, and how many parts are left out because their times are not known."""
     found: dict[tuple[object, ...], _Shared] = {}
     numbers: Counter[tuple[object, ...]] = Counter()
@@ -189,7 +171,7 @@ def _lines(shared: Sequence[_Shared], steps: Mapping[int, Sequence[StepSpan]]) -
     return lines
 
 
-def _launched_ns(part: Part) -> int:
+def _launched_ns(part: TraceOperation) -> int:
     """Return when the thread launched it; on a GPU, when the GPU could begin it, as the host runs ahead."""
     return part.start_ns if part.flags & ev.ON_DEVICE else part.launch_ns
 
@@ -274,7 +256,7 @@ def _blocked(line: _Line, gaps: Sequence[_Gap], waits: set[int]) -> dict[int, fl
     return found
 
 
-def _launch(shared: _Shared, part: Part, number: int) -> Do:
+def _launch(shared: _Shared, part: TraceOperation, number: int) -> Do:
     """Return the launch of a part."""
     parts = shared.parts.values()
     if part.op in ev.P2P:
@@ -330,7 +312,7 @@ def _sharded(shared: Sequence[_Shared]) -> bool:
     return any({"all_gather", "reduce_scatter"} <= kinds for kinds in ops.values())
 
 
-def _carries(part: Part, sharded: bool) -> str:
+def _carries(part: TraceOperation, sharded: bool) -> str:
     found = role(part.group.label, part.op, part.size or 0, sharded)
     if found == SHARDED and part.op == "all_gather":
         return "parameters"

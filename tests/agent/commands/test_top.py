@@ -282,7 +282,7 @@ def test_unknown_is_absent() -> None:
 
 
 def test_hidden_communication_is_no_alarm() -> None:
-    """Above 30% but hidden behind compute is said so, and is not red."""
+    """A share above 30% that is hidden behind compute is labelled as hidden, and is not red."""
     lines = coloured(frame(Seen(answers(of_job(steps=[step(0, exposed_s=0.005)])), 0.5, None), 120, 24))
     (at,) = [n for n, line in enumerate(lines) if "comm  " in line and "│" in line]
     assert "\x1b[32m" in lines[at]

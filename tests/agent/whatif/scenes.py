@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
-from commwatch.whatif.build import Part, StepSpan, build
+from commwatch.core.views import TraceOperation
+from commwatch.whatif.build import StepSpan, build
 from commwatch.whatif.model import Model
 
 MS = 1_000_000
@@ -27,7 +28,7 @@ def ddp(
     late_ms: int = 0,
     alpha_ms: float = 1.0,
     ms_per_mib: float = 10.0,
-) -> tuple[list[Part], dict[int, list[StepSpan]]]:
+) -> tuple[list[TraceOperation], dict[int, list[StepSpan]]]:
     """Operations and steps of DDP: each rank computes before each bucket, and waits for all of them before its optimizer.
 
     Args:
@@ -35,7 +36,7 @@ def ddp(
         alpha_ms: α of the link; a bucket of S bytes among n ranks takes 2(n-1)(α + β·S/n).
         ms_per_mib: β.
     """
-    parts: list[Part] = []
+    parts: list[TraceOperation] = []
     spans: dict[int, list[StepSpan]] = {rank: [] for rank in range(ranks)}
     begin, of = 10**9, group(ranks)
     for step in range(steps):
@@ -47,7 +48,7 @@ def ddp(
             took = 2 * (ranks - 1) * (alpha_ms + ms_per_mib * size / ranks / (1 << 20))
             end = max(ready, free) + int(took * MS)
             parts += [
-                Part(
+                TraceOperation(
                     rank,
                     "all_reduce",
                     of,

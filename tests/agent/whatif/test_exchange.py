@@ -116,6 +116,6 @@ def _all_reduce_s(of: Model) -> float:
     "change", [lambda job: with_buckets(job, MIB), sharded, replicated, lambda job: accumulated(job, 2)]
 )
 def test_nothing_to_change(change: object) -> None:
-    """Without gradients there is no answer, and the error says so."""
+    """A job without gradients raises an error that names what is missing."""
     with pytest.raises(CannotAnswer, match="no exchange of gradients"):
         change(model(sizes=(100,)))  # type: ignore[operator]

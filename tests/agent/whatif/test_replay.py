@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.cells import GroupInfo
-from commwatch.whatif.build import Part, StepSpan, build
+from commwatch.core.views import TraceOperation
+from commwatch.whatif.build import StepSpan, build
 from commwatch.whatif.changes import scaled_compute, with_bandwidth, with_latency, without_lateness
 from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 from commwatch.whatif.replay import replay
@@ -79,7 +80,7 @@ def test_never_below_compute(job: Model, factor: float) -> None:
 
 
 def test_lateness_of_one_rank() -> None:
-    """A rank that is 50 ms late costs as much; without its lateness the job is the one in which nobody was late."""
+    """A rank that is 50 ms late makes each step 50 ms longer; without its lateness the steps are as long as in a job without a late rank."""
     late, even = model(3, late_ms=50), model(3)
     assert _step_s(without_lateness(late)) == pytest.approx(_step_s(even), rel=1e-3)
     assert _step_s(without_lateness(late, [2])) == pytest.approx(_step_s(even), rel=1e-3)
@@ -91,7 +92,7 @@ def test_lateness_of_one_rank() -> None:
 
 def test_a_pipeline() -> None:
     """A receiver waits for its sender: if the sender computes for half the time, the step of both is shorter by that."""
-    parts, of = list[Part](), group(2, "pp")
+    parts, of = list[TraceOperation](), group(2, "pp")
     spans: dict[int, list[StepSpan]] = {0: [], 1: []}
     for step in range(4):
         begin = 10**9 + step * 100 * MS
@@ -107,18 +108,18 @@ def test_a_pipeline() -> None:
     assert _step_s(scaled_compute(job, 0.5, 0)) == pytest.approx(0.1 - 0.06 / 2)
 
 
-def _message(of: GroupInfo, seq: int, sender: int, sent: int, awaited: int, took_ms: int) -> list[Part]:
+def _message(of: GroupInfo, seq: int, sender: int, sent: int, awaited: int, took_ms: int) -> list[TraceOperation]:
     """Both ends of a blocking message, of which the receiver waits first."""
     end = sent + took_ms * MS
     about = (seq, 1 - sender, 0, 1 << 20, None)
     return [
-        Part(sender, "send", of, *about, sent, sent, end, 0, ev.BY_WAIT),
-        Part(1 - sender, "recv", of, seq, sender, 0, 1 << 20, None, awaited, awaited, end, 0, ev.BY_WAIT),
+        TraceOperation(sender, "send", of, *about, sent, sent, end, 0, ev.BY_WAIT),
+        TraceOperation(1 - sender, "recv", of, seq, sender, 0, 1 << 20, None, awaited, awaited, end, 0, ev.BY_WAIT),
     ]
 
 
 def test_records_that_contradict_one_another() -> None:
-    """Ranks that wait for one another forever have no replay, and the error says so."""
+    """Ranks that wait for one another forever raise an error that names the cause."""
     ops = {at: Op(f"g{at}", f"g{at}", "all_reduce", 1.0, 2, 1.0) for at in range(2)}
     one: Program = [Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0), Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1)]
     other: Program = [Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1), Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0)]

@@ -45,7 +45,7 @@ def loss(model: nn.Module) -> torch.Tensor:
 
 
 def corrupted(what: str, rank: int, after: int, how: str) -> None:
-    """Train for ever; the bit flips on one rank in the step after so many."""
+    """Train until killed; after so many steps, flip the bit on one rank."""
     mine = dist.get_rank() == rank
     model: Any = network()
     if how == "hsdp":
