@@ -134,6 +134,7 @@ def told(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, fl
     return {(row["by"]["rank"], row["by"]["op"]): (row["count"], row["bytes"], row["seconds"]) for row in rows}
 
 
+@pytest.mark.timeout(900)
 def test_whole_job(tmp_path: Path) -> None:
     """While agents are killed, stopped and restarted the others answer for the rest; in the end each agent's figures are those of all rings."""
     with site(tmp_path) as job:

@@ -22,7 +22,7 @@ def main() -> None:
     mine = [dist.new_group(ranks, group_desc="node") for ranks in nodes][rank // per_node]
     while True:
         if rank == culprit:
-            time.sleep(0.05)
+            time.sleep(0.1)
         dist.all_reduce(torch.ones(numbers))
         dist.all_reduce(torch.ones(10), group=mine)
         if steps:
