@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.collectors.wire import variables
 from commwatch.collectors.wire.identity import run_dir
-from commwatch.core.addresses import DNS, BadAddress, hosts_and_ports, url_of
-from commwatch.core.errors import CommwatchError
-from commwatch.prometheus.metrics import METRICS
-from commwatch.reference.links import UnknownLink, find
+from commwatch.config_checks import FILES, GPUS_AUTO, ConfigError, checked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,15 +21,6 @@ else:
     import tomli as tomllib
 if TYPE_CHECKING:
     from commwatch.alerts.receivers.settings import ReceiverConfig
-
-GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
-
-
-class ConfigError(CommwatchError):
-    """A setting is wrong; the message names it, its source and what would be right."""
-
-    exit_code = 2
-    names_command = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +62,8 @@ class Config:
     discover_peers: bool = True
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
+    #: One step in so many is profiled, to measure the exposed share of ranks for which it is not known otherwise; 0: none.
+    profile_every: int = 0
     #: Days that rollups and steps are kept.
     keep_days: float = 7.0
     #: Seconds the metrics of an ended job stay in /metrics.
@@ -138,14 +127,6 @@ class Config:
         return self.state / f"told-{gethostname()}.json"
 
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "port": (0, 65535),
-    "interval": (0.01, 60),
-    "raw_bytes": (1 << 20, 1 << 50),
-    "keep_days": (0.01, 3650),
-    "keep_ended": (0, 86400),
-    "otlp_interval": (1, 3600),
-}
 #: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
 #: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
@@ -164,16 +145,12 @@ _ENVIRONMENT = {
     "ca_file": "COMMWATCH_CA_FILE",
     "client_cert": "COMMWATCH_CLIENT_CERT",
     "peers": "COMMWATCH_PEERS",
+    "profile_every": "COMMWATCH_PROFILE_EVERY",
     "otlp_endpoint": "COMMWATCH_OTLP_ENDPOINT",
     "otlp_headers_file": "COMMWATCH_OTLP_HEADERS_FILE",
     "otlp_ca_file": "COMMWATCH_OTLP_CA_FILE",
     "otlp_client_cert": "COMMWATCH_OTLP_CLIENT_CERT",
 }
-_FILES = (
-    "rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert",
-    "otlp_headers_file", "otlp_ca_file", "otlp_client_cert",
-)  # fmt: skip
-_SWITCHES = ("require_token", "require_token_for_metrics", "insecure", "discover_peers", "otlp_logs")
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",
@@ -208,7 +185,7 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
         origins.update(dict.fromkeys(given, str(found)))
     for key, variable in _ENVIRONMENT.items():
         if env.get(variable):
-            given[key] = _checked(key, _from_text(key, env[variable], variable), variable)
+            given[key] = checked(key, _from_text(key, env[variable], variable), variable)
             origins[key] = variable
     for table, prefix in _TABLE_VARIABLES.items():
         entries = {
@@ -216,18 +193,18 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
         }
         for entry, variable in entries.items():
             value = _from_text(table, env[variable], variable)
-            given[table] = {**given.get(table, {}), **_checked(table, {entry: value}, variable)}
+            given[table] = {**given.get(table, {}), **checked(table, {entry: value}, variable)}
             origins[f"{table}.{entry}"] = variable
     for key, value in flags.items():
         if value is not None:
-            given[key], origins[key] = _checked(key, value, f"--{key}"), f"--{key}"
+            given[key], origins[key] = checked(key, value, f"--{key}"), f"--{key}"
     directory = Path(given.get("dir", run_dir(env))).absolute()
     if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
         origins["state"] = origins["dir"]
     # The default is on disk: the default run directory may be in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
-    rest |= {key: rest[key].absolute() for key in ("inspector_dir", *_FILES) if key in rest}
+    rest |= {key: rest[key].absolute() for key in ("inspector_dir", *FILES) if key in rest}
     return replace(Config(dir=directory, state=state.absolute()), **rest), origins
 
 
@@ -280,13 +257,13 @@ def _read(file: Path) -> dict[str, Any]:
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
         if key in table and other not in table:
             raise ConfigError(f"{file}: {key} is set and {other} is not; TLS needs tls_cert and tls_key")
-    return {key: _checked(key, value, f"{file}: {key}") for key, value in table.items()}
+    return {key: checked(key, value, f"{file}: {key}") for key, value in table.items()}
 
 
 def _from_text(key: str, text: str, variable: str) -> Any:
-    if key == "port":
+    if key in ("port", "profile_every"):
         if not text.isdecimal():
-            raise ConfigError(f"{variable}={text}: not a port number")
+            raise ConfigError(f"{variable}={text}: not a {'port number' if key == 'port' else 'whole number'}")
         return int(text)
     if key == "peers":
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -296,146 +273,3 @@ def _from_text(key: str, text: str, variable: str) -> Any:
         except ValueError:
             raise ConfigError(f"{variable}={text}: not a number") from None
     return text
-
-
-#: By key of a setting that is a text: what it must be.
-_TEXTS = {
-    **dict.fromkeys(("dir", "state", "inspector_dir"), "a directory"),
-    **dict.fromkeys(_FILES, "a file"),
-    "host": "an address",
-    "ras": "addresses such as localhost:28028",
-}
-
-
-def _checked(key: str, value: Any, where: str) -> Any:
-    if key in _TEXTS:
-        return _checked_text(key, value, where)
-    return _CHECKS[key](value, where) if key in _CHECKS else _checked_number(key, value, where)
-
-
-def _checked_number(key: str, value: Any, where: str) -> int | float:
-    low, high = _RANGES[key]
-    integral = key in ("port", "raw_bytes")
-    if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)) or not low <= value <= high:
-        raise ConfigError(
-            f"{where}: needs a {'whole ' if integral else ''}number from {low:g} to {high:g}, not {value!r}"
-        )
-    return value
-
-
-def _checked_gpus(value: Any, where: str) -> str:
-    if value not in GPUS:
-        raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
-    return str(value)
-
-
-def _checked_switch(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where}: needs true or false, not {value!r}")
-    return value
-
-
-def _checked_text(key: str, value: Any, where: str) -> str | Path:
-    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-    if not text or "\0" in text or (key == "ras" and hosts_and_ports(text) is None):
-        raise ConfigError(f"{where}: needs {_TEXTS[key]}, not {value!r}")
-    try:
-        return text if key in ("host", "ras") else Path(text).expanduser()
-    except RuntimeError:
-        raise ConfigError(f"{where}: no such user: {text}") from None
-
-
-def _checked_hosts(value: Any, where: str) -> tuple[str, ...]:
-    named = r"\.?[A-Za-z0-9_](?:[A-Za-z0-9._-]*)|[0-9A-Fa-f:]+"
-    if not isinstance(value, list) or not all(isinstance(each, str) and re.fullmatch(named, each) for each in value):
-        raise ConfigError(
-            f'{where}: needs a list of names, such as ["node1.example.org", ".example.org"], not {value!r}'
-        )
-    return tuple(value)
-
-
-def _checked_peers(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise ConfigError(
-            f'{where}: needs a list of agents, such as ["node1", "agents.json", "dns+agents:9477"], not {value!r}'
-        )
-    try:
-        for each in value:
-            url_of(each.removeprefix(DNS), secure=False)
-    except BadAddress as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return tuple(value)
-
-
-def _checked_links(value: Any, where: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: needs a table of groups and links, not {value!r}")
-    for group, link in value.items():
-        if not isinstance(link, str):
-            raise ConfigError(f"{where}: {group}: needs the key of a link, not {link!r}")
-        try:
-            find(link)
-        except UnknownLink as error:
-            raise ConfigError(f"{where}: {group}: {error}") from None
-    return value
-
-
-def _checked_thresholds(value: Any, where: str) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: needs a table of names and numbers, not {value!r}")
-    for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ConfigError(f"{where}: {name}: needs a number, not {number!r}")
-    return value
-
-
-def _checked_labels(value: Any, where: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: needs a table of labels and texts, not {value!r}")
-    taken = ("job", "instance", *METRICS["job_info"].labels)
-    for name, text in value.items():
-        if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}", name):
-            raise ConfigError(
-                f"{where}: {name}: needs letters, digits and '_', and must not begin with a digit or '__'"
-            )
-        if name in taken:
-            raise ConfigError(f"{where}: {name}: is a label of commwatch or Prometheus; choose another name")
-        if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= 200:
-            raise ConfigError(f"{where}: {name}: needs one line of text, at most 200 characters, not {text!r}")
-    return value
-
-
-def _checked_endpoint(value: Any, where: str) -> str:
-    from commwatch.alerts.receivers.hooks import is_url
-
-    text = value.rstrip("/") if isinstance(value, str) else ""
-    if not is_url(text) or "?" in text or text.endswith(("/v1/metrics", "/v1/logs")):
-        raise ConfigError(
-            f"{where}: needs the base URL of an OTLP receiver, such as https://collector.example.com:4318 "
-            "(without /v1/metrics, query, user or password)"
-        )
-    return text
-
-
-def _checked_receivers(value: Any, where: str) -> tuple[ReceiverConfig, ...]:
-    # Here, because it imports pydantic, which most commands do without.
-    from commwatch.alerts.receivers.settings import BadReceiver, checked
-
-    try:
-        return checked(value)
-    except BadReceiver as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-#: Checks of the settings that are neither texts nor numbers.
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    **dict.fromkeys(_SWITCHES, _checked_switch),
-    "allowed_hosts": _checked_hosts,
-    "peers": _checked_peers,
-    "gpus": _checked_gpus,
-    "links": _checked_links,
-    "thresholds": _checked_thresholds,
-    "labels": _checked_labels,
-    "receivers": _checked_receivers,
-    "otlp_endpoint": _checked_endpoint,
-}

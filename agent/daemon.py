@@ -55,6 +55,7 @@ from commwatch.server.services import Services
 from commwatch.server.web import application
 from commwatch.watchers.nccl import logs_of, remove_old
 from commwatch.watchers.profiles import Profiles, kept_in
+from commwatch.watchers.regular_profiles import RegularProfiles
 from commwatch.watchers.watchers import GPUS_S, Watchers
 
 log = logging.getLogger("commwatch")
@@ -148,6 +149,7 @@ class Daemon:
             damaged=self._damaged,
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), queries)
+        self._regular = RegularProfiles(config.profile_every, self._profiles, queries)
         self._address = address_of(config, self.port)
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, self._address)
@@ -191,7 +193,12 @@ class Daemon:
         """Return the readings for ``/metrics`` that are not about jobs, by collector; ``None``: it failed."""
         damaged = None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(self._damaged))]
         return known(
-            [*self._watchers.readings(), ("alerts", readings(self._delivery)), ("history", damaged)],
+            [
+                *self._watchers.readings(),
+                ("alerts", readings(self._delivery)),
+                ("history", damaged),
+                *self._regular.readings(),
+            ],
             (*self._beside, *self._unawaited),
         )
 
@@ -384,9 +391,10 @@ class Daemon:
             self._push.note_alerts(linked)
 
     def _profile(self) -> None:
-        """Process the files of profiled ranks."""
+        """Process the files of profiled ranks; request the regular profiles."""
         try:
             self._profiles.tick()
+            self._regular.tick()
         except (OSError, StoreError, sqlite3.Error) as error:
             log.warning("profiles: %s", error)
 

@@ -24,7 +24,7 @@ FOLDERS = {
 #: Rooms of ``agent/``, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
-    ("config", "reload"), ("runtime",), ("api",), ("integrations",),
+    ("config", "config_checks", "reload"), ("runtime",), ("api",), ("integrations",),
     ("watchers",), ("alerting",), ("otlp",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -12,7 +12,8 @@ from commwatch.alerts.check import check
 from commwatch.alerts.export import runbook
 from commwatch.alerts.model import Alert
 from commwatch.alerts.text import render
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 from commwatch.prometheus.metrics import METRICS
 
 SHIPPED = "rules.yaml"

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.terminal_text import complain, line

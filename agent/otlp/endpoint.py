@@ -7,7 +7,8 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 from commwatch.runtime.client import tls_context
 
 _MOST_BYTES = 1 << 16

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from socket import gethostname
 from typing import TYPE_CHECKING
 
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -31,7 +31,7 @@ from commwatch.collectors.node.gpu_amd import AmdSource
 from commwatch.collectors.node.gpu_nvidia import NvidiaSource
 from commwatch.collectors.node.gpu_xids import meaning
 from commwatch.collectors.registry import Reading
-from commwatch.config import GPUS_OFF, GPUS_REQUIRED
+from commwatch.config_checks import GPUS_OFF, GPUS_REQUIRED
 from commwatch.core.node_counters import GPU_BUSY, NodeCounter
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals

@@ -192,6 +192,15 @@ class Profiles:
                 return None
         return None
 
+    def drop(self, profile_id: str) -> None:
+        """Remove a profile that has ended, with its traces."""
+        with self._lock:
+            kept = [profile for profile in self._ended if profile.id != profile_id]
+            self._ended.clear()
+            self._ended.extend(kept)
+        for folder in self._kept.glob(f"*-{profile_id}"):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _add(self, request: files.Request, path: Path) -> _Active:
         active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks})
         self._active[request.id] = active

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.config import Config, ConfigError, load
+from commwatch.config import Config, load
+from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import hosts_and_ports
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 

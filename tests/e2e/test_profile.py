@@ -147,6 +147,33 @@ def test_own_profiler(tmp_path: Path, does: str, says: str) -> None:
         assert all(events > 0 for _, events in job.said)
 
 
+@pytest.mark.usefixtures("hook")
+def test_one_step_in_so_many(tmp_path: Path) -> None:
+    """With ``profile_every``, one step is profiled without a request, and the next ones are so far away that they cost next to nothing."""
+
+    def taken() -> list[Path]:
+        return list((tmp_path / "run" / "profiles").glob("*-*/profile.json"))
+
+    env = clean_env(COMMWATCH_PROFILE_EVERY="20")
+    with agent(tmp_path / "run", env=env) as running, training(tmp_path / "run") as job:
+        (path,) = wait_for(taken, "a profile")
+        found = json.loads(path.read_bytes())
+        assert [(rank["rank"], rank["state"], rank["steps"]) for rank in found["ranks"]] == [
+            (0, "done", 1),
+            (1, "done", 1),
+        ]
+        for rank in found["ranks"]:
+            assert 0 < rank["profile"]["exposed_share"] <= rank["profile"]["comm_share"] < 1
+            assert rank["from_seq"] >= 20
+        before = steps(running)
+        wait_for(lambda: steps(running) > before + 100, "many more steps")
+        assert taken() == [path]
+        # The CPU's exposed share is measured all the time.
+        assert {one for one in running.samples() if "exposed_comm_share_ratio" in one and "profile" in one} == set()
+        job.finish()
+    assert "commwatch: " not in job.errors
+
+
 def test_nowhere_to_meet(tmp_path: Path) -> None:
     """If nothing can be written for the trainers, the command prints one line, and the training continues."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:

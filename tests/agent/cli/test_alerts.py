@@ -9,7 +9,8 @@ import yaml
 
 from commwatch.alerting.alert_rules import catalogue
 from commwatch.alerts.catalogue import shipped
-from commwatch.config import ConfigError, load
+from commwatch.config import load
+from commwatch.config_checks import ConfigError
 from tests.agent.test_config import one_line
 from tests.alerts.promtool import check
 from tests.helpers import clean_env, commwatch

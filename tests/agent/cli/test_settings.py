@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch.config import Config, ConfigError, load
+from commwatch.config import Config, load
+from commwatch.config_checks import ConfigError
 from commwatch.prometheus.exporter import Exporter
 from tests.helpers import Watch, clean_env, commwatch, write_ring
 

@@ -14,7 +14,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 from commwatch.otlp.endpoint import Endpoint
 from commwatch.otlp.push import LOGS, METRICS, Push, Sender
 from tests.agent.server.test_tls import authority

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from commwatch.alerting.notifications import address_of, url_of
-from commwatch.config import ConfigError, load
+from commwatch.config import load
+from commwatch.config_checks import ConfigError
 from commwatch.runtime.run_lock import CannotStart
 from commwatch.server import http_protocol
 from commwatch.server.listener import listen
