@@ -14,7 +14,7 @@ from commwatch.alerts.model import FIRING, PENDING, RESOLVED
 from tests.helpers import RunningAgent, Trainer, clean_env, fetch, free_port, identity, wait_for
 from tests.receivers import Server
 
-#: Its windows are warm after a second: so long is a restarted agent not to judge what it has found.
+#: Its windows are warm after some seconds: so long is a restarted agent not to judge what it has found, in which it reads the rings.
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -23,10 +23,10 @@ from commwatch.alerts import evaluator
 from commwatch.alerts.model import Rule
 from commwatch.config import load
 from commwatch.daemon import Daemon
-evaluator.LEAST_WARM_S = 1.0
+evaluator.LEAST_WARM_S = 6.0
 rules = [
     Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", summary="a rank is here", description=""),
-    Rule("Later", "commwatch_rank_up == 1", 2, 0, "warning", summary="a rank has been here", description=""),
+    Rule("Later", "commwatch_rank_up == 1", 5, 0, "warning", summary="a rank has been here", description=""),
 ]
 plan = Plan(rules, deliver=lambda alerts: daemon._deliver(alerts), every_s=0.2)
 daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)

@@ -17,7 +17,18 @@ from commwatch.commands.doctor import Check, _cost, _witnesses, examine, network
 from commwatch.config import load
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_host import Watched
-from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    Trainer,
+    agent,
+    commwatch,
+    free_port,
+    group_entry,
+    identity,
+    operation,
+    wait_for,
+)
 
 
 def found(directory: Path, **flags: Any) -> dict[str, Check]:
@@ -45,7 +56,7 @@ def test_no_agent(tmp_path: Path) -> None:
         checks = found(tmp_path, port=taken.getsockname()[1])
         assert (checks["agent"].result, checks["port"].result) == ("fail", "warn")
         assert "is taken" in checks["port"].says
-    assert found(tmp_path, port=0)["port"].result == "pass"
+    assert found(tmp_path, port=free_port())["port"].result == "pass"
     assert "commwatch agent" in checks["agent"].remedy
 
 
