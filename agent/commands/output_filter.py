@@ -124,7 +124,9 @@ def _write(target: int, data: bytes) -> bool:
         try:
             data = data[os.write(target, data) :]
         except BlockingIOError:  # another process that shares the terminal or pipe made it non-blocking
-            select.select([], [target], [])
+            until_writable = select.poll()  # not select(), which refuses descriptors above 1023
+            until_writable.register(target, select.POLLOUT)
+            until_writable.poll()
         except OSError as error:
             return error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF)
     return True

@@ -72,6 +72,8 @@ SAME: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 MORE: dict[str, Any] = {
     "image": {"repository": "mine", "tag": "1", "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "registry"}],
     "extraEnv": [{"name": "COMMWATCH_LABEL_CLUSTER", "value": "west"}], "nodeSelector": {"gpu": "yes"},
+    "extraVolumes": [{"name": "otlp", "secret": {"secretName": "otlp-headers"}}],
+    "extraVolumeMounts": [{"name": "otlp", "mountPath": "/etc/commwatch/otlp", "readOnly": True}],
     "affinity": {"nodeAffinity": {}}, "tolerations": [{"key": "reserved", "operator": "Exists"}], "priorityClassName": "high",
     "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}},
 }  # fmt: skip
@@ -188,6 +190,8 @@ def test_more_values(kube: Tools, tmp_path: Path, mode: str) -> None:
     (agent,) = (each for each in (*spec["initContainers"], *spec["containers"]) if each["name"] == "commwatch")
     assert (agent["image"], agent["imagePullPolicy"], agent["resources"]) == ("mine:1", "Always", MORE["resources"])
     assert MORE["extraEnv"][0] in agent["env"]
+    assert MORE["extraVolumeMounts"][0] in agent["volumeMounts"]
+    assert MORE["extraVolumes"][0] in spec["volumes"]
     assert MORE["tolerations"][0] in spec["tolerations"]
     same = ("imagePullSecrets", "nodeSelector", "affinity", "priorityClassName")
     assert {name: spec[name] for name in same} == {name: MORE[name] for name in same}
