@@ -12,22 +12,18 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from commwatch.collectors.nccl.follow import Follower
-from commwatch.collectors.nccl.inspector import VERSIONS, Dropped, Reader, Timed, parse_prom
-from commwatch.collectors.nccl.lines import apart
+from commwatch.collectors.nccl.inspector import VERSIONS, parse_prom
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
-from commwatch.core.bandwidth import algbw, bus_factor
-from commwatch.core.cells import OTHER, UNKNOWN_GROUP, GroupInfo
+from commwatch.core.cells import OTHER, GroupInfo
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
-from commwatch.watchers.nccl import fitting, groups_of, ranks_of
+from commwatch.watchers.inspector_sums import Cell, Drops, JobFiles, Source, row_of
+from commwatch.watchers.nccl import groups_of, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "inspector"
@@ -35,177 +31,11 @@ COLLECTOR = "inspector"
 _SLACK_S = 60.0
 #: Seconds without a check of the files after which the collector is down.
 _STUCK_S = 30.0
-#: Sums kept of one job; text files read of one folder, and bytes of each.
-MOST_CELLS, _MOST_PROM, _MOST_PROM_BYTES = 4096, 64, 1 << 20
+#: Text files read of one folder, and bytes of each.
+_MOST_PROM, _MOST_PROM_BYTES = 64, 1 << 20
 _UNREAD = f"this version of commwatch reads {VERSIONS[0]} to {VERSIONS[-1]}"
 #: Seconds between two checks of the text files, which change twice a minute at most.
 _PROM_S = 5.0
-
-
-class _Key(NamedTuple):
-    rank: int
-    comm: str
-    op: str
-    #: -1: no size.
-    size_log2: int
-    algorithm: str | None
-    protocol: str | None
-    timing: str
-
-
-@dataclass
-class _Cell:
-    count: int = 0
-    bytes: int = 0
-    bus_bytes: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass
-class _Comm:
-    size: int
-    name: str | None
-    #: (rank in the communicator, global rank).
-    places: set[tuple[int, int]] = field(default_factory=set)
-
-
-class _Source(NamedTuple):
-    """One rank in one communicator."""
-
-    rank: int
-    comm: str
-    group_rank: int
-
-
-class _Count:
-    """The sum over a counter that begins at 0 again when its communicator is made anew."""
-
-    def __init__(self) -> None:
-        self._before = self._latest = 0
-
-    def set(self, value: int) -> None:
-        """Take the counter's latest value."""
-        if value < self._latest:
-            self._before += self._latest
-        self._latest = value
-
-    @property
-    def sum(self) -> int:
-        return self._before + self._latest
-
-
-@dataclass
-class _Drops:
-    """Operations that Inspector overwrote before it wrote them."""
-
-    collectives: _Count = field(default_factory=_Count)
-    messages: _Count = field(default_factory=_Count)
-
-
-class _JobFiles:
-    """Sums over the JSON files of one job."""
-
-    def __init__(self, since: float, lock: threading.RLock) -> None:
-        self.follower = Follower(self._take, since)
-        self.ranks: dict[tuple[str, int], int] = {}
-        self.cells: dict[_Key, _Cell] = {}
-        self.comms: dict[str, _Comm] = {}
-        self.drops: dict[_Source, _Drops] = {}
-        self.records = self.unknown_fields = self.left_out = 0
-        #: By path: the reader, and the number of its latest line.
-        self._readers: dict[str, tuple[Reader, int]] = {}
-        self._skipped_bytes = 0
-        self._lock = lock
-
-    @property
-    def unknown_lines(self) -> int:
-        return sum(reader.unknown_lines for reader, _ in self._readers.values())
-
-    @property
-    def unread_versions(self) -> set[str]:
-        """Unknown formats, some lines of which cannot be read."""
-        return {version for reader, _ in self._readers.values() for version in reader.unread_versions}
-
-    @property
-    def dropped(self) -> int | None:
-        """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
-        if not self.drops:
-            return None
-        return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
-
-    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in apart(texts):
-            self._take_line(line, path, number)
-
-    def _take_line(self, line: str, path: str, number: int) -> None:
-        with self._lock:
-            if self.follower.skipped_bytes != self._skipped_bytes:
-                self._skipped_bytes = self.follower.skipped_bytes
-                for reader, _ in self._readers.values():
-                    reader.forget()
-            reader, latest = self._readers.get(path) or (Reader(), 0)
-            if number <= latest:  # the file was truncated or replaced
-                reader.forget()
-            self._readers[path] = (reader, number)
-            record = reader.read(line)
-            if record is None:
-                return
-            self.unknown_fields += record.unknown_fields
-            rank = self.ranks.get((record.host.partition(".")[0], record.pid))
-            if rank is None:
-                self.left_out += 1
-            elif isinstance(record, Dropped):
-                self.left_out += not self._add_drops(record, rank)
-            else:
-                self.left_out += not self._add(record, rank)
-
-    def _comm(self, record: Timed | Dropped, rank: int) -> _Comm | None:
-        """Return the communicator of a record; ``None`` if it has another size than before."""
-        comm = self.comms.get(record.comm)
-        if comm is None:
-            comm = self.comms[record.comm] = _Comm(record.group_size, record.comm_name)
-        if comm.size != record.group_size:
-            return None
-        comm.name = comm.name or record.comm_name
-        if len(comm.places) < MOST_CELLS:
-            comm.places.add((record.group_rank, rank))
-        return comm
-
-    def _add_drops(self, dropped: Dropped, rank: int) -> bool:
-        source = _Source(rank, dropped.comm, dropped.group_rank)
-        if source not in self.drops and len(self.drops) >= MOST_CELLS:
-            return False
-        if self._comm(dropped, rank) is None:
-            return False
-        drops = self.drops.setdefault(source, _Drops())
-        drops.collectives.set(dropped.collectives)
-        drops.messages.set(dropped.messages)
-        return True
-
-    def _add(self, timed: Timed, rank: int) -> bool:
-        size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
-        key = _Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
-        if key not in self.cells and len(self.cells) >= MOST_CELLS:
-            return False
-        comm = self._comm(timed, rank)
-        if comm is None:
-            return False
-        cell = self.cells.setdefault(key, _Cell())
-        self.records += 1
-        cell.count += 1
-        cell.seconds += timed.duration_s
-        cell.bytes += timed.size_bytes or 0
-        cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
-        return True
-
-    def group(self, comm: _Comm, groups: list[GroupInfo]) -> tuple[str, str | None]:
-        """Return label and id of a communicator's process group, found by its members, then by its name."""
-        fits = fitting(comm.size, comm.places, groups)
-        if len(fits) > 1:
-            fits = [group for group in fits if comm.name in (group.name, group.description)] or fits
-        labels = {group.label for group in fits}
-        label = labels.pop() if len(labels) == 1 else UNKNOWN_GROUP.label
-        return label, fits[0].group_id if len(fits) == 1 else None
 
 
 class Inspector:
@@ -226,7 +56,7 @@ class Inspector:
     ) -> None:
         self._directory, self._aggregate, self._jobs_lock, self._clock = directory, aggregate, lock, clock
         self._lock = threading.RLock()
-        self._jobs: dict[str, _JobFiles] = {}
+        self._jobs: dict[str, JobFiles] = {}
         #: By folder: the jobs that dump into it, and the Unix time before which its files are of earlier jobs.
         self._folders: dict[str, tuple[set[str], float]] = {}
         self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
@@ -243,7 +73,7 @@ class Inspector:
         for job, (patterns, since, ranks) in wanted.items():
             with self._lock:
                 if patterns and job not in self._jobs:
-                    self._jobs[job] = _JobFiles(since, self._lock)
+                    self._jobs[job] = JobFiles(since, self._lock)
                 files = self._jobs.get(job)
                 if files is None:
                     continue
@@ -324,7 +154,7 @@ class Inspector:
             return []
         if self._clock() - self._looked_at > _STUCK_S:
             return [(COLLECTOR, None)]
-        sums: dict[tuple[str, ...], _Cell] = {}
+        sums: dict[tuple[str, ...], Cell] = {}
         labels: dict[str, set[str]] = {}
 
         def label(job: str, group: str) -> str:
@@ -335,7 +165,7 @@ class Inspector:
 
         for row in self.rows(None):
             cell = sums.setdefault(
-                (row.job_id, str(row.rank), label(row.job_id, row.group), row.op, row.timing), _Cell()
+                (row.job_id, str(row.rank), label(row.job_id, row.group), row.op, row.timing), Cell()
             )
             cell.count += row.count
             cell.seconds += row.seconds
@@ -362,7 +192,7 @@ class Inspector:
                     continue
                 where = {at: files.group(comm, groups.get(name, [])) for at, comm in files.comms.items()}
                 found += [
-                    _row(name, key, cell, files.comms[key.comm].size, where[key.comm])
+                    row_of(name, key, cell, files.comms[key.comm].size, where[key.comm])
                     for key, cell in files.cells.items()
                 ]
         return sorted(found, key=lambda row: -row.seconds)
@@ -372,7 +202,7 @@ class Inspector:
         with self._jobs_lock:
             return {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
 
-    def _drops(self) -> Iterator[tuple[str, _Source, str, _Drops]]:
+    def _drops(self) -> Iterator[tuple[str, Source, str, Drops]]:
         """Yield job, source, label of the process group, and what Inspector dropped."""
         groups = self._groups()
         with self._lock:
@@ -428,24 +258,3 @@ class Inspector:
         if folders:
             return "found", f"nothing yet in {', '.join(sorted(folders)[:3])}"
         return "off", "no rank runs with NCCL_INSPECTOR_ENABLE=1, and inspector_dir is not set"
-
-
-def _row(job: str, key: _Key, cell: _Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:
-    return InspectorRow(
-        job_id=job,
-        rank=key.rank,
-        group=where[0],
-        group_id=where[1],
-        comm=key.comm,
-        group_size=size,
-        op=key.op,
-        size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
-        algorithm=key.algorithm,
-        protocol=key.protocol,
-        timing=key.timing,
-        count=cell.count,
-        bytes=cell.bytes,
-        seconds=cell.seconds,
-        algbw=algbw(cell.bytes, cell.seconds),
-        busbw=algbw(cell.bus_bytes, cell.seconds),
-    )

@@ -14,8 +14,9 @@ import pytest
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers import inspector
-from commwatch.watchers.inspector import MOST_CELLS, Inspector
+from commwatch.watchers import inspector_sums
+from commwatch.watchers.inspector import Inspector
+from commwatch.watchers.inspector_sums import MOST_CELLS
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, group_entry, identity, operation, wait_for, write_ring
 
@@ -360,7 +361,7 @@ def test_readings_have_known_names(folder: Path) -> None:
 
 def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of ranks kept for a communicator is limited, whatever its files contain; all timed operations are counted."""
-    monkeypatch.setattr(inspector, "MOST_CELLS", 8)
+    monkeypatch.setattr(inspector_sums, "MOST_CELLS", 8)
     path = put(folder)
     line = path.read_text().splitlines()[0].replace('"n_ranks":2', '"n_ranks":1000')
     path.write_text("".join(line.replace('"rank":0', f'"rank":{rank}') + "\n" for rank in range(100)))

@@ -1,0 +1,218 @@
+"""The sums over the JSON files of NCCL Inspector of one job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from commwatch.collectors.nccl.follow import Follower
+from commwatch.collectors.nccl.inspector import Dropped, Reader, Timed
+from commwatch.collectors.nccl.lines import apart
+from commwatch.core.bandwidth import algbw, bus_factor
+from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
+from commwatch.core.witness_views import InspectorRow
+from commwatch.watchers.nccl import fitting
+
+#: Sums kept of one job.
+MOST_CELLS = 4096
+
+
+class Key(NamedTuple):
+    """What the operations of one sum have in common."""
+
+    rank: int
+    comm: str
+    op: str
+    #: -1: no size.
+    size_log2: int
+    algorithm: str | None
+    protocol: str | None
+    timing: str
+
+
+@dataclass
+class Cell:
+    """Sums over operations."""
+
+    count: int = 0
+    bytes: int = 0
+    bus_bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Communicator:
+    """A communicator of NCCL, as the files describe it."""
+
+    size: int
+    name: str | None
+    #: (rank in the communicator, global rank).
+    places: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Source(NamedTuple):
+    """One rank in one communicator."""
+
+    rank: int
+    comm: str
+    group_rank: int
+
+
+class Count:
+    """The sum over a counter that begins at 0 again when its communicator is made anew."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = 0
+
+    def set(self, value: int) -> None:
+        """Take the counter's latest value."""
+        if value < self._latest:
+            self._before += self._latest
+        self._latest = value
+
+    @property
+    def sum(self) -> int:
+        return self._before + self._latest
+
+
+@dataclass
+class Drops:
+    """Operations that Inspector overwrote before it wrote them."""
+
+    collectives: Count = field(default_factory=Count)
+    messages: Count = field(default_factory=Count)
+
+
+class JobFiles:
+    """Sums over the JSON files of one job."""
+
+    def __init__(self, since: float, lock: threading.RLock) -> None:
+        self.follower = Follower(self._take, since)
+        self.ranks: dict[tuple[str, int], int] = {}
+        self.cells: dict[Key, Cell] = {}
+        self.comms: dict[str, Communicator] = {}
+        self.drops: dict[Source, Drops] = {}
+        self.records = self.unknown_fields = self.left_out = 0
+        #: By path: the reader, and the number of its latest line.
+        self._readers: dict[str, tuple[Reader, int]] = {}
+        self._skipped_bytes = 0
+        self._lock = lock
+
+    @property
+    def unknown_lines(self) -> int:
+        return sum(reader.unknown_lines for reader, _ in self._readers.values())
+
+    @property
+    def unread_versions(self) -> set[str]:
+        """Unknown formats, some lines of which cannot be read."""
+        return {version for reader, _ in self._readers.values() for version in reader.unread_versions}
+
+    @property
+    def dropped(self) -> int | None:
+        """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
+        if not self.drops:
+            return None
+        return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
+
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in apart(texts):
+            self._take_line(line, path, number)
+
+    def _take_line(self, line: str, path: str, number: int) -> None:
+        with self._lock:
+            if self.follower.skipped_bytes != self._skipped_bytes:
+                self._skipped_bytes = self.follower.skipped_bytes
+                for reader, _ in self._readers.values():
+                    reader.forget()
+            reader, latest = self._readers.get(path) or (Reader(), 0)
+            if number <= latest:  # the file was truncated or replaced
+                reader.forget()
+            self._readers[path] = (reader, number)
+            record = reader.read(line)
+            if record is None:
+                return
+            self.unknown_fields += record.unknown_fields
+            rank = self.ranks.get((record.host.partition(".")[0], record.pid))
+            if rank is None:
+                self.left_out += 1
+            elif isinstance(record, Dropped):
+                self.left_out += not self._add_drops(record, rank)
+            else:
+                self.left_out += not self._add(record, rank)
+
+    def _comm(self, record: Timed | Dropped, rank: int) -> Communicator | None:
+        """Return the communicator of a record; ``None`` if it has another size than before."""
+        comm = self.comms.get(record.comm)
+        if comm is None:
+            comm = self.comms[record.comm] = Communicator(record.group_size, record.comm_name)
+        if comm.size != record.group_size:
+            return None
+        comm.name = comm.name or record.comm_name
+        if len(comm.places) < MOST_CELLS:
+            comm.places.add((record.group_rank, rank))
+        return comm
+
+    def _add_drops(self, dropped: Dropped, rank: int) -> bool:
+        source = Source(rank, dropped.comm, dropped.group_rank)
+        if source not in self.drops and len(self.drops) >= MOST_CELLS:
+            return False
+        if self._comm(dropped, rank) is None:
+            return False
+        drops = self.drops.setdefault(source, Drops())
+        drops.collectives.set(dropped.collectives)
+        drops.messages.set(dropped.messages)
+        return True
+
+    def _add(self, timed: Timed, rank: int) -> bool:
+        size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
+        key = Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
+        if key not in self.cells and len(self.cells) >= MOST_CELLS:
+            return False
+        comm = self._comm(timed, rank)
+        if comm is None:
+            return False
+        cell = self.cells.setdefault(key, Cell())
+        self.records += 1
+        cell.count += 1
+        cell.seconds += timed.duration_s
+        cell.bytes += timed.size_bytes or 0
+        cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
+        return True
+
+    def group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
+        """Return label and id of a communicator's process group, found by its members, then by its name."""
+        fits = fitting(comm.size, comm.places, groups)
+        if len(fits) > 1:
+            fits = [group for group in fits if comm.name in (group.name, group.description)] or fits
+        labels = {group.label for group in fits}
+        label = labels.pop() if len(labels) == 1 else UNKNOWN_GROUP.label
+        return label, fits[0].group_id if len(fits) == 1 else None
+
+
+def row_of(job: str, key: Key, cell: Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:
+    """Return a sum as the API shows it.
+
+    Args:
+        size: ranks of the communicator.
+        where: label and id of its process group.
+    """
+    return InspectorRow(
+        job_id=job,
+        rank=key.rank,
+        group=where[0],
+        group_id=where[1],
+        comm=key.comm,
+        group_size=size,
+        op=key.op,
+        size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
+        algorithm=key.algorithm,
+        protocol=key.protocol,
+        timing=key.timing,
+        count=cell.count,
+        bytes=cell.bytes,
+        seconds=cell.seconds,
+        algbw=algbw(cell.bytes, cell.seconds),
+        busbw=algbw(cell.bus_bytes, cell.seconds),
+    )
