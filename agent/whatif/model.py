@@ -97,11 +97,15 @@ class Model:
     assumed: tuple[str, ...] = ()
 
 
+def instructions(model: Model) -> int:
+    """Return the number of instructions of all programs."""
+    return sum(len(program) for steps in model.programs.values() for program in steps)
+
+
 def first_steps(model: Model, most: int) -> Model:
     """Return the model with so few of its steps, but at least three, that all programs together have about ``most`` instructions."""
     count = len(model.measured_s)
-    instructions = sum(len(program) for steps in model.programs.values() for program in steps)
-    kept = min(count, max(3, count * most // max(1, instructions)))
+    kept = min(count, max(3, count * most // max(1, instructions(model))))
     programs = {rank: steps[:kept] for rank, steps in model.programs.items()}
     return model if kept == count else replace(model, programs=programs, measured_s=model.measured_s[:kept])
 

@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -19,7 +19,7 @@ from commwatch.reference.references import Measured, directory, save
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_config import one_line
 from tests.agent.test_job_reports import BASE, NODES, STEPS, Site
-from tests.helpers import MS, RunningAgent, agent, commwatch, end_rank, mark, operation, wait_for, write_ring
+from tests.helpers import MS, RunningAgent, agent, clean_env, commwatch, end_rank, mark, operation, wait_for, write_ring
 
 #: Milliseconds of a step: compute, the exchange, the optimizer; and how late rank 1 is.
 COMPUTE, EXCHANGE, OPTIMIZER, LATE = 60, 40, 10, 30
@@ -149,6 +149,28 @@ def test_nothing_to_replay(asked: RunningAgent) -> None:
     assert "replication: the recorded steps have no exchange" in one_line(commwatch(*known, "--replicate"))
     assert "too few steps of all ranks were recorded: " in one_line(commwatch(*known, "--last", "0.1s"))
     assert "no job 'other'" in one_line(commwatch("whatif", "other", "--dir", asked.directory))
+
+
+def test_gains_of_advice(asked: RunningAgent) -> None:
+    """The gain of advice is the one that its parameters of ``/api/v1/whatif`` give, in the API and in the report."""
+    found = asked.get("/api/v1/advice?job=train")
+    done = commwatch("report", "train", "--json", "--dir", asked.directory)
+    assert _replayed(json.loads(done.stdout)["advice"]) == _replayed(found)
+    late = next(each for each in found if each["rule"] == "straggler")
+    assert (late["gain_source"], late["saves_share"]) == ("replay", pytest.approx(LATE / STEP, abs=0.006))
+    for each in _replayed(found):
+        for remedy in each["remedies"]:
+            (answer,) = asked.get(f"/api/v1/whatif?job=train&{urlencode(remedy['whatif'], doseq=True)}")["answers"]
+            assert remedy["saves_share"] == pytest.approx(answer["saves_share"], abs=0.006), each
+        assert f"a replay of the recorded steps gives {100 * each['saves_share']:.0f}%" in each["gain"]
+    text = commwatch("report", "train", "--dir", asked.directory, env=clean_env(COLUMNS="250")).stdout
+    assert "(gains are upper bounds, unless they come from a replay)" in text
+    assert late["gain"] in text
+
+
+def _replayed(advice: list[Any]) -> list[Any]:
+    """Advice with predicted gains, without the numbers that led to it, which the report has of the whole job."""
+    return [each | {"because": []} for each in advice if each["gain_source"] == "replay"]
 
 
 def test_over_all_nodes(tmp_path: Path) -> None:
