@@ -19,11 +19,6 @@ from commwatch.whatif.model import Model
 Recorded = Callable[[], Model | None]
 
 
-def not_recorded() -> Model | None:
-    """Return no recorded steps: all gains are bounds."""
-    return None
-
-
 def advice_on_end(
     agent: QueryService,
     job: JobView,
@@ -54,7 +49,7 @@ def lately(
     *,
     network: Network,
     late: Mapping[int, float],
-    recorded: Recorded = not_recorded,
+    recorded: Recorded,
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 

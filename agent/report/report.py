@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,8 @@ from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch.nodes.merging import Nodes
-from commwatch.report.job_advice import Recorded, advice_on_end, not_recorded
+from commwatch.report.job_advice import Recorded, advice_on_end
+from commwatch.report.recorded_steps import known_steps
 
 _MOST_ADVICE = 5
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
@@ -116,14 +118,14 @@ def build(
     *,
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
-    recorded: Recorded = not_recorded,
+    recorded: Recorded | None = None,
 ) -> Report | None:
     """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
-        recorded: as in ``job_advice.lately``.
+        recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -137,6 +139,7 @@ def build(
     operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
     waits = {row.by["rank"]: row for row in by_rank}
     known = facts(agent, job, counts, findings)
+    recorded = recorded or partial(known_steps, agent.path, job, last_s)
     advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
     lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
     waited, unjoined = None, _unjoined_share(operations)

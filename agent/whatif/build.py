@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 
 #: Fewest steps of a replay.
 LEAST_STEPS = 3
-#: An operation whose end is seen so late after a step mark, as a share of the step, ended at the mark.
+#: An operation whose end is seen so late after a step mark, as a share of the step, ended at the mark. Where the operations of most steps end in
+#: them, so does one that is seen to end later, if the thread waited at the end of its step: what saw its end was late on a busy machine.
 _LATE_SEEN = 0.01
 #: A thread waits for an operation if the time from its end to the next launch varies less than this part of the time between the launches.
 _STEADY = 0.5
@@ -71,6 +73,27 @@ class _Line:
                 number, part, _ = self.parts[place]
                 free_ns = part.end_ns if self.blocks(number) else at_ns
         return found
+
+    def outlasts(self) -> bool:
+        """Return whether an operation is seen to end well after the step."""
+        return any(part.end_ns > self._late_ns() for _, part, _ in self.parts)
+
+    def waits_at_its_end(self) -> bool:
+        """Return whether the thread is known to wait for most of the time after the last launch and the last end of an operation in the step."""
+        moments = (moment for _, part, at in self.parts for moment in (at, part.end_ns) if moment <= self.span.end_ns)
+        free_ns = max(moments, default=self.span.end_ns)
+        return 2 * (self.span.exposed_ns or 0) > self.span.end_ns - free_ns > 0
+
+    def end_in_it(self, *, waited: bool) -> None:
+        """Let operations end with the step that are seen to end a little later; with ``waited`` also those that are seen to end much later."""
+        until_ns = inf if waited else self._late_ns()
+        self.parts = [
+            (number, part._replace(end_ns=self.span.end_ns) if self.span.end_ns < part.end_ns <= until_ns else part, at)
+            for number, part, at in self.parts
+        ]
+
+    def _late_ns(self) -> int:
+        return self.span.end_ns + int(_LATE_SEEN * (self.span.end_ns - self.span.start_ns))
 
     def blocks(self, number: int) -> bool:
         """Return whether the thread is blocked in an operation."""
@@ -153,15 +176,9 @@ def _lines(shared: Sequence[_Shared], steps: Mapping[int, Sequence[StepSpan]]) -
     for of_rank in lines.values():
         for line in of_rank:
             line.parts.sort(key=lambda each: (each[2], each[0]))
-            late_ns = line.span.end_ns + int(_LATE_SEEN * (line.span.end_ns - line.span.start_ns))
-            line.parts = [
-                (
-                    number,
-                    part._replace(end_ns=line.span.end_ns) if line.span.end_ns < part.end_ns <= late_ns else part,
-                    at,
-                )
-                for number, part, at in line.parts
-            ]
+        outlasting = sum(line.outlasts() for line in of_rank)
+        for line in of_rank:
+            line.end_in_it(waited=2 * outlasting < len(of_rank) and line.waits_at_its_end())
             moments = [at for _, _, at in line.parts[1:]] + [line.span.end_ns] * bool(line.parts)
             line.blocking = frozenset(
                 number

@@ -36,6 +36,10 @@ class Kind(IntEnum):
     WAIT = 4
 
 
+#: Kinds that launch a part of an operation.
+LAUNCHES = (Kind.LAUNCH, Kind.GIVE, Kind.TAKE)
+
+
 class Do(NamedTuple):
     """One instruction of a program.
 
