@@ -48,6 +48,8 @@ class Row:
     before: Run
     question: Question
     after: Run
+    #: Other runs that show how the job scales.
+    others: tuple[Run, ...] = ()
 
 
 DDP = Run()
@@ -75,6 +77,13 @@ ROWS = (
     Row("2 to 3 ranks, 100 Mbit/s", SLOWEST, Question(ranks=3), SLOWEST._replace(ranks=3)),
     Row("2 to 4 ranks, 100 Mbit/s", SLOWEST, Question(ranks=4), SLOWEST._replace(ranks=4)),
     Row("3 to 4 ranks, 100 Mbit/s", SLOWEST._replace(ranks=3), Question(ranks=4), SLOWEST._replace(ranks=4)),
+    Row(
+        "2 and 3 to 4 ranks, 100 Mbit/s",
+        SLOWEST,
+        Question(ranks=4),
+        SLOWEST._replace(ranks=4),
+        (SLOWEST._replace(ranks=3),),
+    ),
     Row("2 to 4 ranks, 400 Mbit/s", DDP, Question(ranks=4), DDP._replace(ranks=4)),
     Row("DDP to FSDP2", DDP, Question(shard=True), FSDP),
     Row("FSDP2 to DDP", FSDP, Question(replicate=True), DDP),
@@ -102,7 +111,8 @@ def _rows() -> Iterator[tuple[float, float, float]]:
         if not all(word in row.what for word in sys.argv[1:]):
             continue
         before, after = recorded(row.before), recorded(row.after)
-        found = study("job", before, changes_of(row.question, {}))
+        others = {f"of {run.ranks}": recorded(run) for run in row.others}
+        found = study("job", before, changes_of(row.question, {}), others)
         predicted = found.answers[0]
         measured_s = median(after.measured_s)
         error = predicted.predicted.step_s / measured_s - 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from commwatch.analysis.framework_settings import REPLICATED, SHARDED, role
 from commwatch.collectors.wire import events as ev
 from commwatch.core.views import TraceOperation
-from commwatch.whatif.curves import curves_of
+from commwatch.whatif.curves import curves_of, points_of
 from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 
 #: Fewest steps of a replay.
@@ -125,13 +125,15 @@ def build(
     programs = {rank: list(_programs(of_rank, waits, shared)) for rank, of_rank in lines.items()}
     spanning = frozenset(each.first.group.label for each in shared if len({hosts.get(rank) for rank in each.parts}) > 1)
     labels = frozenset(op.group for op in ops.values())
-    curves, assumed = curves_of(ops, _ready(lines, shared))
+    points = points_of(ops, _ready(lines, shared))
+    curves, assumed = curves_of(ops, points)
     begin_ns = min(of_rank[0].start_ns for of_rank in steps.values())
     return Model(
         ops=ops,
         programs=programs,
         begins_s={rank: (of_rank[0].start_ns - begin_ns) / 1e9 for rank, of_rank in steps.items()},
         curves=curves,
+        points=points,
         linked=spanning or labels,
         world_size=world_size,
         measured_s=tuple(

@@ -89,6 +89,8 @@ class Model:
     begins_s: Mapping[int, float]
     #: By label of group.
     curves: Mapping[str, Curve]
+    #: What the curves follow from, as in ``curves.Points``.
+    points: Mapping[str, Mapping[tuple[float, float], float]]
     #: Labels of the groups that a change of the link is about.
     linked: frozenset[str]
     #: Number of ranks of the job; more than there are programs if ``Ranks`` has changed it.

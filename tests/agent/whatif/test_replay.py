@@ -185,7 +185,7 @@ def test_records_that_contradict_one_another() -> None:
     one: Program = [Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0), Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1)]
     other: Program = [Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1), Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0)]
     curves = {"g0": Curve(0.0, 1.0), "g1": Curve(0.0, 1.0)}
-    job = Model(ops, {0: [one], 1: [other]}, {0: 0.0, 1: 0.0}, curves, frozenset(), 2, (1.0,))
+    job = Model(ops, {0: [one], 1: [other]}, {0: 0.0, 1: 0.0}, curves, {}, frozenset(), 2, (1.0,))
     with pytest.raises(CannotAnswer, match="do not fit together"):
         replay(job)
 
@@ -207,7 +207,7 @@ def test_many_ranks() -> None:
         for do in (Do(Kind.COMPUTE, 1e-3), Do(Kind.LAUNCH, op=at), *((Do(Kind.WAIT, op=at),) if at % 4 == 3 else ()))
     ]
     job = Model(
-        ops, {rank: [list(program)] for rank in range(ranks)}, dict.fromkeys(range(ranks), 0.0), {"dp": Curve(0.0, 1.0)},
+        ops, {rank: [list(program)] for rank in range(ranks)}, dict.fromkeys(range(ranks), 0.0), {"dp": Curve(0.0, 1.0)}, {},
         frozenset(), ranks, (1.0,),
     )  # fmt: skip
     (step,) = replay(job)
