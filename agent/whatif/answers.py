@@ -10,8 +10,7 @@ from statistics import median
 from types import MappingProxyType
 
 from commwatch.analysis.advice import BOTTLENECK_SHARE
-from commwatch.analysis.framework_settings import is_model
-from commwatch.whatif.changes import Change, with_bandwidth, with_latency, with_ranks, without_lateness
+from commwatch.whatif.changes import Change, replica_ranks, with_bandwidth, with_latency, with_ranks, without_lateness
 from commwatch.whatif.exchange import accumulated, compressed, with_buckets
 from commwatch.whatif.model import CannotAnswer, Model, first_steps
 from commwatch.whatif.replay import Step, replay
@@ -207,7 +206,7 @@ def forecast(model: Model, known: Mapping[int, float], most: int = FORECAST_RANK
     Raises:
         CannotAnswer: as ``with_ranks``.
     """
-    replica = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
+    replica = replica_ranks(model)
     base_s = outcome(with_ranks(model, replica)).step_s
     doubled = {replica << power for power in range(max(0, most // replica).bit_length())}
     points = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -165,22 +164,42 @@ def with_latency(model: Model, factor: float, group: str | None = None) -> Model
     return other_link(model, partial(faster, latency=factor), group)
 
 
+def replica_ranks(model: Model) -> int:
+    """Return the ranks that hold one copy of the model: a group of model parallelism, times a shard group of hybrid sharding."""
+    of_model = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
+    shards = _shards(model)
+    return of_model * max((op.n for op in model.ops.values() if op.group in shards), default=1)
+
+
+def _shards(model: Model) -> Collection[str]:
+    """Return the labels of the groups over which hybrid sharding shards: their gradients are then reduced over the groups of the replicas."""
+    gathered = {op.group: op.n for op in model.ops.values() if op.carries == "parameters"}
+    reduced = {op.group: op.n for op in model.ops.values() if op.carries == "gradients" and op.op == "all_reduce"}
+    shards = max(gathered.values(), default=0)
+    replicas = [n for group, n in reduced.items() if group not in gathered]
+    return gathered if any(n * shards <= model.world_size for n in replicas) else ()
+
+
 def with_ranks(model: Model, ranks: int) -> Model:
-    """Return the model with more or fewer ranks: groups of data parallelism grow or shrink, the work of each rank stays the same.
+    """Return the model with more or fewer ranks: groups of data parallelism grow or shrink, the work of each rank stays the same. With hybrid
+    sharding, the groups of the replicas do, and the shard groups stay.
 
     Raises:
-        CannotAnswer: the groups of model parallelism do not fit into that number.
+        CannotAnswer: the number of ranks is not that of whole copies of the model.
     """
     if model.world_size < 2:
         raise CannotAnswer("one rank does not communicate, so nothing shows how more of them would")
-    of_model = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
-    if ranks % of_model:
-        raise CannotAnswer(f"{ranks} ranks: not a multiple of the {of_model} ranks of a group of model parallelism")
+    replica, shards = replica_ranks(model), _shards(model)
+    if ranks % replica:
+        what = "shard groups of hybrid sharding stay" if shards else "groups of model parallelism stay"
+        raise CannotAnswer(
+            f"{ranks} ranks: not a multiple of the {replica} ranks of a copy of the model; the {what} as they are"
+        )
     before = model.world_size
-    sizes = Counter(op.n for op in model.ops.values() if not is_model(op.group))
-    grown = {n: max(1, round(n * ranks / before)) for n in sizes}
     ops = {
-        number: op if is_model(op.group) or not op.queued else recosted(model, op, n=grown[op.n])
+        number: op
+        if is_model(op.group) or op.group in shards or not op.queued
+        else recosted(model, op, n=max(1, round(op.n * ranks / before)))
         for number, op in model.ops.items()
     }
     alone = {number for number, op in ops.items() if op.n == 1 and op.queued}
