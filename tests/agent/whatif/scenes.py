@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commwatch.collectors.wire import events as ev
+from commwatch.core.alpha_beta import Curve
 from commwatch.core.cells import GroupInfo
 from commwatch.core.views import TraceOperation
 from commwatch.whatif.build import StepSpan, build
-from commwatch.whatif.model import Model
+from commwatch.whatif.model import Do, Kind, Model, Op, Program
 
 MS = 1_000_000
 
@@ -108,3 +109,16 @@ def hybrid(replicas: int, shards: int = 2, size: int = 4 << 20) -> Model:
 
 def _group(label: str, ranks: tuple[int, ...]) -> GroupInfo:
     return GroupInfo(f"{label}-{ranks[0]}", label, "0", label, ranks, len(ranks), aligned=True, backend="gloo")
+
+
+def large(ranks: int, count: int) -> Model:
+    """A step in which ranks launch so many operations, and wait for each fourth of them."""
+    ops = {at: Op("dp", "dp", "all_reduce", 1e6, ranks, 1e-3) for at in range(count)}
+    program: Program = [
+        do
+        for at in range(count)
+        for do in (Do(Kind.COMPUTE, 1e-3), Do(Kind.LAUNCH, op=at), *((Do(Kind.WAIT, op=at),) if at % 4 == 3 else ()))
+    ]
+    programs = {rank: [list(program)] for rank in range(ranks)}
+    begins = dict.fromkeys(range(ranks), 0.0)
+    return Model(ops, programs, begins, {"dp": Curve(0.0, 1.0)}, {}, frozenset(), ranks, (1.0,))

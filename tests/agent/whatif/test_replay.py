@@ -195,21 +195,3 @@ def test_too_few_steps() -> None:
     parts, spans = ddp(steps=2)
     with pytest.raises(CannotAnswer, match="too few steps of all ranks were recorded: 2, at least 3 are needed"):
         build(parts, spans, {}, 2)
-
-
-def test_many_ranks() -> None:
-    """A step of 1,024 ranks with 200 operations each is replayed."""
-    ranks, count = 1024, 200
-    ops = {at: Op("dp", "dp", "all_reduce", 1e6, ranks, 1e-3) for at in range(count)}
-    program: Program = [
-        do
-        for at in range(count)
-        for do in (Do(Kind.COMPUTE, 1e-3), Do(Kind.LAUNCH, op=at), *((Do(Kind.WAIT, op=at),) if at % 4 == 3 else ()))
-    ]
-    job = Model(
-        ops, {rank: [list(program)] for rank in range(ranks)}, dict.fromkeys(range(ranks), 0.0), {"dp": Curve(0.0, 1.0)}, {},
-        frozenset(), ranks, (1.0,),
-    )  # fmt: skip
-    (step,) = replay(job)
-    # Four operations are launched at 1, 2, 3 and 4 ms, and end by 5 ms; fifty times.
-    assert step.duration_s == pytest.approx(50 * 5e-3)
