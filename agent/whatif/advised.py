@@ -80,12 +80,13 @@ def _gain(remedy: Remedy, model: Model, known: Outcome) -> float | None:
     if instructions(short) * times > _MOST_INSTRUCTIONS:
         return None
     try:
-        changes = changes_of(_question(remedy), {})
+        changes = changes_of(question_of(remedy), {})
         return round(answer(short, known if short is model else outcome(short), changes).saves_share, 2)
     except CannotAnswer:
         return None
 
 
-def _question(remedy: Remedy) -> Question:
+def question_of(remedy: Remedy) -> Question:
+    """Return the change that a remedy makes."""
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in remedy.whatif.items()}
     return Question(**fields)  # type: ignore[arg-type]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from commwatch.analysis.advice import advice_on
 from commwatch.core.api_views import Advice, Remedy
-from commwatch.whatif.advised import predicted
+from commwatch.whatif.advised import predicted, question_of
 from commwatch.whatif.answers import answer, outcome
 from commwatch.whatif.model import Model
 from commwatch.whatif.questions import Question, changes_of
+from tests.agent.analysis.test_advice import SPEAKS
 from tests.agent.whatif.scenes import model
 
 LINK, LATE, BUCKETS = {"link": "2x"}, {"no_late_rank": [2]}, {"buckets": "9437184B"}
@@ -98,3 +102,15 @@ def test_steps_are_read_only_if_needed() -> None:
     """Without a remedy that can be replayed, the recorded steps are not read."""
     advice = [_advice("x")]
     assert predicted(advice, lambda: pytest.fail("read")) == advice
+
+
+def test_questions_of_all_rules() -> None:
+    """Whatever a rule finds, its remedies are valid questions; the rules that can be predicted are those that docs/advice.md lists."""
+    found = [each for cases in SPEAKS.values() for about in cases for each in advice_on(about) if each.remedies]
+    for each in found:
+        for remedy in each.remedies:
+            assert len(changes_of(question_of(remedy), {})) == 1
+        assert each.saves_share == max(remedy.saves_share for remedy in each.remedies)
+    text = (Path(__file__).parents[3] / "docs" / "advice.md").read_text(encoding="utf-8")
+    given = text[text.index("They are given for") : text.index("The text of a gain has both")]
+    assert {each.rule for each in found} == set(re.findall("`([a-z_]+)`", given))
