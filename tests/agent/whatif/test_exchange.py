@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from commwatch.whatif.answers import forecast
 from commwatch.whatif.changes import with_ranks
 from commwatch.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
-from commwatch.whatif.model import CannotAnswer, Kind, Model
+from commwatch.whatif.model import CannotAnswer, Do, Kind, Model
 from commwatch.whatif.replay import replay
 from tests.agent.whatif.scenes import hybrid, model
 from tests.helpers import examples
@@ -79,6 +79,20 @@ def test_accumulation(sizes: list[int], micro_steps: int) -> None:
     assert after.samples == micro_steps
     forward_and_backward_s = 0.020 * len(sizes)
     assert _step_s(after) == pytest.approx(_step_s(job) + (micro_steps - 1) * forward_and_backward_s)
+
+
+def test_unclear_micro_steps() -> None:
+    """If an operation is before the exchange of gradients on one rank and after it on another, the micro-steps are not known."""
+    job = model(2)
+    number = max(job.ops) + 1
+    ops = {**job.ops, number: job.ops[0]._replace(op="all_gather", group_id="other", carries="")}
+    own = [Do(Kind.LAUNCH, op=number), Do(Kind.WAIT, op=number)]
+    first, second = (job.programs[rank][0] for rank in (0, 1))
+    programs = {0: [[*own, *first], *job.programs[0][1:]], 1: [[*second, *own], *job.programs[1][1:]]}
+    with pytest.raises(CannotAnswer, match="accumulation: some ranks launch an operation before their exchange"):
+        accumulated(replace(job, ops=ops, programs=programs), 2)
+    both = {rank: [[*own, *steps[0]], *steps[1:]] for rank, steps in job.programs.items()}
+    assert _step_s(accumulated(replace(job, ops=ops, programs=both), 2)) > _step_s(job)
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
