@@ -1,13 +1,12 @@
 """Advice and its expected gain: rules over shares, waits, efficiency and NCCL's findings. Pure.
 
 Every advice names the numbers that led to it. Its gain is the share of step time that it would save by the α-β model: an
-upper bound if it is not known how much communication is hidden behind compute.
+upper bound if it is not known how much communication is hidden behind compute. ``whatif/advised.py`` puts predictions in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil
 from statistics import mean, median
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from commwatch.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choice
 from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
+from commwatch.core.api_views import Advice, Remedy
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.units import percent, rate, seconds, size
@@ -31,25 +31,13 @@ _LEAST_WAITING = 0.05
 #: Ranks are late in turn if each waits at least this part of the median wait.
 _ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
+#: Name of the rule about late ranks.
+LATE_RULE = "straggler"
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One thing to try."""
-
-    rule: str
-    title: str
-    #: The numbers that led to it.
-    because: list[str]
-    #: What to try.
-    do: str
-    #: Expected gain, in words.
-    gain: str
-    #: Largest gain as a share of step time; ``None``: not known.
-    saves_share: float | None
+#: Efficiency that a healthy link reaches.
+_GOOD = 0.9
 
 
 class Found(NamedTuple):
@@ -61,6 +49,7 @@ class Found(NamedTuple):
     #: Replace the rule's own texts unless empty.
     do: str = ""
     title: str = ""
+    remedies: Sequence[Remedy] = ()
 
 
 class Rule(NamedTuple):
@@ -106,6 +95,7 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
         f"{gain} and saves up to {percent(saves)} of the time per sample",
         saves,
         kind.knob("accumulate_gradients"),
+        remedies=[Remedy("", {"accumulate": steps}, saves)],
     )
 
 
@@ -127,7 +117,10 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
         ]
         saves = facts.saves(saved)
         gain = f"{count} per step of {size(total / count)} each would save up to {percent(saves)} of a step"
-        yield Found(because, gain, saves, kind.knob("larger_buckets"))
+        # The replay changes all buckets of gradients, so it can only predict this for the one exchange of a job.
+        alone = kind.role == framework_settings.REPLICATED and sum(other.gradients for other in facts.kinds) == 1
+        buckets = [Remedy("", {"buckets": f"{total / count:.0f}B"}, saves)] if alone and kind.op == "all_reduce" else []
+        yield Found(because, gain, saves, kind.knob("larger_buckets"), remedies=buckets)
 
 
 def _overlap(facts: Facts) -> Iterator[Found]:
@@ -177,13 +170,17 @@ def _compression(facts: Facts) -> Iterator[Found]:
     # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
     forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1%)": kept}
-    saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
-    worth = {name: saves for name, saves in saved.items() if saves >= LEAST_GAIN}
+    every = [
+        Remedy(name, {"compress": f"{part:.6g}"}, facts.saves(transport * (1 - part)))
+        for name, part in forms.items()
+        if part < 1
+    ]
+    worth = [each for each in every if each.saves_share >= LEAST_GAIN]
     if worth:
-        gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
         because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
-        gain = f"would save up to this share of a step: {gain}"
-        yield Found(because, gain, max(worth.values()), kind.knob("compression"))
+        gain = f"would save up to this share of a step: {shares(worth)}"
+        most = max(each.saves_share for each in worth)
+        yield Found(because, gain, most, kind.knob("compression"), remedies=worth)
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
@@ -197,17 +194,21 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
         after = (facts.comm - saved / facts.step_s) / (1 - saves)
         rest = percent(max(0.0, after))
         gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce communication to {rest} of it"
-        yield Found([*_about(facts, kind), "it is bandwidth-bound (α-β model)"], gain, saves)
+        because = [*_about(facts, kind), "it is bandwidth-bound (α-β model)"]
+        yield Found(because, gain, saves, remedies=[Remedy("", {"link": "2x"}, saves)])
 
 
 def _below_the_link(facts: Facts) -> Iterator[Found]:
     for kind in facts.kinds:
         if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
             continue
-        saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
+        saves = facts.saves(kind.seconds * (1 - kind.efficiency / _GOOD))
         if saves >= LEAST_GAIN:
             because = [*_about(facts, kind), f"its efficiency is {percent(kind.efficiency)} against {kind.reference}"]
-            yield Found(because, f"reaching 90% of the reference would save {percent(saves)} of a step", saves)
+            gain = f"reaching 90% of the reference would save {percent(saves)} of a step"
+            link = {"link": f"{_GOOD / kind.efficiency:.6f}x", "group": kind.group}
+            alone = sum(other.group == kind.group for other in facts.kinds) == 1 and kind.efficiency > 0
+            yield Found(because, gain, saves, remedies=[Remedy("", link, saves)] if alone else [])
 
 
 def _straggler(facts: Facts) -> Iterator[Found]:
@@ -217,7 +218,8 @@ def _straggler(facts: Facts) -> Iterator[Found]:
             f"the others wait {percent(share)} of the time for rank {rank}"
             for rank, share in sorted(facts.late.items())
         ]
-        yield Found(because, _up_to(cost), cost, title=_are_late(sorted(facts.late)))
+        late = sorted(facts.late)
+        yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
         return
     found = _late_by_waits(facts)
     if found is None:
@@ -226,7 +228,11 @@ def _straggler(facts: Facts) -> Iterator[Found]:
     spend = f"{ranks(late)} spend{'s' * (len(late) == 1)}"
     because = [f"{spend} {percent(theirs)} of the step time waiting, the others {percent(others)} (medians)"]
     cost = others - theirs
-    yield Found(because, _up_to(cost), cost, title=_are_late(late))
+    yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
+
+
+def _on_time(late: Sequence[int], cost: float) -> Remedy:
+    return Remedy("", {"no_late_rank": list(late)}, cost)
 
 
 def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
@@ -318,7 +324,7 @@ def _sizes(chosen: NcclOperations) -> str:
 
 
 RULES = (
-    Rule("straggler", "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
+    Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
          "an uneven batch): see `commwatch diagnose` or `/api/v1/verdicts`.", _straggler),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
          "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
@@ -357,12 +363,29 @@ def advice_on(facts: Facts | None) -> list[Advice]:
     if facts is None:
         return []
     rest = facts.without_waiting()
-    found = [
-        Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
+    return ranked(
+        Advice(
+            rule.name,
+            one.title or rule.title,
+            one.because,
+            one.do or rule.do,
+            one.gain,
+            one.saves_share,
+            remedies=list(one.remedies),
+        )
         for rule in RULES
         for one in rule.check(rest)
         if one.saves_share is None or one.saves_share >= LEAST_GAIN
-    ]
-    return sorted(
-        found, key=lambda each: (each.rule != "straggler", each.saves_share is None, -(each.saves_share or 0.0))
     )
+
+
+def ranked(advice: Iterable[Advice]) -> list[Advice]:
+    """Return advice on late ranks first, then the rest by gain, and advice of unknown gain at the end."""
+    return sorted(
+        advice, key=lambda each: (each.rule != LATE_RULE, each.saves_share is None, -(each.saves_share or 0.0))
+    )
+
+
+def shares(remedies: Iterable[Remedy]) -> str:
+    """Return the gain of each remedy as text."""
+    return ", ".join(f"{each.name} {percent(each.saves_share)}".lstrip() for each in remedies)

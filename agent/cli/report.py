@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from commwatch.analysis.queries import QueryService
     from commwatch.core.nccl_views import Topology
     from commwatch.report.report import Report
+    from commwatch.whatif.model import Model
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -44,21 +45,28 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from functools import cache, partial
+
     from commwatch.cli.stored import job_in, reading, write
     from commwatch.report import report
+    from commwatch.report.recorded_steps import known_steps
     from commwatch.watchers.nccl_archive import kept
 
     with reading(config) as agent:
-        job = job_in(agent, arguments.job).job_id
+        view = job_in(agent, arguments.job)
+        job = view.job_id
         command = f"{again(arguments)}{_other_last(arguments.last)} {job}"
         wide = None if arguments.node else _of_all_nodes(config, job, arguments)
         page = built = None
         if wide is None:
             topology = kept(config.state, job)
             findings = [] if topology is None else topology.findings
-            built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
+            recorded = cache(partial(known_steps, agent.path, view, arguments.last))
+            built = report.build(
+                agent, job, config.history, command, findings, last_s=arguments.last, recorded=recorded
+            )
             assert built is not None
-            page = None if arguments.html is None else _page(agent, built, topology, arguments.last)
+            page = None if arguments.html is None else _page(agent, built, topology, recorded())
         elif arguments.html is None:
             built = replace(_as_report(wide), command=command)
         else:
@@ -70,12 +78,12 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _page(agent: QueryService, built: Report, topology: Topology | None, last_s: float | None) -> str:
+def _page(agent: QueryService, built: Report, topology: Topology | None, model: Model | None) -> str:
     from commwatch.report import charts, report_page
     from commwatch.report.recorded_steps import study_of
 
-    job = built.job
-    return report_page.html(built, charts.gather(agent, job.job_id), topology, study_of(agent.path, job, last_s))
+    job = built.job.job_id
+    return report_page.html(built, charts.gather(agent, job), topology, study_of(job, model))
 
 
 def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.durations import LAST
 from commwatch.core.terminal_text import complain, lines
+
+if TYPE_CHECKING:
+    from commwatch.core.views import JobView
+    from commwatch.whatif.model import Model
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -22,6 +26,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     whatif.add_argument("job", nargs="?", help="job id (default: the latest)")
     _add_changes(whatif.add_argument_group("changes"))
+    whatif.add_argument(
+        "--with",
+        dest="runs",
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="another run of the same training, with another number of ranks: all runs together show how the job scales; can be given several times",
+    )
     whatif.add_argument(
         "--last",
         type=last_seconds,
@@ -86,10 +98,7 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
     from dataclasses import asdict, fields
 
     from commwatch.cli.stored import job_in, reading
-    from commwatch.commands.timeline import traces_of_others
     from commwatch.reference.references import References, directory
-    from commwatch.report.recorded_steps import model_of
-    from commwatch.report.timeline_export import Window, own_trace
     from commwatch.whatif.answers import study
     from commwatch.whatif.pages import text
     from commwatch.whatif.questions import Question, changes_of
@@ -99,12 +108,21 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
     links = References(directory(config.state), config.links).curves()
     changes = changes_of(Question(**given), links)
     with reading(config) as agent:
-        job = job_in(agent, arguments.job)
-        others, silent = ([], {}) if arguments.node else traces_of_others(config, job.job_id, arguments.last)
-        for url, why in silent.items():
-            complain(f"{url} does not answer: {why}")
-        with own_trace(config.history, job.job_id, Window(arguments.last), (), alone=not others) as own:
-            model = model_of([own, *others], job.world_size)
-    found = study(job.job_id, model, changes)
+        jobs = [job_in(agent, name) for name in (arguments.job, *arguments.runs)]
+        model, *others = [_model(config, job, arguments) for job in jobs]
+    found = study(jobs[0].job_id, model, changes, dict(zip(arguments.runs, others, strict=True)))
     print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found)))
     return 0
+
+
+def _model(config: Config, job: JobView, arguments: argparse.Namespace) -> Model:
+    """Return the model of a job on all its nodes, or with ``--node`` on this one."""
+    from commwatch.commands.timeline import traces_of_others
+    from commwatch.report.recorded_steps import model_of
+    from commwatch.report.timeline_export import Window, own_trace
+
+    others, silent = ([], {}) if arguments.node else traces_of_others(config, job.job_id, arguments.last)
+    for url, why in silent.items():
+        complain(f"{url} does not answer: {why}")
+    with own_trace(config.history, job.job_id, Window(arguments.last), (), alone=not others) as own:
+        return model_of([own, *others], job.world_size)

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.core.api_views import About, AlertsView, AlertView, Summary
+from commwatch.core.api_views import About, Advice, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.nodes.merging import JobWide, Nodes
 from commwatch.runtime.client import NO_KEYS, Keys, fetch, get
@@ -28,8 +27,8 @@ from commwatch.watchers.gpus import GpuViews
 WINDOW_S = 30
 _MOST_STEPS = 2_000
 #: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history of all nodes. Seconds that
-#: the agent has for advice, as it asks the agents of the other nodes for up to 17 s; and most bytes of it.
-_SELDOM_S, _ADVICE_S, _MOST_ADVICE_BYTES = 30.0, 40.0, 1 << 20
+#: the agent has for advice, as it asks the agents of the other nodes for up to 22 s; and most bytes of it.
+_SELDOM_S, _ADVICE_S, _MOST_ADVICE_BYTES = 30.0, 45.0, 1 << 20
 _T = TypeVar("_T")
 
 

@@ -1,9 +1,10 @@
-"""API answers about the agent, its alerts and summed operations, as plain values. Jobs and ranks: ``views.py``."""
+"""API answers about the agent, its alerts, summed operations, and advice, as plain values. Jobs and ranks: ``views.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,35 @@ class AlertsView:
     active: list[AlertView]
     #: Resolved alerts, newest first.
     past: list[AlertView]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A form of an advice whose gain can be predicted."""
+
+    #: Empty if the advice has no other form.
+    name: str
+    #: Parameters of ``/api/v1/whatif``, the same as the flags of ``commwatch whatif``.
+    whatif: Mapping[str, str | int | list[int]]
+    #: Largest gain as a share of step time.
+    saves_share: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try."""
+
+    rule: str
+    title: str
+    #: The numbers that led to it.
+    because: list[str]
+    #: What to try.
+    do: str
+    #: Expected gain, in words.
+    gain: str
+    #: Largest gain as a share of step time; ``None``: not known.
+    saves_share: float | None
+    #: Where ``saves_share`` comes from: an upper bound by a formula, or a replay of recorded steps.
+    gain_source: Literal["bound", "replay"] = "bound"
+    #: Its forms whose gain a replay can predict.
+    remedies: list[Remedy] = field(default_factory=list)

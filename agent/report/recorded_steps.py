@@ -16,8 +16,8 @@ from commwatch.whatif.build import StepSpan, build
 from commwatch.whatif.model import CannotAnswer, Model
 
 #: Most steps that are replayed, and most operations of all ranks together: the latest. For a page or an answer of an agent there are fewer,
-#: because they are made in little memory, and others wait for them.
-MOST_STEPS, MOST_PARTS, FEW_PARTS = 50, 200_000, 40_000
+#: because they are made in little memory, and others wait for them; and for advice, which is requested often.
+MOST_STEPS, MOST_PARTS, FEW_PARTS, ADVICE_PARTS = 50, 200_000, 40_000, 10_000
 
 
 def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST_PARTS) -> Model:
@@ -54,15 +54,27 @@ def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST
     return build(operations, spans, hosts, max(world_size, len(spans)))
 
 
-def study_of(path: Path, job: JobView, last_s: float | None) -> Study | None:
-    """Return the answers to the usual questions about a job on the node of a history; ``None``: its steps cannot be replayed.
+def known_steps(
+    path: Path, job: JobView, last_s: float | None, others: Sequence[NodeTrace] = (), most_parts: int = FEW_PARTS
+) -> Model | None:
+    """Return the model of a job's latest steps on the node of a history and on others; ``None``: they cannot be replayed.
 
     Args:
         last_s: as in ``timeline_export.Window``.
+        others: the timelines of other nodes.
+        most_parts: as in ``model_of``.
     """
     try:
-        with own_trace(path, job.job_id, Window(last_s), (), alone=True) as own:
-            return study(job.job_id, model_of([own], job.world_size, FEW_PARTS), {})
+        with own_trace(path, job.job_id, Window(last_s), (), alone=not others) as own:
+            return model_of([own, *others], job.world_size, most_parts)
+    except CannotAnswer:
+        return None
+
+
+def study_of(job_id: str, model: Model | None) -> Study | None:
+    """Return the answers to the usual questions about a job; ``None``: its steps cannot be replayed."""
+    try:
+        return None if model is None else study(job_id, model, {})
     except CannotAnswer:
         return None
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
 
-from commwatch.analysis.advice import Advice, advice_on
-from commwatch.analysis.advice_facts import Facts
-from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
+from commwatch.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
-from commwatch.core.api_views import Row
+from commwatch.core.api_views import Advice, Row
 from commwatch.core.plain_table import CELLS, columns, paragraph
 from commwatch.core.units import moment, percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch.nodes.merging import Nodes
+from commwatch.report.job_advice import Recorded, advice_on_end
+from commwatch.report.recorded_steps import known_steps
 
 _MOST_ADVICE = 5
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
@@ -118,12 +118,14 @@ def build(
     *,
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
+    recorded: Recorded | None = None,
 ) -> Report | None:
     """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
+        recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -137,7 +139,8 @@ def build(
     operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
     waits = {row.by["rank"]: row for row in by_rank}
     known = facts(agent, job, counts, findings)
-    advice, advice_last_s = _advice_on_end(agent, job, findings, known, last_s)
+    recorded = recorded or partial(known_steps, agent.path, job, last_s)
+    advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
     lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
     waited, unjoined = None, _unjoined_share(operations)
     if unjoined is None or unjoined <= _MOST_UNJOINED:
@@ -176,40 +179,6 @@ def build(
         findings=findings,
         nodes=nodes,
     )
-
-
-def _advice_on_end(
-    agent: QueryService, job: JobView, findings: Iterable[Finding], known: Facts | None, last_s: float | None
-) -> tuple[list[Advice], float | None]:
-    """Return the advice based on the job's last ``last_s`` seconds, and how many seconds these were; ``None``: the whole job.
-
-    Args:
-        known: the facts about the whole job.
-    """
-    latest = count_last(agent, job.job_id, last_s)
-    began_at = latest.since_ns / 1e9
-    if began_at <= job.started_at:
-        return advice_on(known), None
-    return advice_on(facts(agent, job, latest, findings)), job.last_seen_at - began_at
-
-
-def lately(
-    agent: QueryService,
-    job: JobView,
-    findings: Iterable[Finding],
-    last_s: float | None,
-    *,
-    network: Network,
-    late: Mapping[int, float],
-) -> list[Advice]:
-    """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
-
-    Args:
-        network: the state of the nodes' networks.
-        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
-    """
-    latest = count_last(agent, job.job_id, last_s)
-    return advice_on(facts(agent, job, latest, findings, network=network, late=late))
 
 
 def _unjoined_share(operations: list[Row]) -> float | None:
@@ -407,7 +376,10 @@ def text(report: Report, cells: int = CELLS) -> str:
     )
     lines += ["", *paragraph(LEGEND, cells, first="  "), ""]
     if report.advice:
-        lines += [f"  what to try, {about(report.advice_last_s)} (gains are upper bounds)", ""]
+        lines += [
+            f"  what to try, {about(report.advice_last_s)} (gains are upper bounds, unless they come from a replay)",
+            "",
+        ]
     for each in report.advice[:_MOST_ADVICE]:
         lines.append(f"  * {each.title}: {each.gain}")
         lines += paragraph(each.do, cells, first="    ")

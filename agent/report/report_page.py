@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import MOST_TIMED
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
+from commwatch.core.api_views import Advice
 from commwatch.core.nccl_views import NcclOperations, Topology
 from commwatch.core.units import rate, seconds, size
 from commwatch.core.views import GroupView
@@ -41,7 +41,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     """
     body = [html_frame.table((), headlines(report))]
     if report.advice:
-        basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds.</p>"
+        basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds, unless they come from a replay.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
     body += [] if study is None else _study(study)
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []

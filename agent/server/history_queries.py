@@ -10,16 +10,16 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import network_of
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.time_buckets import FINE, Lengths, SlotSums
 from commwatch.analysis.timeline import NodeBars, past_bars
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.core.api_views import Summary
+from commwatch.core.api_views import Advice, Summary
 from commwatch.core.errors import CommwatchError
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
@@ -27,8 +27,9 @@ from commwatch.history.history import History
 from commwatch.history.operations import Cursor, Operation, Reader
 from commwatch.nodes.queries import Cells, view_of
 from commwatch.reference.efficiency import Efficiency, Line
+from commwatch.report.job_advice import lately
 from commwatch.report.job_figures import figures_parts, job_figures
-from commwatch.report.report import lately
+from commwatch.report.recorded_steps import ADVICE_PARTS, known_steps
 
 #: Seconds that a question may search the raw history.
 MOST_LOOKING_S = 10.0
@@ -264,7 +265,9 @@ def advice(
     known = next((each for each in agent.jobs() if each.job_id == job), None)
     if known is None:
         return []
-    return lately(agent, known, findings, last_s, network=network_of(host, agent.ranks(job)), late=late)
+    recorded = partial(known_steps, agent.path, known, last_s, most_parts=ADVICE_PARTS)
+    network = network_of(host, agent.ranks(job))
+    return lately(agent, known, findings, last_s, network=network, late=late, recorded=recorded)
 
 
 #: Functions by name; each is called with the agent and the arguments of the question.

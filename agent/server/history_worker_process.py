@@ -32,7 +32,7 @@ from commwatch.server.job_whatif import WHATIF_QUESTIONS
 from commwatch.whatif.model import CannotAnswer
 
 #: Address space, bytes. The costliest answers are advice on 100,000 steps, which takes 180 MB, 34 of them the interpreter, and a report
-#: on all nodes of a job, which takes 235 MB: numpy reserves 80 of them, and uses hardly any.
+#: on all nodes of a job, which takes 235 MB: numpy reserves 80 of them, and uses hardly any. Its replay takes up to 50 MB more.
 MOST_BYTES = 5 << 26
 #: Trainers and intake have priority.
 NICE = 10

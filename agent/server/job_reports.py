@@ -1,20 +1,21 @@
 """API queries for reports and advice on a job, on this node or on all its nodes; they run in the worker process.
 
-The other agents are asked three times: for their ranks, groups and steps; then for the operations in the windows that follow from all steps;
-and for their collectives in groups that span nodes.
+The other agents are asked four times: for their ranks, groups and steps; then for the operations in the windows that follow from all steps;
+for their collectives in groups that span nodes; and for their latest operations and steps, which are replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import last_steps, network_of, steps_since
 from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.queries import QueryService
+from commwatch.core.api_views import Advice
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import Topology
 from commwatch.core.views import JobView
@@ -33,10 +34,13 @@ from commwatch.nodes.queries import Cells
 from commwatch.nodes.topologies import merged_topology
 from commwatch.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
 from commwatch.report import charts, report_page
-from commwatch.report.recorded_steps import study_of
-from commwatch.report.report import Report, build, lately
+from commwatch.report.job_advice import Recorded, lately
+from commwatch.report.recorded_steps import FEW_PARTS, known_steps, study_of
+from commwatch.report.report import Report, build
+from commwatch.report.timeline_parts import TimelinePart, trace_of
 from commwatch.server.history_queries import ApiError, Operations, Text, as_file, job_exists
 from commwatch.server.job_questions import Parts, read
+from commwatch.whatif.model import Model
 
 
 class Own(NamedTuple):
@@ -60,6 +64,9 @@ class Asked:
     #: Most collectives that each agent was asked for, and the answers of those that have any.
     most_collectives: int = MOST_COLLECTIVES
     waits: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: The latest part of the timelines; and most operations of all nodes together that are replayed.
+    timelines: Heard = field(default_factory=lambda: Heard({}, {}))
+    most_parts: int = FEW_PARTS
     #: The latest collectives of groups that span nodes, of this node and of the others, for the current stragglers.
     own_parts: list[RankParts] = field(default_factory=list)
     live: Heard = field(default_factory=lambda: Heard({}, {}))
@@ -93,7 +100,9 @@ def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None,
     network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
     late = own.late | {rank: share for each in others for rank, share in each.part.late.items()} | _late(asked)
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
-    return JobWide(nodes, lately(every, _job(every, job), findings, last_s, network=network, late=late))
+    view = _job(every, job)
+    recorded = _recorded(agent, view, last_s, asked)
+    return JobWide(nodes, lately(every, view, findings, last_s, network=network, late=late, recorded=recorded))
 
 
 def report(
@@ -111,14 +120,26 @@ def report(
         others, nodes = _others(asked)
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
-    built = build(every, job, agent.path, command, findings_of(topologies), last_s=last_s, nodes=nodes)
+    recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
+    findings = findings_of(topologies)
+    built = build(every, job, agent.path, command, findings, last_s=last_s, nodes=nodes, recorded=recorded)
     assert built is not None
     if not as_page:
         return built
-    # Of one node, because the other agents were not asked for their operations.
-    study = study_of(agent.path, built.job, last_s) if asked is None else None
+    study = study_of(job, recorded())
     page = report_page.html(built, charts.gather(every, job), merged_topology(topologies), study)
     return as_file(page.encode(), "text/html", "report", job, "html")
+
+
+def _recorded(agent: QueryService, job: JobView, last_s: float | None, asked: Asked) -> Recorded:
+    """Return a function that returns the recorded steps of all nodes that have sent theirs."""
+
+    @cache
+    def steps() -> Model | None:
+        found, _ = read(asked.timelines, TimelinePart)
+        return known_steps(agent.path, job, last_s, [trace_of(part) for (part,) in found], asked.most_parts)
+
+    return steps
 
 
 def _job(agent: QueryService, job: str) -> JobView:

@@ -16,13 +16,12 @@ from pydantic import TypeAdapter
 
 from commwatch import __version__
 from commwatch.analysis import live_ranks
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
 from commwatch.analysis.time_buckets import Slot, slots_of
 from commwatch.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.core.api_views import AlertView
+from commwatch.core.api_views import Advice, AlertView
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Job
 from commwatch.nodes.merging import Nodes

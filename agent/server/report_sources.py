@@ -8,13 +8,14 @@ from urllib.parse import quote
 from commwatch.analysis import live_ranks
 from commwatch.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
+from commwatch.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
 from commwatch.runtime.peers import SELF
 from commwatch.server.current_verdicts import parts_of_job
 from commwatch.server.job_reports import Asked, Own
 from commwatch.server.services import Services
 from commwatch.watchers.nccl_archive import kept
 
-#: Seconds that the other agents have, each of the three times that they are asked.
+#: Seconds that the other agents have, each of the four times that they are asked.
 WITHIN_S = 5.0
 
 
@@ -27,11 +28,11 @@ def own_facts(services: Services, job: str) -> Own:
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
-    """Return the answers of the other agents about a job, after 15 s at most, with ``live`` 17.
+    """Return the answers of the other agents about a job, after 20 s at most, with ``live`` 22.
 
     Args:
         last_s: as in ``report``.
-        live: also request what shows the current stragglers.
+        live: also request what shows the current stragglers, and fewer operations for a replay.
     """
     which = f"job={quote(job, safe='')}"
     nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
@@ -44,7 +45,10 @@ def asked_of_others(services: Services, job: str, last_s: float | None, *, live:
     # Apart, so that an agent that takes too long for these counts all the same.
     collectives = min(MOST_COLLECTIVES, MOST_OF_ALL // nodes)
     waits = services.peers.ask(f"wait_part?{which}&most={collectives}", within_s=WITHIN_S)
-    asked = Asked(most, windows, parts, heard, collectives, waits)
+    replayed = ADVICE_PARTS if live else FEW_PARTS
+    last = "all" if last_s is None else f"{last_s:g}s"
+    timelines = services.peers.ask(f"timeline_part?{which}&last={last}&limit={replayed // nodes}", within_s=WITHIN_S)
+    asked = Asked(most, windows, parts, heard, collectives, waits, timelines, replayed)
     if not live:
         return asked
     own_parts, theirs = parts_of_job(services, job)

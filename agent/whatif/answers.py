@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from statistics import median
+from types import MappingProxyType
 
 from commwatch.analysis.advice import BOTTLENECK_SHARE
-from commwatch.analysis.framework_settings import is_model
-from commwatch.whatif.changes import Change, with_bandwidth, with_latency, with_ranks, without_lateness
+from commwatch.whatif.changes import Change, replica_ranks, with_bandwidth, with_latency, with_ranks, without_lateness
 from commwatch.whatif.exchange import accumulated, compressed, with_buckets
 from commwatch.whatif.model import CannotAnswer, Model, first_steps
 from commwatch.whatif.replay import Step, replay
+from commwatch.whatif.runs import combined, measured
 
 #: Most ranks in a forecast.
 FORECAST_RANKS = 1024
@@ -74,6 +75,8 @@ class Point:
     comm_share: float
     #: Time of a step of one replica / time of a step: the part of the added ranks' work that counts.
     efficiency: float
+    #: Median recorded step of a run with so many ranks; ``None``: there is none, or the forecast is about changes.
+    measured_s: float | None
 
 
 @dataclass(frozen=True)
@@ -131,16 +134,24 @@ def _share(steps: Iterable[Step], parts_s: Iterable[float]) -> float:
     return min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.0
 
 
-def study(job_id: str, model: Model, changes: Mapping[str, Change]) -> Study:
+def study(
+    job_id: str, model: Model, changes: Mapping[str, Change], others: Mapping[str, Model] = MappingProxyType({})
+) -> Study:
     """Return an answer about changes that apply together, one after another; without any, the answers to ``STANDARD``.
 
+    Args:
+        others: other runs of the same training, by name; all runs together show latency, bandwidth and scaling.
+
     Raises:
-        CannotAnswer: the recorded steps do not show that.
+        CannotAnswer: the recorded steps do not show that, or another run is of another training.
     """
+    if others:
+        model = combined(model, others)
     recorded = outcome(model)
     answers = [answer(model, recorded, changes)] if changes else standard(model, recorded)
     try:
-        found = forecast(first_steps(changed(model, changes), _FORECAST_MOST))
+        known = {} if changes else measured((model, *others.values()))
+        found = forecast(first_steps(changed(model, changes), _FORECAST_MOST), known)
     except CannotAnswer:
         found = None
     assumed = dict.fromkeys(text for each in answers for text in each.assumed)
@@ -185,20 +196,24 @@ def standard(model: Model, recorded: Outcome) -> list[Answer]:
     return found
 
 
-def forecast(model: Model, most: int = FORECAST_RANKS) -> Forecast:
-    """Return how the job scales to ``most`` ranks: points at doubled numbers, and the first of all multiples above the limit.
+def forecast(model: Model, known: Mapping[int, float], most: int = FORECAST_RANKS) -> Forecast:
+    """Return how the job scales to ``most`` ranks: points at doubled numbers and at those of recorded runs, and the first of all multiples
+    above the limit.
+
+    Args:
+        known: recorded steps in seconds, by number of ranks.
 
     Raises:
         CannotAnswer: as ``with_ranks``.
     """
-    replica = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
+    replica = replica_ranks(model)
     base_s = outcome(with_ranks(model, replica)).step_s
+    doubled = {replica << power for power in range(max(0, most // replica).bit_length())}
     points = []
-    ranks = replica
-    while ranks <= most:
+    for ranks in sorted(doubled | {ranks for ranks in known if ranks % replica == 0}):
         at = outcome(with_ranks(model, ranks))
-        points.append(Point(ranks, at.step_s, at.comm_share, base_s / at.step_s if at.step_s > 0 else 1.0))
-        ranks *= 2
+        efficiency = base_s / at.step_s if at.step_s > 0 else 1.0
+        points.append(Point(ranks, at.step_s, at.comm_share, efficiency, known.get(ranks)))
     above = next((place for place, point in enumerate(points) if point.comm_share > BOTTLENECK_SHARE), None)
     limit = None
     if above is not None:

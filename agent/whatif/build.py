@@ -6,18 +6,20 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean, median
 from typing import NamedTuple
 
 from commwatch.analysis.framework_settings import REPLICATED, SHARDED, role
 from commwatch.collectors.wire import events as ev
 from commwatch.core.views import TraceOperation
-from commwatch.whatif.curves import curves_of
+from commwatch.whatif.curves import curves_of, points_of
 from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 
 #: Fewest steps of a replay.
 LEAST_STEPS = 3
-#: An operation whose end is seen so late after a step mark, as a share of the step, ended at the mark.
+#: An operation whose end is seen so late after a step mark, as a share of the step, ended at the mark. Where the operations of most steps end in
+#: them, so does one that is seen to end later, if the thread waited at the end of its step: what saw its end was late on a busy machine.
 _LATE_SEEN = 0.01
 #: A thread waits for an operation if the time from its end to the next launch varies less than this part of the time between the launches.
 _STEADY = 0.5
@@ -72,6 +74,27 @@ class _Line:
                 free_ns = part.end_ns if self.blocks(number) else at_ns
         return found
 
+    def outlasts(self) -> bool:
+        """Return whether an operation is seen to end well after the step."""
+        return any(part.end_ns > self._late_ns() for _, part, _ in self.parts)
+
+    def waits_at_its_end(self) -> bool:
+        """Return whether the thread is known to wait for most of the time after the last launch and the last end of an operation in the step."""
+        moments = (moment for _, part, at in self.parts for moment in (at, part.end_ns) if moment <= self.span.end_ns)
+        free_ns = max(moments, default=self.span.end_ns)
+        return 2 * (self.span.exposed_ns or 0) > self.span.end_ns - free_ns > 0
+
+    def end_in_it(self, *, waited: bool) -> None:
+        """Let operations end with the step that are seen to end a little later; with ``waited`` also those that are seen to end much later."""
+        until_ns = inf if waited else self._late_ns()
+        self.parts = [
+            (number, part._replace(end_ns=self.span.end_ns) if self.span.end_ns < part.end_ns <= until_ns else part, at)
+            for number, part, at in self.parts
+        ]
+
+    def _late_ns(self) -> int:
+        return self.span.end_ns + int(_LATE_SEEN * (self.span.end_ns - self.span.start_ns))
+
     def blocks(self, number: int) -> bool:
         """Return whether the thread is blocked in an operation."""
         return number in self.blocking
@@ -102,13 +125,15 @@ def build(
     programs = {rank: list(_programs(of_rank, waits, shared)) for rank, of_rank in lines.items()}
     spanning = frozenset(each.first.group.label for each in shared if len({hosts.get(rank) for rank in each.parts}) > 1)
     labels = frozenset(op.group for op in ops.values())
-    curves, assumed = curves_of(ops, _ready(lines, shared))
+    points = points_of(ops, _ready(lines, shared))
+    curves, assumed = curves_of(ops, points)
     begin_ns = min(of_rank[0].start_ns for of_rank in steps.values())
     return Model(
         ops=ops,
         programs=programs,
         begins_s={rank: (of_rank[0].start_ns - begin_ns) / 1e9 for rank, of_rank in steps.items()},
         curves=curves,
+        points=points,
         linked=spanning or labels,
         world_size=world_size,
         measured_s=tuple(
@@ -153,15 +178,9 @@ def _lines(shared: Sequence[_Shared], steps: Mapping[int, Sequence[StepSpan]]) -
     for of_rank in lines.values():
         for line in of_rank:
             line.parts.sort(key=lambda each: (each[2], each[0]))
-            late_ns = line.span.end_ns + int(_LATE_SEEN * (line.span.end_ns - line.span.start_ns))
-            line.parts = [
-                (
-                    number,
-                    part._replace(end_ns=line.span.end_ns) if line.span.end_ns < part.end_ns <= late_ns else part,
-                    at,
-                )
-                for number, part, at in line.parts
-            ]
+        outlasting = sum(line.outlasts() for line in of_rank)
+        for line in of_rank:
+            line.end_in_it(waited=2 * outlasting < len(of_rank) and line.waits_at_its_end())
             moments = [at for _, _, at in line.parts[1:]] + [line.span.end_ns] * bool(line.parts)
             line.blocking = frozenset(
                 number

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
 
 from commwatch.analysis.framework_settings import is_model
 from commwatch.core.alpha_beta import Curve
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program, recosted
+from commwatch.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Program, recosted
 
 #: Returns another model.
 Change = Callable[[Model], Model]
@@ -18,44 +17,79 @@ Change = Callable[[Model], Model]
 
 def without_lateness(model: Model, ranks: Collection[int] = ()) -> Model:
     """Return the model without the lateness of some ranks (empty: of all): before each operation, a rank computes for no longer than the
-    median of the others that run the same operations.
+    median of the others that launch the same operations in that step.
 
     Raises:
-        CannotAnswer: a rank is not known, or no other rank runs the same operations.
+        CannotAnswer: a rank is not known; or in most steps no other rank launches the same operations as one of ``ranks``, or any two do.
     """
     unknown = sorted(set(ranks) - model.programs.keys())
     if unknown:
         raise CannotAnswer(f"rank {unknown[0]} has no recorded steps; ranks with steps: {_listed(model.programs)}")
     late = set(ranks) or model.programs.keys()
-    peers: dict[tuple[int, object], dict[int, Program]] = {}
+    programs = {rank: list(steps) for rank, steps in model.programs.items()}
+    #: Steps in which no other rank shows how long a rank computes that is not late.
+    alone = dict.fromkeys(sorted(late), 0)
+    for at, alike in _alike(model):
+        computes = {rank: _computes(program) for rank, program in alike.items()}
+        for rank in late & alike.keys():
+            others = [computes[other] for other in alike if other != rank]
+            alone[rank] += not others
+            if others:
+                usual = [median(each) for each in zip(*others, strict=True)]
+                programs[rank][at] = _at_most(alike[rank], computes[rank], usual)
+    steps = len(model.measured_s)
+    unlike = [rank for rank, count in alone.items() if 2 * count > steps]
+    if ranks and unlike:
+        raise CannotAnswer(f"in most steps rank {unlike[0]} launches other operations than all others, {_SHOWS}")
+    if len(unlike) == len(alone):
+        raise CannotAnswer(f"in most steps no two ranks launch the same operations, {_SHOWS}")
+    kept = (f"rank {rank} stays as late as it is in {_steps(count, steps)}" for rank, count in alone.items() if count)
+    return replace(model, programs=programs, assumed=(*model.assumed, *kept))
+
+
+#: Why a rank's lateness is not known.
+_SHOWS = "so nothing shows how long a rank that is not late computes"
+
+
+def _steps(count: int, steps: int) -> str:
+    """Return in how many steps a rank has no other to compare with, as text."""
+    return (
+        f"{f'{count} of {steps}' if count < steps else 'all'} steps, where it launches other operations than all others"
+    )
+
+
+def _alike(model: Model) -> Iterator[tuple[int, dict[int, Program]]]:
+    """Yield the programs of the ranks that launch the same operations in a step, with the number of the step."""
+    found: dict[tuple[int, object], dict[int, Program]] = {}
     for rank, steps in model.programs.items():
         for at, program in enumerate(steps):
-            peers.setdefault((at, _shape(model.ops, program)), {})[rank] = program
-    programs = {rank: list(steps) for rank, steps in model.programs.items()}
-    compared = 0
-    for (at, _), alike in peers.items():
-        for rank in late & alike.keys() if len(alike) > 1 else ():
-            others = [program for other, program in alike.items() if other != rank]
-            programs[rank][at] = [
-                _at_most(do, [other[place] for other in others]) for place, do in enumerate(alike[rank])
-            ]
-            compared += 1
-    if not compared:
-        raise CannotAnswer(
-            "no two ranks run the same operations, so nothing shows how long a rank that is not late computes"
-        )
-    return replace(model, programs=programs)
+            launches = tuple(
+                (model.ops[do.op].op, model.ops[do.op].size_bytes) for do in program if do.kind in LAUNCHES
+            )
+            found.setdefault((at, launches), {})[rank] = program
+    return ((at, alike) for (at, _), alike in found.items())
 
 
-def _shape(ops: Mapping[int, Op], program: Program) -> object:
-    """Return what two programs have in common that can be compared."""
-    return tuple((do.kind, ops[do.op].op, ops[do.op].size_bytes) if do.op >= 0 else do.kind for do in program)
+def _computes(program: Program) -> list[float]:
+    """Return the seconds of compute before each launch, and before the end of the step."""
+    found = [0.0]
+    for do in program:
+        if do.kind == Kind.COMPUTE:
+            found[-1] += do.seconds
+        elif do.kind in LAUNCHES:
+            found.append(0.0)
+    return found
 
 
-def _at_most(do: Do, others: list[Do]) -> Do:
-    if do.kind != Kind.COMPUTE:
-        return do
-    return do._replace(seconds=min(do.seconds, median(other.seconds for other in others)))
+def _at_most(program: Program, computes: Sequence[float], usual: Sequence[float]) -> Program:
+    """Return a program with no more compute before each launch than usual."""
+    place, out = 0, []
+    for do in program:
+        if do.kind == Kind.COMPUTE and computes[place] > usual[place]:
+            do = do._replace(seconds=do.seconds * usual[place] / computes[place])  # noqa: PLW2901
+        place += do.kind in LAUNCHES
+        out.append(do)
+    return out
 
 
 def _listed(ranks: Iterable[int]) -> str:
@@ -130,22 +164,42 @@ def with_latency(model: Model, factor: float, group: str | None = None) -> Model
     return other_link(model, partial(faster, latency=factor), group)
 
 
+def replica_ranks(model: Model) -> int:
+    """Return the ranks that hold one copy of the model: a group of model parallelism, times a shard group of hybrid sharding."""
+    of_model = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
+    shards = _shards(model)
+    return of_model * max((op.n for op in model.ops.values() if op.group in shards), default=1)
+
+
+def _shards(model: Model) -> Collection[str]:
+    """Return the labels of the groups over which hybrid sharding shards: their gradients are then reduced over the groups of the replicas."""
+    gathered = {op.group: op.n for op in model.ops.values() if op.carries == "parameters"}
+    reduced = {op.group: op.n for op in model.ops.values() if op.carries == "gradients" and op.op == "all_reduce"}
+    shards = max(gathered.values(), default=0)
+    replicas = [n for group, n in reduced.items() if group not in gathered]
+    return gathered if any(n * shards <= model.world_size for n in replicas) else ()
+
+
 def with_ranks(model: Model, ranks: int) -> Model:
-    """Return the model with more or fewer ranks: groups of data parallelism grow or shrink, the work of each rank stays the same.
+    """Return the model with more or fewer ranks: groups of data parallelism grow or shrink, the work of each rank stays the same. With hybrid
+    sharding, the groups of the replicas do, and the shard groups stay.
 
     Raises:
-        CannotAnswer: the groups of model parallelism do not fit into that number.
+        CannotAnswer: the number of ranks is not that of whole copies of the model.
     """
     if model.world_size < 2:
         raise CannotAnswer("one rank does not communicate, so nothing shows how more of them would")
-    of_model = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
-    if ranks % of_model:
-        raise CannotAnswer(f"{ranks} ranks: not a multiple of the {of_model} ranks of a group of model parallelism")
+    replica, shards = replica_ranks(model), _shards(model)
+    if ranks % replica:
+        what = "shard groups of hybrid sharding stay" if shards else "groups of model parallelism stay"
+        raise CannotAnswer(
+            f"{ranks} ranks: not a multiple of the {replica} ranks of a copy of the model; the {what} as they are"
+        )
     before = model.world_size
-    sizes = Counter(op.n for op in model.ops.values() if not is_model(op.group))
-    grown = {n: max(1, round(n * ranks / before)) for n in sizes}
     ops = {
-        number: op if is_model(op.group) or not op.queued else recosted(model, op, n=grown[op.n])
+        number: op
+        if is_model(op.group) or op.group in shards or not op.queued
+        else recosted(model, op, n=max(1, round(op.n * ranks / before)))
         for number, op in model.ops.items()
     }
     alone = {number for number, op in ops.items() if op.n == 1 and op.queued}

@@ -17,25 +17,35 @@ _LEAST_SAMPLES = 3
 _SMALL = 16 << 10
 
 
-def curves_of(ops: Mapping[int, Op], times: Mapping[int, tuple[float, float]]) -> tuple[dict[str, Curve], list[str]]:
-    """Return a curve for each label of a group, and what was assumed.
+#: Median times in seconds of a group's link, by messages one after another, and bytes over the link.
+Points = Mapping[tuple[float, float], float]
+
+
+def points_of(ops: Mapping[int, Op], times: Mapping[int, tuple[float, float]]) -> dict[str, Points]:
+    """Return the times of the link of each label of a group.
 
     Args:
         ops: the operations by number, in the order of their group.
         times: when operations could begin and when they ended, for those with known transfers.
     """
+    return {
+        label: _points({number: op for number, op in ops.items() if op.group == label and op.n > 1}, times)
+        for label in sorted({op.group for op in ops.values()})
+    }
+
+
+def curves_of(ops: Mapping[int, Op], points: Mapping[str, Points]) -> tuple[dict[str, Curve], list[str]]:
+    """Return a curve for each label of a group, and what was assumed."""
     curves: dict[str, Curve] = {}
     assumed = []
-    for label in sorted({op.group for op in ops.values()}):
-        of_label = {number: op for number, op in ops.items() if op.group == label and op.n > 1}
-        points = _points(of_label, times)
-        ratios = [y / x for x, y in points if x]
-        if len(points) > 1 and max(ratios) >= _LEAST_SPAN * max(min(ratios), 1e-9):
-            curves[label] = through([(x, y, time) for (x, y), time in points.items()])
+    for label, of_label in points.items():
+        ratios = [y / x for x, y in of_label if x]
+        if len(of_label) > 1 and max(ratios) >= _LEAST_SPAN * max(min(ratios), 1e-9):
+            curves[label] = through([(x, y, time) for (x, y), time in of_label.items()])
             continue
-        large = any(op.size_bytes > _SMALL for op in of_label.values())
-        curves[label] = _of_one(points, large=large)
-        if points:
+        large = any(op.size_bytes > _SMALL for op in ops.values() if op.group == label and op.n > 1)
+        curves[label] = _of_one(of_label, large=large)
+        if of_label:
             what = "bandwidth, none is latency" if large else "latency"
             assumed.append(
                 f"group {label}: its operations are too much alike to tell latency from bandwidth: all of their time is {what}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from math import ceil
 from typing import NamedTuple
 
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program, cost_s, first_steps, recosted
+from commwatch.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Op, Program, cost_s, first_steps, recosted
 
 #: Part of the compute before the only exchange that is the backward pass, if nothing shows when it begins.
 _BACKWARD = 2 / 3
@@ -256,7 +256,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
     """Return the model with so many micro-steps for each exchange of gradients; everything else happens in each of them.
 
     Raises:
-        CannotAnswer: there is no exchange of gradients.
+        CannotAnswer: there is no exchange of gradients, or the ranks do not show which operations are those of a micro-step.
     """
     model = first_steps(model, _MOST_INSTRUCTIONS // micro_steps)
     ops, numbers = dict(model.ops), _numbers(model)
@@ -266,6 +266,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
         {number for each in _exchanges(model, step, "accumulation") for number in each.numbers}
         for step in range(_steps(model))
     ]
+    launches, repeats = Counter[int](), Counter[int]()
 
     def copied(do: Do, micro_step: int) -> Do:
         if do.op < 0:
@@ -281,11 +282,18 @@ def accumulated(model: Model, micro_steps: int) -> Model:
         for gradients, program in zip(exchanged, steps, strict=False):
             end = max((place for place, do in enumerate(program) if do.op in gradients), default=-1) + 1
             head, tail = program[:end], program[end:]
-            launched = {do.op for do in head if do.op >= 0 and do.kind != Kind.WAIT} - gradients
+            launched = {do.op for do in head if do.kind in LAUNCHES} - gradients
+            repeats.update(launched)
+            launches.update(do.op for do in program if do.kind in LAUNCHES)
             # What another step launched is waited for once.
             quiet = [do for do in head if do.op < 0 or do.op in launched]
             repeated = [copied(do, at) for at in range(micro_steps - 1) for do in quiet]
             programs[rank].append([*repeated, *head, *tail])
+    if any(launches[op] != count for op, count in repeats.items()):
+        raise CannotAnswer(
+            "accumulation: some ranks launch an operation before their exchange of gradients, and others after it or without one, so nothing "
+            "shows whether each micro-step has it"
+        )
     return replace(model, ops=ops, programs=programs, samples=model.samples * micro_steps)
 
 

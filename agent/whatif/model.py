@@ -36,6 +36,10 @@ class Kind(IntEnum):
     WAIT = 4
 
 
+#: Kinds that launch a part of an operation.
+LAUNCHES = (Kind.LAUNCH, Kind.GIVE, Kind.TAKE)
+
+
 class Do(NamedTuple):
     """One instruction of a program.
 
@@ -85,6 +89,8 @@ class Model:
     begins_s: Mapping[int, float]
     #: By label of group.
     curves: Mapping[str, Curve]
+    #: What the curves follow from, as in ``curves.Points``.
+    points: Mapping[str, Mapping[tuple[float, float], float]]
     #: Labels of the groups that a change of the link is about.
     linked: frozenset[str]
     #: Number of ranks of the job; more than there are programs if ``Ranks`` has changed it.
@@ -97,11 +103,15 @@ class Model:
     assumed: tuple[str, ...] = ()
 
 
+def instructions(model: Model) -> int:
+    """Return the number of instructions of all programs."""
+    return sum(len(program) for steps in model.programs.values() for program in steps)
+
+
 def first_steps(model: Model, most: int) -> Model:
     """Return the model with so few of its steps, but at least three, that all programs together have about ``most`` instructions."""
     count = len(model.measured_s)
-    instructions = sum(len(program) for steps in model.programs.values() for program in steps)
-    kept = min(count, max(3, count * most // max(1, instructions)))
+    kept = min(count, max(3, count * most // max(1, instructions(model))))
     programs = {rank: steps[:kept] for rank, steps in model.programs.items()}
     return model if kept == count else replace(model, programs=programs, measured_s=model.measured_s[:kept])
 

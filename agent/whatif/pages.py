@@ -44,13 +44,14 @@ def text(study: Study) -> list[str]:
 
 
 #: Heads of the table of a forecast.
-FORECAST_HEADS = ("ranks", "step", "communication", "efficiency")
+FORECAST_HEADS = ("ranks", "step", "communication", "efficiency", "measured step")
 
 
 def forecast_rows(found: Forecast) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each point, in the order of ``FORECAST_HEADS``."""
     for point in found.points:
-        yield str(point.ranks), seconds(point.step_s), percent(point.comm_share), percent(point.efficiency)
+        known = "" if point.measured_s is None else seconds(point.measured_s)
+        yield str(point.ranks), seconds(point.step_s), percent(point.comm_share), percent(point.efficiency), known
 
 
 def limit(found: Forecast) -> list[str]:

@@ -14,9 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from commwatch.collectors.wire.events import P2P
-from commwatch.whatif.model import CannotAnswer, Kind, Model, Op, Program
-
-_LAUNCHES = (Kind.LAUNCH, Kind.GIVE, Kind.TAKE)
+from commwatch.whatif.model import LAUNCHES, CannotAnswer, Kind, Model, Op, Program
 
 
 class Step(NamedTuple):
@@ -63,7 +61,7 @@ class _Replay:
         for steps in model.programs.values():
             for at, program in enumerate(steps):
                 for place, (kind, _, op) in enumerate(program):
-                    if kind in _LAUNCHES:
+                    if kind in LAUNCHES:
                         state = self.states.setdefault(op, _State())
                         state.missing += kind != Kind.TAKE
                         state.place = min(state.place, (at, place))

@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -19,23 +19,37 @@ from commwatch.reference.references import Measured, directory, save
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_config import one_line
 from tests.agent.test_job_reports import BASE, NODES, STEPS, Site
-from tests.helpers import MS, RunningAgent, agent, commwatch, end_rank, mark, operation, wait_for, write_ring
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    agent,
+    clean_env,
+    commwatch,
+    end_rank,
+    group_entry,
+    mark,
+    operation,
+    wait_for,
+    write_ring,
+)
 
 #: Milliseconds of a step: compute, the exchange, the optimizer; and how late rank 1 is.
 COMPUTE, EXCHANGE, OPTIMIZER, LATE = 60, 40, 10, 30
 STEP = COMPUTE + LATE + EXCHANGE + OPTIMIZER
 
 
-def _rank(rings: Path, rank: int) -> object:
+def _rank(rings: Path, rank: int, job: str = "train", ranks: int = 2, exchange: int = EXCHANGE) -> object:
     """A rank that reduces gradients of 8 MiB in each of 30 steps."""
+    step_ms = STEP - EXCHANGE + exchange
     records = [mark(0, MS)]
     for step in range(30):
-        begin = (1 + step * STEP) * MS
+        begin = (1 + step * step_ms) * MS
         launch = begin + (COMPUTE + LATE * (rank == 1)) * MS
-        end = begin + (COMPUTE + LATE + EXCHANGE) * MS
+        end = begin + (COMPUTE + LATE + exchange) * MS
         records.append(operation("all_reduce", start_ns=launch, end_ns=end, seq=step, size=8 << 20))
-        records.append(mark(step + 1, begin + STEP * MS, exposed_ns=end - launch))
-    return write_ring(rings, records, job="train", rank=rank, wall_offset_ns=BASE * 1000 * MS)
+        records.append(mark(step + 1, begin + step_ms * MS, exposed_ns=end - launch))
+    group = [group_entry(0, tuple(range(ranks)), "default_pg")]
+    return write_ring(rings, records, group, job=job, rank=rank, world_size=ranks, wall_offset_ns=BASE * 1000 * MS)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +163,56 @@ def test_nothing_to_replay(asked: RunningAgent) -> None:
     assert "replication: the recorded steps have no exchange" in one_line(commwatch(*known, "--replicate"))
     assert "too few steps of all ranks were recorded: " in one_line(commwatch(*known, "--last", "0.1s"))
     assert "no job 'other'" in one_line(commwatch("whatif", "other", "--dir", asked.directory))
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    """With another run, the forecast is that of the link of both, and has both recorded steps; an unknown run is a one-line error."""
+    # α = 2 ms, and the bytes take 36 ms on a link: 4 + 36 ms among two ranks, 28 + 63 ms among eight.
+    runs = {"train": (2, EXCHANGE), "wide": (8, 91)}
+    writers: list[Any] = [
+        _rank(rings_of(tmp_path), rank, job, ranks, exchange)
+        for job, (ranks, exchange) in runs.items()
+        for rank in range(ranks)
+    ]
+    with agent(tmp_path) as running:
+        wait_for(lambda: len(running.get("/api/v1/steps?limit=1000")) == 10 * 30, "the steps")
+        done = commwatch("whatif", "train", "--with", "wide", "--json", "--dir", tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        points = {point["ranks"]: point for point in json.loads(done.stdout)["forecast"]["points"]}
+        assert {ranks: point["measured_s"] for ranks, point in points.items() if point["measured_s"] is not None} == {
+            2: pytest.approx(STEP / 1e3),
+            8: pytest.approx((STEP - EXCHANGE + 91) / 1e3),
+        }
+        for ranks in (4, 16, 64):
+            exchange = 4 * (ranks - 1) + 72 * (ranks - 1) / ranks
+            assert points[ranks]["step_s"] == pytest.approx((STEP - EXCHANGE + exchange) / 1e3, rel=0.01)
+        text = commwatch("whatif", "train", "--with", "wide", "--dir", tmp_path).stdout
+        assert "ranks    step  communication  efficiency  measured step" in text
+        assert "no job 'other'" in one_line(commwatch("whatif", "train", "--with", "other", "--dir", tmp_path))
+    for writer in writers:
+        end_rank(writer)
+
+
+def test_gains_of_advice(asked: RunningAgent) -> None:
+    """The gain of advice is the one that its parameters of ``/api/v1/whatif`` give, in the API and in the report."""
+    found = asked.get("/api/v1/advice?job=train")
+    done = commwatch("report", "train", "--json", "--dir", asked.directory)
+    assert _replayed(json.loads(done.stdout)["advice"]) == _replayed(found)
+    late = next(each for each in found if each["rule"] == "straggler")
+    assert (late["gain_source"], late["saves_share"]) == ("replay", pytest.approx(LATE / STEP, abs=0.006))
+    for each in _replayed(found):
+        for remedy in each["remedies"]:
+            (answer,) = asked.get(f"/api/v1/whatif?job=train&{urlencode(remedy['whatif'], doseq=True)}")["answers"]
+            assert remedy["saves_share"] == pytest.approx(answer["saves_share"], abs=0.006), each
+        assert f"a replay of the recorded steps gives {100 * each['saves_share']:.0f}%" in each["gain"]
+    text = commwatch("report", "train", "--dir", asked.directory, env=clean_env(COLUMNS="250")).stdout
+    assert "(gains are upper bounds, unless they come from a replay)" in text
+    assert late["gain"] in text
+
+
+def _replayed(advice: list[Any]) -> list[Any]:
+    """Advice with predicted gains, without the numbers that led to it, which the report has of the whole job."""
+    return [each | {"because": []} for each in advice if each["gain_source"] == "replay"]
 
 
 def test_over_all_nodes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from commwatch.analysis.advice import Advice
+from commwatch.core.api_views import Advice
 from commwatch.core.durations import LAST
 from commwatch.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch.nodes.merging import JobWide

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.advice import RULES, Advice, advice_on
+from commwatch.analysis.advice import RULES, advice_on
 from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.alpha_beta import Curve
+from commwatch.core.api_views import Advice
 from commwatch.core.host_views import Complaint
 from commwatch.core.nccl_views import NcclOperations
 

@@ -14,6 +14,7 @@ from commwatch.analysis.gpu_nic_affinity import for_traffic, places
 from commwatch.analysis.network_advice import Network
 from commwatch.core.host_views import GroupTraffic, HostView
 from commwatch.report import report
+from commwatch.report.job_advice import lately
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import EPOCH_NS, MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
@@ -191,7 +192,7 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     watch.tick()
     (job,) = watch.agent.jobs()
     network = Network(places({0: GPUS[2]}, carried_by(host, "mlx5_0:1")), host.complaints)
-    advice = report.lately(watch.agent, job, (), None, network=network, late={})
+    advice = lately(watch.agent, job, (), None, network=network, late={}, recorded=lambda: None)
     (slow,) = [each for each in advice if each.rule == "nic_below_its_rate"]
     assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     counts = count(watch.agent, "job")

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.analysis.advice import Advice
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.node.gpu import Card, Gpu, Measured
 from commwatch.commands.top import Seen, frame
 from commwatch.commands.top_answers import Answers, OfJob
-from commwatch.core.api_views import About, AlertView, Row, Summary
+from commwatch.core.api_views import About, Advice, AlertView, Row, Summary
 from commwatch.core.terminal_text import width
 from commwatch.core.text_table import coloured
 from commwatch.core.views import InFlight, JobView, RankView, StepView

@@ -17,7 +17,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import WaitView
 from commwatch.report import charts, html_frame, report, report_page
-from commwatch.report.recorded_steps import study_of
+from commwatch.report.recorded_steps import known_steps, study_of
 from commwatch.report.svg import STYLE
 from tests.agent.commands.test_top import row
 from tests.agent.report.test_svg import HOSTILE
@@ -116,7 +116,7 @@ def written(agent: QueryService, to: Path, job: str, **otherwise: Any) -> str:
     assert built is not None
     groups = [str(row.by["group"]) for row in built.operations]
     material = replace(charts.gather(agent, job), choices=choices(groups[0]) if groups else [])
-    study = study_of(agent.path, built.job, None)
+    study = study_of(job, known_steps(agent.path, built.job, None))
     to.write_text(report_page.html(replace(built, **otherwise), material, study=study), encoding="utf-8")
     return to.as_uri()
 

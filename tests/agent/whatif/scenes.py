@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commwatch.collectors.wire import events as ev
+from commwatch.core.alpha_beta import Curve
 from commwatch.core.cells import GroupInfo
 from commwatch.core.views import TraceOperation
 from commwatch.whatif.build import StepSpan, build
-from commwatch.whatif.model import Model
+from commwatch.whatif.model import Do, Kind, Model, Op, Program
 
 MS = 1_000_000
 
@@ -77,3 +78,47 @@ def model(ranks: int = 2, **more: object) -> Model:
     """The model of such a job."""
     parts, spans = ddp(ranks, **more)  # type: ignore[arg-type]
     return build(parts, spans, dict.fromkeys(range(ranks), "host"), ranks)
+
+
+def hybrid(replicas: int, shards: int = 2, size: int = 4 << 20) -> Model:
+    """The model of hybrid sharding: all parameters are gathered in the shard group, gradients are scattered there, and each shard is reduced over
+    the replicas; all of it blocks. 1 MiB takes 10 ms on a link.
+    """
+    ranks, begin, seq = replicas * shards, 10**9, 0
+    of_shards = [_group("mesh_dp_shard", tuple(range(at * shards, (at + 1) * shards))) for at in range(replicas)]
+    of_replicas = [_group("mesh_dp_replicate", tuple(range(at, ranks, shards))) for at in range(shards)]
+    parts: list[TraceOperation] = []
+    spans: dict[int, list[StepSpan]] = {rank: [] for rank in range(ranks)}
+    for _ in range(6):
+        at = begin + 50 * MS
+        for op, groups, of_op, n, messages in (
+            ("all_gather", of_shards, size, shards, shards - 1),
+            ("reduce_scatter", of_shards, size, shards, 2 * (shards - 1)),  # as Gloo makes it
+            ("all_reduce", of_replicas, size // shards, replicas, 2 * (replicas - 1)),
+        ):
+            end = at + int(messages * 10 * of_op / n / (1 << 20) * MS)
+            for of in groups:
+                about = (op, of, seq, -1, 0, of_op, "float32", at, at, end, 0, ev.BY_WAIT)
+                parts += [TraceOperation(rank, *about) for rank in of.ranks or ()]
+            at, seq = end + 20 * MS, seq + 1
+        for of_rank in spans.values():
+            of_rank.append(StepSpan(begin, at, None))
+        begin = at
+    return build(parts, spans, dict.fromkeys(range(ranks), "host"), ranks)
+
+
+def _group(label: str, ranks: tuple[int, ...]) -> GroupInfo:
+    return GroupInfo(f"{label}-{ranks[0]}", label, "0", label, ranks, len(ranks), aligned=True, backend="gloo")
+
+
+def large(ranks: int, count: int) -> Model:
+    """A step in which ranks launch so many operations, and wait for each fourth of them."""
+    ops = {at: Op("dp", "dp", "all_reduce", 1e6, ranks, 1e-3) for at in range(count)}
+    program: Program = [
+        do
+        for at in range(count)
+        for do in (Do(Kind.COMPUTE, 1e-3), Do(Kind.LAUNCH, op=at), *((Do(Kind.WAIT, op=at),) if at % 4 == 3 else ()))
+    ]
+    programs = {rank: [list(program)] for rank in range(ranks)}
+    begins = dict.fromkeys(range(ranks), 0.0)
+    return Model(ops, programs, begins, {"dp": Curve(0.0, 1.0)}, {}, frozenset(), ranks, (1.0,))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch.whatif.answers import forecast
 from commwatch.whatif.changes import with_ranks
 from commwatch.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
-from commwatch.whatif.model import CannotAnswer, Kind, Model
+from commwatch.whatif.model import CannotAnswer, Do, Kind, Model
 from commwatch.whatif.replay import replay
-from tests.agent.whatif.scenes import model
+from tests.agent.whatif.scenes import hybrid, model
 from tests.helpers import examples
 
 MIB = 1 << 20
@@ -79,6 +81,20 @@ def test_accumulation(sizes: list[int], micro_steps: int) -> None:
     assert _step_s(after) == pytest.approx(_step_s(job) + (micro_steps - 1) * forward_and_backward_s)
 
 
+def test_unclear_micro_steps() -> None:
+    """If an operation is before the exchange of gradients on one rank and after it on another, the micro-steps are not known."""
+    job = model(2)
+    number = max(job.ops) + 1
+    ops = {**job.ops, number: job.ops[0]._replace(op="all_gather", group_id="other", carries="")}
+    own = [Do(Kind.LAUNCH, op=number), Do(Kind.WAIT, op=number)]
+    first, second = (job.programs[rank][0] for rank in (0, 1))
+    programs = {0: [[*own, *first], *job.programs[0][1:]], 1: [[*second, *own], *job.programs[1][1:]]}
+    with pytest.raises(CannotAnswer, match="accumulation: some ranks launch an operation before their exchange"):
+        accumulated(replace(job, ops=ops, programs=programs), 2)
+    both = {rank: [[*own, *steps[0]], *steps[1:]] for rank, steps in job.programs.items()}
+    assert _step_s(accumulated(replace(job, ops=ops, programs=both), 2)) > _step_s(job)
+
+
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_more_ranks(ranks: int) -> None:
     """A job of two ranks becomes the job that has more of them on the same link."""
@@ -86,6 +102,33 @@ def test_more_ranks(ranks: int) -> None:
     predicted = with_ranks(model(2, sizes=sizes, compute_ms=300), ranks)
     assert _step_s(predicted) == pytest.approx(_step_s(model(ranks, sizes=sizes, compute_ms=300)), rel=1e-3)
     assert predicted.world_size == ranks
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 4, 8])
+def test_more_replicas(replicas: int) -> None:
+    """With hybrid sharding, more ranks are more replicas: the shard group stays, and the job is the one that has so many replicas."""
+    job = hybrid(2)
+    predicted = with_ranks(job, 2 * replicas)
+    assert {(op.group, op.n) for op in predicted.ops.values()} == {
+        ("mesh_dp_shard", 2),
+        ("mesh_dp_replicate", replicas),
+    }
+    computes_s, shards_s, reduces_s = 0.110, 0.020 + 0.040, 2 * (replicas - 1) * 0.020 / replicas
+    assert _step_s(predicted) == pytest.approx(computes_s + shards_s + reduces_s)
+
+
+def test_half_a_copy() -> None:
+    """A number of ranks that cuts a shard group is refused, and a forecast begins with one copy of the model."""
+    with pytest.raises(
+        CannotAnswer, match="5 ranks: not a multiple of the 2 ranks of a copy of the model; the shard groups"
+    ):
+        with_ranks(hybrid(2), 5)
+    assert [point.ranks for point in forecast(hybrid(2), {}, 16).points] == [2, 4, 8, 16]
+    # A large sum over all ranks is no exchange between replicas; without these, the one group of FSDP grows.
+    job = sharded(model(2))
+    other = next(op for op in job.ops.values() if op.op == "all_reduce")._replace(group="all", group_id="all")
+    job = replace(job, ops={**job.ops, -2: other}, curves={**job.curves, "all": job.curves["dp"]})
+    assert {op.n for op in with_ranks(job, 3).ops.values() if op.carries} == {3}
 
 
 def test_one_rank() -> None:

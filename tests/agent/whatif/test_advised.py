@@ -1,0 +1,116 @@
+"""Advice: a gain is the one of the replay where there is one, and never more than the bound."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commwatch.analysis.advice import advice_on
+from commwatch.core.api_views import Advice, Remedy
+from commwatch.whatif.advised import predicted, question_of
+from commwatch.whatif.answers import answer, outcome
+from commwatch.whatif.model import Model
+from commwatch.whatif.questions import Question, changes_of
+from tests.agent.analysis.test_advice import SPEAKS
+from tests.agent.whatif.scenes import model
+
+LINK, LATE, BUCKETS = {"link": "2x"}, {"no_late_rank": [2]}, {"buckets": "9437184B"}
+
+
+def _advice(rule: str, *remedies: Remedy) -> Advice:
+    """Advice with these remedies."""
+    most = max((each.saves_share for each in remedies), default=None)
+    return Advice(rule, rule, ["reason"], "do", f"saves up to {most}", most, remedies=list(remedies))
+
+
+def _saves(job: Model, question: Question) -> float:
+    return answer(job, outcome(job), changes_of(question, {})).saves_share
+
+
+def test_below_its_bound() -> None:
+    """The predicted gain takes the place of a bound above it, to 1%; text and source tell that."""
+    job = model(3, late_ms=50)
+    link, late = predicted(
+        [_advice("x", Remedy("", LINK, 0.9)), _advice("straggler", Remedy("", LATE, 0.8))], lambda: job
+    )[::-1]
+    assert (link.rule, link.gain_source, late.gain_source) == ("x", "replay", "replay")
+    assert link.saves_share == pytest.approx(_saves(job, Question(link="2x")), abs=0.005)
+    assert late.saves_share == pytest.approx(_saves(job, Question(no_late_rank=(2,))), abs=0.005)
+    assert link.saves_share is not None
+    assert link.gain == f"saves up to 0.9; a replay of the recorded steps gives {100 * link.saves_share:.0f}%"
+    assert link.remedies == [Remedy("", LINK, link.saves_share)]
+
+
+def test_above_its_bound() -> None:
+    """A bound that the replay exceeds stays, because one of the two is wrong, and the smaller gain is the careful one."""
+    advice = _advice("x", Remedy("", LINK, 0.02))
+    assert predicted([advice], lambda: model(3)) == [advice]
+
+
+def test_several_forms() -> None:
+    """Each form has its own gain, and the advice has the largest of them."""
+    forms = [Remedy("fp16", {"compress": "0.5"}, 0.9), Remedy("int8", {"compress": "0.25"}, 0.01)]
+    (found,) = predicted([_advice("compression", *forms)], lambda: model(3))
+    assert found.remedies[1] == forms[1]
+    assert found.saves_share is not None
+    assert 0.01 < found.remedies[0].saves_share == found.saves_share < 0.9
+    assert found.gain.endswith(f"gives fp16 {100 * found.saves_share:.0f}%")
+
+
+def test_nothing_saved() -> None:
+    """Advice that saves nothing in the replay is left out, but not that on late ranks, whose cost was measured."""
+    hidden = model(2, sizes=(1 << 10,), compute_ms=100)
+    late = _advice("straggler", Remedy("", {"no_late_rank": [0]}, 0.3))
+    assert predicted([_advice("x", Remedy("", LINK, 0.3)), late], lambda: hidden) == [late]
+
+
+def test_sorted_by_predicted_gains() -> None:
+    """The larger predicted gain comes first, whatever the bounds are."""
+    job = model(2, sizes=(4 << 20, 4 << 20))
+    small, large = Remedy("", {"compress": "0.95"}, 0.9), Remedy("", {"compress": "0.1"}, 0.8)
+    found = predicted([_advice("small", small), _advice("large", large), _advice("unknown")], lambda: job)
+    assert [each.rule for each in found] == ["large", "small", "unknown"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        None,
+        replace(model(2), world_size=4),
+        replace(model(2), measured_s=(0.2,) * 6),
+    ],
+    ids=["no steps", "missing ranks", "another step time"],
+)
+def test_bounds_without_a_replay(job: Model | None) -> None:
+    """If the steps cannot be replayed, ranks are missing, or the replay is not the recorded job, all gains are bounds."""
+    advice = [_advice("x", Remedy("", LINK, 0.9)), _advice("y")]
+    assert predicted(advice, lambda: job) == advice
+
+
+def test_what_cannot_be_replayed() -> None:
+    """A change that the steps do not allow, and one with too many micro-steps for its cost, have their bounds."""
+    tiny, small = model(2, sizes=(100,)), model(8, sizes=(1 << 20,) * 40)
+    for job, remedy in ((tiny, Remedy("", BUCKETS, 0.9)), (small, Remedy("", {"accumulate": 64}, 0.9))):
+        advice = _advice("x", remedy)
+        assert predicted([advice], lambda: job) == [advice]  # noqa: B023
+
+
+def test_steps_are_read_only_if_needed() -> None:
+    """Without a remedy that can be replayed, the recorded steps are not read."""
+    advice = [_advice("x")]
+    assert predicted(advice, lambda: pytest.fail("read")) == advice
+
+
+def test_questions_of_all_rules() -> None:
+    """Whatever a rule finds, its remedies are valid questions; the rules that can be predicted are those that docs/advice.md lists."""
+    found = [each for cases in SPEAKS.values() for about in cases for each in advice_on(about) if each.remedies]
+    for each in found:
+        for remedy in each.remedies:
+            assert len(changes_of(question_of(remedy), {})) == 1
+        assert each.saves_share == max(remedy.saves_share for remedy in each.remedies)
+    text = (Path(__file__).parents[3] / "docs" / "advice.md").read_text(encoding="utf-8")
+    given = text[text.index("They are given for") : text.index("The text of a gain has both")]
+    assert {each.rule for each in found} == set(re.findall("`([a-z_]+)`", given))
