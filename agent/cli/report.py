@@ -44,6 +44,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerting.marks import corruption_of
     from commwatch.cli.stored import job_in, reading, write
     from commwatch.report import report
     from commwatch.watchers.nccl_archive import kept
@@ -56,7 +57,10 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         if wide is None:
             topology = kept(config.state, job)
             findings = [] if topology is None else topology.findings
-            built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
+            corruption = corruption_of(config.evidence, job)
+            built = report.build(
+                agent, job, config.history, command, findings, corruption=corruption, last_s=arguments.last
+            )
             assert built is not None
             page = None if arguments.html is None else _page(agent, built, topology, arguments.last)
         elif arguments.html is None:

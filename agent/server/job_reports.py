@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.queries import QueryService
 from commwatch.core.host_views import HostView
@@ -45,6 +46,8 @@ class Own(NamedTuple):
     host: HostView
     late: dict[int, float]
     topology: Topology | None
+    #: What the evidence of alerts has on corrupt data.
+    corruption: list[PastCorruption]
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def report(
         others, nodes = _others(asked)
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
-    built = build(every, job, agent.path, command, findings_of(topologies), last_s=last_s, nodes=nodes)
+    found = findings_of(topologies)
+    built = build(every, job, agent.path, command, found, corruption=own.corruption, last_s=last_s, nodes=nodes)
     assert built is not None
     if not as_page:
         return built

@@ -133,6 +133,22 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
     assert own(printed) == []
 
 
+def test_report(watching: RunningAgent) -> None:
+    """The report of the job has the verdict: the evidence of the alert keeps it."""
+    job = Job(watching.directory, "reported", 3, "broadcast", "2", str(AT), "received", "sync")
+
+    def corruption() -> list[dict[str, Any]]:
+        known = "reported" in [each["job_id"] for each in watching.get("/api/v1/jobs")]
+        found: list[dict[str, Any]] = watching.get("/api/v1/report?job=reported")["corruption"] if known else []
+        return found
+
+    try:
+        (found,) = wait_for(corruption, "the verdict in the report")
+    finally:
+        job.end()
+    assert f"rank 2 received other data than rank 1 sent: broadcast {AT} of group default_pg" in found["says"]
+
+
 def test_healthy(watching: RunningAgent) -> None:
     """Jobs of several kinds have no verdict, with all checks at each operation and step."""
     job = Job(watching.directory, "healthy", 4, "healthy", "0", "0", "-", "-", COMMWATCH_CHECKSUMS="all")

@@ -60,7 +60,7 @@ class Checks {
 
   bool due(uint32_t seq) const {
     const uint64_t interval = interval_.load(std::memory_order_relaxed);
-    return interval != 0 && uint64_t{seq * format::kSpread} * interval < kNumbers;
+    return interval != 0 && uint64_t{mixed(seq)} * interval < kNumbers;
   }
 
   // Returns true once, at the first operation on a device while checks are on.
@@ -83,6 +83,13 @@ class Checks {
   }
 
  private:
+  // A permutation of the numbers that keeps 0 and no pattern: whatever the number of operations in a step, each of them has its turn.
+  static uint32_t mixed(uint32_t number) {
+    number = (number ^ (number >> 16)) * 0x7feb352dU;
+    number = (number ^ (number >> 15)) * 0x846ca68bU;
+    return number ^ (number >> 16);
+  }
+
   static constexpr uint64_t kNumbers = uint64_t{1} << 32, kLongest = uint64_t{1} << 31;
   static constexpr double kCheap = 0.25;
 
