@@ -1,8 +1,9 @@
-"""What comparing replicas makes of a training step: wall time, CPU time and memory of two Gloo ranks that keep two cores busy.
+"""What comparing replicas and collectives makes of a training step: wall time, CPU time and memory of two Gloo ranks that keep two cores busy.
 
-DistributedDataParallel with 24 layers. Blocks of 100 steps with the native hook, without checksums (twice), at the default rate (one check in the
-block) and with a check at each step, follow one another in balanced order. Figures are medians over the rounds of each block's ratio to the mean of
-the two without, whose own ratio is the noise floor. Wall time is the slower rank's, CPU time that of both, all threads included.
+DistributedDataParallel with 24 layers. Blocks of 100 steps with the native hook follow one another in balanced order: without checksums (twice), and
+replicas and collectives each at the default rate (one check in 100 steps or collectives) and with a check at each step or of each collective. Figures are
+medians over the rounds of each block's ratio to the mean of the two without, whose own ratio is the noise floor. Wall time is the slower rank's, CPU time
+that of both, all threads included.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ import commwatch
 from bench.common import emit, memory_mb, own_cpu_s, scratch
 from bench.step_time import RANKS, balanced, both_ranks
 from commwatch.collectors.probe import torch_collectives, torch_native
-from commwatch.collectors.wire.events import CHECKSUM, RECORD
+from commwatch.collectors.wire.events import CHECKSUM, OP_CODE, RECORD, Record
 from commwatch.collectors.wire.ring_reader import RingReader
 
 ROUNDS, WARM_UP, STEPS = 4, 3, 100
 LAYERS, WIDTH, BATCH = 24, 256, 64
-OFF, DEFAULT, EACH, AGAIN = ARMS = ("off", "default", "each", "again")
-#: Steps between two checks.
-EVERY = {DEFAULT: 100, EACH: 1}
-#: Checks of a block, the first one in its warm-up included.
-CHECKS = {OFF: 0, AGAIN: 0, DEFAULT: 2, EACH: WARM_UP + STEPS}
+OFF, DEFAULT, EACH, RARE, ALL, AGAIN = ARMS = ("off", "default", "each", "collectives", "each_collective", "again")
+#: What is checked, and one in how many steps or collectives.
+EVERY = {DEFAULT: ("replicas", 100), EACH: ("replicas", 1), RARE: ("collectives", 100), ALL: ("collectives", 1)}
+#: Checks of replicas in a block, the first one in its warm-up included.
+CHECKS = {DEFAULT: 2, EACH: WARM_UP + STEPS}
 #: Parameters, so checksums of a check.
 PARAMETERS = 2 * LAYERS
 
@@ -46,7 +47,7 @@ def block(arm: str) -> Block:
     gc.collect()
     env = {**os.environ, "COMMWATCH_HOOK": "native", "COMMWATCH_BUDGET": "0", "COMMWATCH_CHECKSUM_BUDGET": "0"}
     if arm in EVERY:
-        env |= {"COMMWATCH_CHECKSUMS": "replicas", "COMMWATCH_CHECKSUM_EVERY": str(EVERY[arm])}
+        env |= dict(zip(("COMMWATCH_CHECKSUMS", "COMMWATCH_CHECKSUM_EVERY"), map(str, EVERY[arm]), strict=True))
     assert torch_collectives.install(env), "no native hook"
     try:
         torch.manual_seed(0)
@@ -72,11 +73,26 @@ def block(arm: str) -> Block:
         torch_native.unhook()
     assert path is not None, "the probe is off"
     ring = RingReader(path)
-    seen = sum(fields[1] == CHECKSUM for fields in RECORD.iter_unpack(ring.drain(final=True).records))
+    records = [Record._make(fields) for fields in RECORD.iter_unpack(ring.drain(final=True).records)]
     ring.close()
     path.unlink()
-    assert seen == PARAMETERS * CHECKS[arm], f"{seen} checksums, not {PARAMETERS * CHECKS[arm]}"
+    check_records(arm, records)
     return measured
+
+
+def check_records(arm: str, records: list[Record]) -> None:
+    """Raise ``AssertionError`` unless an arm has made its checks, and no others."""
+    seen = [record for record in records if record.op == CHECKSUM]
+    replicas = sum(record.tag >= 0 for record in seen)
+    checked = {record.seq for record in seen if record.tag < 0}
+    launched = {record.seq for record in records if record.op in (OP_CODE["all_reduce"], OP_CODE["broadcast"])}
+    assert replicas == PARAMETERS * CHECKS.get(arm, 0), f"{arm}: {replicas} checksums of parameters"
+    if arm == ALL:
+        assert checked >= launched, f"{len(launched - checked)} collectives without a check"
+    elif arm == RARE:
+        assert 0 < len(checked) < len(launched) / 20, f"{len(checked)} of {len(launched)} collectives checked"
+    else:
+        assert not checked
 
 
 def train(rank: int, store: Path) -> None:
@@ -103,6 +119,7 @@ def compare(ranks: list[list[dict[str, Block]]]) -> dict[str, float]:
         for arm in EVERY:
             figures[f"{arm}_{kind}_ratio"] = median(2 * r[arm] / (r[OFF] + r[AGAIN]) for r in rounds)
     figures["check_cpu_ms"] = 1e3 * median((r[EACH] - (r[OFF] + r[AGAIN]) / 2) / RANKS for r in cpu)
+    figures["collectives_cpu_ms"] = 1e3 * median((r[ALL] - (r[OFF] + r[AGAIN]) / 2) / RANKS for r in cpu)
     figures["memory_mb"] = median(r[EACH] - (r[OFF] + r[AGAIN]) / 2 for r in memory)
     return figures
 

@@ -73,12 +73,19 @@ def _steps_of(f: Figures) -> list[Row]:
 def checksums(f: Figures) -> list[Row]:
     """Rows of ``checksums.py``."""
     rows = []
-    for arm, what in (("default", "every 100 steps"), ("each", "at each step")):
+    arms = (
+        ("default", "replicas compared every 100 steps"),
+        ("each", "replicas compared at each step"),
+        ("collectives", "one in 100 collectives compared"),
+        ("each_collective", "each collective compared"),
+    )
+    for arm, what in arms:
         for kind, called in (("wall", "wall"), ("cpu", "CPU")):
             measured = f"×{f[f'{arm}_{kind}_ratio']:.3f} (without again: ×{f[f'again_{kind}_ratio']:.3f})"
-            rows.append(Row(f"step of {f['wall_ms']:.0f} ms, {called} time, replicas compared {what}", measured))
+            rows.append(Row(f"step of {f['wall_ms']:.0f} ms, {called} time, {what}", measured))
     size = f"{f['parameters']} parameters of {f['megabytes']:.1f} MB"
     rows.append(Row(f"... one check of {size}", f"{f['check_cpu_ms']:.2f} ms of CPU, {f['memory_mb']:+.1f} MB"))
+    rows.append(Row("... checks of all their gradients' collectives", f"{f['collectives_cpu_ms']:.2f} ms of CPU"))
     return rows
 
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import BinaryIO
 
-from commwatch.alerting.marks import marks_of
+from commwatch.alerting.marks import corruption_of, marks_of
 from commwatch.alerts.model import FIRING, Alert
+from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.live_ranks import conclude
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.verdicts import Verdict
@@ -206,6 +207,10 @@ class Evidence:
     def marks(self, job_id: str) -> list[TraceMark]:
         """Return the alerts and verdicts about a job in the bundles on disk."""
         return list(marks_of(self._directory, job_id))
+
+    def corruption(self, job_id: str) -> list[PastCorruption]:
+        """Return the verdicts on corrupt data of a job in the bundles on disk, the earliest first."""
+        return corruption_of(self._directory, job_id)
 
     def _make_room(self, key: str) -> None:
         """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""

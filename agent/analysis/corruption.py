@@ -1,8 +1,9 @@
-"""Puts into words which rank has other bits in its replicated parameters than the rest. Pure."""
+"""Puts into words which rank has other bits than the rest: in its replicated parameters, or in the data of a collective. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commwatch.analysis.verdicts import Verdict
@@ -12,7 +13,9 @@ from commwatch.core.views import GroupView
 from commwatch.ingest.jobs import Job
 
 if TYPE_CHECKING:
-    from commwatch.core.replicas import Episode
+    from commwatch.core.corruption.collectives import Episode as CollectiveEpisode
+    from commwatch.core.corruption.collectives import GroupChecks
+    from commwatch.core.corruption.replicas import Episode
 
 #: Names of parameters in one verdict.
 _MOST_NAMES = 3
@@ -21,11 +24,29 @@ _SAYS = {
     "one_of": "corruption: the weights of one of the ranks {} are wrong",
     "all": "corruption: no two of the ranks {} have the same weights",
 }
+#: Of collectives, by cause. The ranks at fault; the others that were compared; the rank that gave the data.
+_IN_COLLECTIVES = {
+    "received": "corruption: rank {0} received other data than rank {2} sent",
+    "sent": "corruption: the other ranks received other data than rank {0} was to send",
+    "result": "corruption: the result of rank {0} differs from that of rank {1}",
+    "one_of": "corruption: the data of one of the ranks {0} are wrong, or become wrong between them",
+    "diverged": "corruption: no two of the ranks {0} have the same data",
+}
 _CAUSES = {"rank": "weights", "one_of": "one_of", "all": "diverged"}
 
 
+@dataclass(frozen=True)
+class PastCorruption:
+    """A verdict on corrupt data that an alert has kept."""
+
+    #: When the alert fired, in s of Unix time.
+    fired_at: float
+    says: str
+
+
 def corruptions(jobs: Iterable[Job], groups: Mapping[tuple[str, str], GroupView], now_ns: int) -> Iterator[Verdict]:
-    """Yield the verdicts on the replicas of this node: while the latest check finds a difference, and for a minute at least.
+    """Yield the verdicts on the ranks of this node: on replicas while the latest check finds a difference, and for a minute at least; on
+    collectives for a minute after the latest one with wrong data.
 
     Args:
         groups: by job and ``group_id``.
@@ -38,6 +59,26 @@ def corruptions(jobs: Iterable[Job], groups: Mapping[tuple[str, str], GroupView]
             for episode in join.episodes:
                 if episode.latest_ns >= join.judged_ns or now_ns - episode.latest_ns < RECENT_S * 1e9:
                     yield corruption(episode, join.names, sorted(join.ranks), group, now_ns)
+        for checks in job.checked.values():
+            group = groups.get((job.id, checks.group_id))
+            if group is not None:
+                yield from _in_collectives(checks, group, now_ns)
+
+
+def _in_collectives(checks: GroupChecks, group: GroupView, now_ns: int) -> Iterator[Verdict]:
+    for episode in checks.episodes:
+        if now_ns - episode.latest_ns < RECENT_S * 1e9:
+            yield _in_collective(episode, sorted(checks.ranks), group, now_ns)
+
+
+def _in_collective(episode: CollectiveEpisode, compared: list[int], group: GroupView, now_ns: int) -> Verdict:
+    op, cause, ranks, source = episode.fault
+    others = [rank for rank in compared if rank not in ranks]
+    right = "" if episode.right is None else f", not in operation {episode.right}"
+    more = "" if episode.number == 1 else f"; {episode.number} times"
+    says = f"{_IN_COLLECTIVES[cause].format(spans(ranks), spans(others), source)}: {op} {episode.first} of group {group.group}{right}{more}"
+    about = (group.job_id, group.group_id, group.group, episode.first, op)
+    return Verdict("corruption", cause, *about, list(ranks), others, max(0, now_ns - episode.since_ns) / 1e9, says)
 
 
 def corruption(episode: Episode, names: tuple[str, ...], compared: list[int], group: GroupView, now_ns: int) -> Verdict:

@@ -39,8 +39,8 @@ class Verdict:
 
     #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
     kind: str
-    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``, ``one_of``, ``diverged``
-    #: or ``late``.
+    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``, ``received``, ``sent``,
+    #: ``result``, ``one_of``, ``diverged`` or ``late``.
     cause: str
     job_id: str
     group_id: str
@@ -58,7 +58,7 @@ class Verdict:
     #: For a straggler: the share of time that the others waited for it, and why it is late; ``None``: not known.
     cost_share: float | None = None
     why: str | None = None
-    #: For a corruption: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
+    #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
     parameter: str | None = None
     step: int | None = None
 

@@ -47,6 +47,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def _report(config: Config, arguments: argparse.Namespace) -> int:
     from functools import cache, partial
 
+    from commwatch.alerting.marks import corruption_of
     from commwatch.cli.stored import job_in, reading, write
     from commwatch.report import report
     from commwatch.report.recorded_steps import known_steps
@@ -61,9 +62,17 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         if wide is None:
             topology = kept(config.state, job)
             findings = [] if topology is None else topology.findings
+            corruption = corruption_of(config.evidence, job)
             recorded = cache(partial(known_steps, agent.path, view, arguments.last))
             built = report.build(
-                agent, job, config.history, command, findings, last_s=arguments.last, recorded=recorded
+                agent,
+                job,
+                config.history,
+                command,
+                findings,
+                corruption=corruption,
+                last_s=arguments.last,
+                recorded=recorded,
             )
             assert built is not None
             page = None if arguments.html is None else _page(agent, built, topology, recorded())

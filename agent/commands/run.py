@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from commwatch.alerting.marks import corruption_of
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
@@ -373,7 +374,9 @@ def _report(config: Config, history: Path, job: str, report_command: str, probe_
     agent = QueryService(history, references=References(directory(history.parent), config.links))
     try:
         topology = kept(history.parent, job)
-        built = report.build(agent, job, history, f"{opens} {job}", [] if topology is None else topology.findings)
+        corruption = corruption_of(history.parent / config.evidence.name, job)
+        known = [] if topology is None else topology.findings
+        built = report.build(agent, job, history, f"{opens} {job}", known, corruption=corruption)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

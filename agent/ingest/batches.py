@@ -11,15 +11,20 @@ import numpy.typing as npt
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_TOGETHER, SLOT_NS
+from commwatch.core.corruption.collectives import MOST_GROUPS, GroupChecks
+from commwatch.core.corruption.replicas import MOST_SETS, SetJoin
 from commwatch.core.names_file import Announced
 from commwatch.core.records import RECORD
-from commwatch.core.replicas import MOST_SETS, SetJoin
 from commwatch.ingest.columns import Batch, Columns, read
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
 
 if TYPE_CHECKING:
     from commwatch.ingest.rank_totals import RankTotals
+
+
+#: The fields of a record that ``Checksum`` has, in its order.
+_CHECKSUM_FIELDS = ("group", "tag", "peer", "seq", "waited", "size", "launch", "start")
 
 
 def ingest(batches: Sequence[Batch]) -> None:
@@ -65,16 +70,18 @@ def _ingest(batches: Sequence[Batch]) -> None:
 
 
 def _take_checksums(totals: RankTotals, records: bytes) -> int:
-    """Add the checksums among some records of a rank to the sets of its job; return their number."""
+    """Add the checksums among some records of a rank to the sets and the checked collectives of its job; return their number."""
     raw = np.frombuffer(records, RECORD)
     sums = raw[(raw["op"] == ev.CHECKSUM) & (raw["start"] > raw["end"])]
     if not len(sums):
         return 0
-    new = np.logical_or.reduce([sums[field][1:] != sums[field][:-1] for field in ("tag", "seq", "waited")])
+    new = np.logical_or.reduce([sums[field][1:] != sums[field][:-1] for field in ("group", "tag", "seq", "waited")])
     bounds = [0, *(np.flatnonzero(new) + 1).tolist(), len(sums)]
     for since, until in pairwise(bounds):
         announced = totals.replicas.get(int(sums["tag"][since]))
-        if announced is not None:
+        if sums["tag"][since] < 0:
+            _add_collective(totals, sums[since:until])
+        elif announced is not None:
             _add_check(totals, announced, sums[since:until])
     return len(sums)
 
@@ -86,6 +93,18 @@ def _add_check(totals: RankTotals, announced: Announced, records: npt.NDArray[np
         sets[at] = SetJoin(info.group_id, info.size, announced.names)
     if at in sets and sets[at].names == announced.names:
         sets[at].add(totals, records)
+
+
+def _add_collective(totals: RankTotals, records: npt.NDArray[np.void]) -> None:
+    checked, info = totals.checked, totals.group(int(records["group"][0]))
+    op = totals.ops.get(-int(records["tag"][0]))
+    if op is None or info.ranks is None or not info.aligned:
+        return
+    if info.group_id not in checked and len(checked) < MOST_GROUPS:
+        checked[info.group_id] = GroupChecks(info.group_id, info.ranks)
+    if info.group_id in checked:
+        fields = (records[field].tolist() for field in _CHECKSUM_FIELDS)
+        checked[info.group_id].add(totals, op, map(ev.Checksum._make, zip(*fields, strict=True)))
 
 
 def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[Cut]:

@@ -9,7 +9,8 @@ from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.rank_totals import RankTotals
 
 if TYPE_CHECKING:
-    from commwatch.core.replicas import SetJoin
+    from commwatch.core.corruption.collectives import GroupChecks
+    from commwatch.core.corruption.replicas import SetJoin
 
 
 class Job:
@@ -20,6 +21,8 @@ class Job:
         self.joins: dict[str, GroupJoin] = {}
         #: Sets of replicated parameters, by ``group_id`` and key.
         self.replicas: dict[tuple[str, str], SetJoin] = {}
+        #: Checked collectives, by ``group_id``.
+        self.checked: dict[str, GroupChecks] = {}
         self.rank_totals: dict[str, RankTotals] = {}
         #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
@@ -40,11 +43,12 @@ class Aggregate:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity."""
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
-        totals = RankTotals(identity, job.joins, job.replicas)
+        totals = RankTotals(identity, job.joins, job.replicas, job.checked)
         if any(other.rank == totals.rank for other in job.rank_totals.values()):
             for join in job.joins.values():
                 join.restart()
             job.replicas.clear()
+            job.checked.clear()
         self.jobs[job_id] = job
         job.rank_totals[uid] = totals
         job.ended_ns = None

@@ -41,7 +41,8 @@ from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.trainer_state import TrainerState
 
 if TYPE_CHECKING:
-    from commwatch.core.replicas import SetJoin
+    from commwatch.core.corruption.collectives import GroupChecks
+    from commwatch.core.corruption.replicas import SetJoin
     from commwatch.ingest.columns import Codes
 
 _MOST_FAILURES = 16
@@ -64,13 +65,18 @@ class RankTotals(TrainerState):
         identity: of the ring.
         joins: of the job, by ``group_id``.
         sets: of the job: its replicated parameters; default: none is compared.
+        checked: of the job, by ``group_id``: its checked collectives; default: none is compared.
     """
 
     def __init__(
-        self, identity: dict[str, Any], joins: dict[str, GroupJoin], sets: dict[tuple[str, str], SetJoin] | None = None
+        self,
+        identity: dict[str, Any],
+        joins: dict[str, GroupJoin],
+        sets: dict[tuple[str, str], SetJoin] | None = None,
+        checked: dict[str, GroupChecks] | None = None,
     ) -> None:
         super().__init__(identity)
-        self._joins, self.sets = joins, {} if sets is None else sets
+        self._joins, self.sets, self.checked = joins, {} if sets is None else sets, {} if checked is None else checked
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}

@@ -12,7 +12,7 @@ from commwatch.core.views import GroupView
 from commwatch.ingest.jobs import Job
 
 if TYPE_CHECKING:
-    from commwatch.core.replicas import Check
+    from commwatch.core.corruption.replicas import Check
 
 #: Most checksums in one answer, over all its sets and ranks.
 MOST_SUMS = 32_768
@@ -93,7 +93,7 @@ def corruptions_across(parts: Iterable[RankChecks], groups: Mapping[tuple[str, s
 def _judge(ranks: Mapping[int, RankChecks], names: tuple[str, ...], group: GroupView) -> Iterator[Verdict]:
     import numpy as np
 
-    from commwatch.core.replicas import SetJoin
+    from commwatch.core.corruption.replicas import SetJoin
 
     join, age_s = SetJoin(group.group_id, group.size, names), 0.0
     of_rank = {

@@ -157,6 +157,8 @@ class Exporter(Collector):
         families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
         if checks := sum(join.checks for join in job.replicas.values()):
             families.count("replica_checks_total", (job.id,), checks)
+        if compared := sum(checks.compared for checks in job.checked.values()):
+            families.count("collective_checks_total", (job.id,), compared)
         for totals in job.rank_totals.values():
             families.count("events_total", (job.id,), totals.read)
             families.count("events_dropped_total", (job.id,), totals.lost + totals.dropped + totals.nonsense)

@@ -181,6 +181,12 @@ METRICS = {
             ("job_id",),
         ),
         Spec(
+            "commwatch_collective_checks_total",
+            "counter",
+            "Total number of collectives whose data was compared between the ranks of this node.",
+            ("job_id",),
+        ),
+        Spec(
             "commwatch_straggler_wait_ratio",
             "gauge",
             "Ratio of time that the other ranks spend waiting for a straggler; absent if there is none.",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
 
 from commwatch.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
+from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
@@ -105,6 +106,8 @@ class Report:
     advice_last_s: float | None
     #: From NCCL's logs, the worst first.
     findings: list[Finding]
+    #: Verdicts on corrupt data, from the evidence of this node's alerts, the earliest first.
+    corruption: list[PastCorruption] = field(default_factory=list)
     #: The nodes that it covers; ``None``: only the node of the history.
     nodes: Nodes | None = None
 
@@ -116,6 +119,7 @@ def build(
     command: str,
     findings: Iterable[Finding] = (),
     *,
+    corruption: Iterable[PastCorruption] = (),
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
     recorded: Recorded | None = None,
@@ -123,6 +127,7 @@ def build(
     """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
+        corruption: verdicts on its data that alerts have kept, the earliest first.
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
         recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
@@ -177,6 +182,7 @@ def build(
         advice=advice,
         advice_last_s=advice_last_s,
         findings=findings,
+        corruption=list(corruption),
         nodes=nodes,
     )
 
@@ -367,6 +373,9 @@ def text(report: Report, cells: int = CELLS) -> str:
     for name, value in headlines(report):
         lines.append(f"  {name:<{longest}}  {value}")
     lines.append("")
+    if report.corruption:
+        lines += ["  corrupt data (docs/corruption.md)", ""]
+        lines += [*(f"  * {moment(found.fired_at)}: {found.says}" for found in report.corruption), ""]
     if report.ranks and report.steps:
         lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
     lines += (

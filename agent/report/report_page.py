@@ -10,7 +10,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
 from commwatch.core.api_views import Advice
 from commwatch.core.nccl_views import NcclOperations, Topology
-from commwatch.core.units import rate, seconds, size
+from commwatch.core.units import moment, rate, seconds, size
 from commwatch.core.views import GroupView
 from commwatch.report import html_frame
 from commwatch.report.charts import Material, figures
@@ -40,6 +40,11 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         study: what changes would do to the job.
     """
     body = [html_frame.table((), headlines(report))]
+    if report.corruption:
+        found = "".join(
+            f"<li>{html_frame.text(f'{moment(each.fired_at)}: {each.says}')}</li>" for each in report.corruption
+        )
+        body += ["<h2>Corrupt data</h2>", f"<ul>{found}</ul>"]
     if report.advice:
         basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds, unless they come from a replay.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]

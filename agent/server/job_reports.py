@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.queries import QueryService
 from commwatch.core.api_views import Advice
@@ -49,6 +50,8 @@ class Own(NamedTuple):
     host: HostView
     late: dict[int, float]
     topology: Topology | None
+    #: What the evidence of alerts has on corrupt data.
+    corruption: list[PastCorruption]
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,17 @@ def report(
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
-    findings = findings_of(topologies)
-    built = build(every, job, agent.path, command, findings, last_s=last_s, nodes=nodes, recorded=recorded)
+    built = build(
+        every,
+        job,
+        agent.path,
+        command,
+        findings_of(topologies),
+        corruption=own.corruption,
+        last_s=last_s,
+        nodes=nodes,
+        recorded=recorded,
+    )
     assert built is not None
     if not as_page:
         return built

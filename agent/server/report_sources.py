@@ -24,7 +24,8 @@ def own_facts(services: Services, job: str) -> Own:
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
     state = services.queries.path.parent
-    return Own(services.host.view(job), late, next(iter(services.logs.topology(job)), None) or kept(state, job))
+    topology = next(iter(services.logs.topology(job)), None) or kept(state, job)
+    return Own(services.host.view(job), late, topology, services.evidence.corruption(job))
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:

@@ -162,8 +162,14 @@ class NativeProbe(Probe):
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
         self._library.mark(optimizer, number, began, ended, flags)
 
-    def _write_checksum(self, checksum: ev.Checksum) -> None:
+    # -- checks -------------------------------------------------------------------------------
+
+    def write_checksum(self, checksum: ev.Checksum) -> None:
         self._library.checksum(*checksum)
+
+    def check_collectives(self, every: int, budget: float) -> bool:
+        self._library.check_collectives(every, budget)
+        return True
 
 
 def unhook() -> None:

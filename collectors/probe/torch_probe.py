@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 import time
@@ -13,26 +12,24 @@ from functools import partial
 from multiprocessing.process import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from commwatch.collectors.probe import torch_nccl_plugin, torch_peers
+from commwatch.collectors.probe.checks.torch_checks import Checks
 from commwatch.collectors.probe.governor import budget_of
 from commwatch.collectors.probe.torch_gpu import Finder
 from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.collectors.probe.torch_groups import Group, Groups
+from commwatch.collectors.probe.torch_profile_requests import Profiles
 from commwatch.collectors.probe.torch_steps import StepHooks
 from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import identity, profile_files, ring, variables
+from commwatch.collectors.wire import identity, ring, variables
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir, own_file
-
-if TYPE_CHECKING:
-    from commwatch.collectors.probe.torch_corruption import ReplicaChecks
-    from commwatch.collectors.probe.torch_profile import Profiling
 
 #: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
 _LAST = -1000
@@ -71,12 +68,8 @@ class Probe(GraphEvents, ABC):
         self._installed = False
         #: Values of the ring's header, once there is a ring.
         self._job, self._rank, self._size = "", -1, 0
-        #: Path of a request for a profile.
-        self._request = ""
-        self._profiling: Profiling | None = None
-        self._may_profile = True
-        #: Checks of replicated parameters; ``None``: they are off.
-        self._checks: ReplicaChecks | None = None
+        self._profiles = Profiles(self)
+        self.checks = Checks(self)
         #: Ends the records in a process of ``multiprocessing``, which exits without ``atexit``.
         self._at_exit: Finalize | None = None
         #: Finds out which GPU this process computes on; ``None`` once that is recorded, or cannot be known.
@@ -99,7 +92,7 @@ class Probe(GraphEvents, ABC):
             self._graphs.watch()
         self.groups.on_default = self._default_changed
         self.groups.watch()
-        self._watch_replicas()
+        self.checks.watch()
         self.steps.install()
         atexit.register(self._leave)
 
@@ -117,8 +110,8 @@ class Probe(GraphEvents, ABC):
     def _take_all_out(self) -> None:
         """Remove all hooks. May be called twice."""
         self.steps.uninstall()
-        self._unwatch_replicas()
-        self._guard_profile(self._end_profile)
+        self.checks.unwatch()
+        self._profiles.end()
         self.groups.unwatch()
         self._coalesced.unwatch()
         self._graphs.unwatch()
@@ -159,8 +152,7 @@ class Probe(GraphEvents, ABC):
         """In a forked child: stop recording, because the ring is the parent's. Takes no lock: the parent may have held it."""
         self.off = True
         self.ring = None
-        if self._profiling is not None:
-            self._profiling.forget()
+        self._profiles.forget()
 
     def writes_as(self, rank: int, size: int) -> bool:
         """Return False if the ring has another rank or world size and is still written, else True."""
@@ -208,7 +200,7 @@ class Probe(GraphEvents, ABC):
                     rank, size = self._place(group_rank, group_size)
                     about = self._about_ring(rank, size)
                     self._job, self._rank, self._size = about[1]["job"], rank, size
-                    self._request = str(profile_files.request_path(identity.run_dir(self.env), self._job))
+                    self._profiles.look_for(self._job)
                     self._make_ring(*about)
                 except OSError as error:
                     if raised_by_handler(error):
@@ -253,7 +245,11 @@ class Probe(GraphEvents, ABC):
 
     def _tell_user(self) -> None:
         """Print the remarks of rank 0, which hold for all ranks, now that it records."""
-        remarks = [self.remark, *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env))]
+        remarks = [
+            self.remark,
+            self.checks.remark,
+            *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env)),
+        ]
         for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)
 
@@ -311,7 +307,7 @@ class Probe(GraphEvents, ABC):
             if group is None or group.ref() is not pg:
                 group, entry = self.groups.add(pg)
                 if entry is not None:
-                    group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+                    group.small_id = self.intern("group", group.small_id, entry, ev.NO_GROUP)
                 self.groups.known[id(pg)] = group
             return group
 
@@ -320,14 +316,14 @@ class Probe(GraphEvents, ABC):
         with self._making:
             group, entry = self.groups.add_stranger(name, description, size)
             if entry is not None:
-                group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+                group.small_id = self.intern("group", group.small_id, entry, ev.NO_GROUP)
             return group
 
     def dtype_code(self, name: str) -> int:
         """Return the number of a dtype in the ring."""
         with self._making:
             if name not in self._dtypes:
-                self._dtypes[name] = self._intern("dtype", len(self._dtypes) + 1, {"name": name}, ev.NO_DTYPE)
+                self._dtypes[name] = self.intern("dtype", len(self._dtypes) + 1, {"name": name}, ev.NO_DTYPE)
             return self._dtypes[name]
 
     def op_code(self, name: str) -> int:
@@ -335,10 +331,10 @@ class Probe(GraphEvents, ABC):
         with self._making:
             if name not in self._ops:
                 code = min(ev.FIRST_UNKNOWN_OP + len(self._ops) - len(ev.OPS), ev.LAST_UNKNOWN_OP)
-                self._ops[name] = self._intern("op", code, {"name": name}, ev.LAST_UNKNOWN_OP)
+                self._ops[name] = self.intern("op", code, {"name": name}, ev.LAST_UNKNOWN_OP)
             return self._ops[name]
 
-    def _intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
+    def intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
         """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
         if self.ring is None or code >= otherwise > 0:
             return otherwise
@@ -373,7 +369,7 @@ class Probe(GraphEvents, ABC):
     def _mark(self, optimizer: int, began: int, ended: int, same_pass: bool) -> None:
         """Write a step mark: an optimizer call has ended, or the user marks a step (``optimizer`` -1)."""
         if self.off or self.ring is None:
-            self._guard_profile(self._end_profile)
+            self._profiles.end()
             return
         number = self._marks & ring.STAMP_MASK
         try:
@@ -383,7 +379,7 @@ class Probe(GraphEvents, ABC):
             self.fault(error, "at a step mark")
         if self._gpu is not None:
             self.tell_gpu()
-        self._guard_profile(self._profile, optimizer, number, ended)
+        self._profiles.mark(optimizer, number, ended)
 
     @abstractmethod
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
@@ -393,75 +389,12 @@ class Probe(GraphEvents, ABC):
         """Write the user's own step mark."""
         self.steps.explicit(time.monotonic_ns())
 
-    # -- replicas -----------------------------------------------------------------------------
-
-    def _watch_replicas(self) -> None:
-        """Check replicated parameters from now on, if that is wanted. The modules for it are loaded only then."""
-        if self.env.get("COMMWATCH_CHECKSUMS", "off") not in variables.CHECKSUMS[1:]:
-            return
-        from commwatch.collectors.probe.torch_corruption import ReplicaChecks
-
-        say = partial(self.say, about="replicas")
-        self._checks = ReplicaChecks(self.env, announce=self._announce, write=self._write_checksum, say=say)
-        self._checks.modules.watch()
-        self.steps.on_step = self._check
-
-    def _unwatch_replicas(self) -> None:
-        self.steps.on_step = None
-        if self._checks is not None:
-            self._checks.modules.unwatch()
-            self._checks = None
-
-    def _check(self, optimizer: Any) -> None:
-        """After a step: check its parameters. Errors end the checks, but reach neither the training nor the records."""
-        try:
-            if self._checks is not None and self.ring is not None and not self.off:
-                self._checks.step(optimizer)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            self._unwatch_replicas()
-            self.say(f"replicas of rank {self._rank} are not compared: {type(error).__name__}: {error}", "checks")
-
-    def _announce(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
-        """Write a set of replicated parameters to the names file; return the number of its group, ``None`` without space."""
-        group = self.group_of(pg)
-        entry = {"in": group.small_id, "key": key, "tensors": names}
-        return None if self._intern("replicas", number, entry, ev.NO_GROUP) == ev.NO_GROUP else group.small_id
+    # -- checks -------------------------------------------------------------------------------
 
     @abstractmethod
-    def _write_checksum(self, checksum: ev.Checksum) -> None:
+    def write_checksum(self, checksum: ev.Checksum) -> None:
         """Write the record of a checksum."""
 
-    # -- profiles -----------------------------------------------------------------------------
-
-    def _profile(self, optimizer: int, number: int, ended: int) -> None:
-        """At a step mark, look for a request for a profile, or continue one. The module for it is loaded at the first request."""
-        if self._profiling is None:
-            try:
-                os.stat(self._request)  # noqa: PTH116 - half the time of Path's, once a step
-            except OSError as error:
-                if raised_by_handler(error):
-                    raise
-                return
-            from commwatch.collectors.probe.torch_profile import Profiling
-
-            self._profiling = Profiling(
-                Path(self._request), self._job, self._rank, self.env, partial(self.say, about="profiles")
-            )
-        self._profiling.mark(optimizer, number, ended)
-
-    def _end_profile(self) -> None:
-        if self._profiling is not None:
-            self._profiling.end()
-
-    def _guard_profile(self, do: Callable[..., None], *args: int) -> None:
-        """Call ``do``; its errors end profiling, but reach neither the training nor the records."""
-        try:
-            if self._may_profile:
-                do(*args)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            self._may_profile = False
-            self.say(f"no profiles of rank {self._rank}: {type(error).__name__}: {error}", "profiles")
+    @abstractmethod
+    def check_collectives(self, every: int, budget: float) -> bool:
+        """Check one in ``every`` collectives within this share of the time from now on; return False if this hook cannot do that."""

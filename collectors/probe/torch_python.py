@@ -412,6 +412,12 @@ class PythonProbe(Probe):
             ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight
         )
 
-    def _write_checksum(self, checksum: ev.Checksum) -> None:
+    # -- checks -------------------------------------------------------------------------------
+
+    def write_checksum(self, checksum: ev.Checksum) -> None:
         if self.ring is not None:
             self.ring.write(*checksum.fields())
+
+    def check_collectives(self, every: int, budget: float) -> bool:
+        """Return False: a callback in Python is called after other threads may have seen the end of an operation."""
+        return False

@@ -14,9 +14,11 @@ RECORD = struct.Struct("<IBBHiiQQIIQQBBHI")
 RECORD_SIZE = RECORD.size
 
 STEP_MARK = 0
-#: A checksum of replicated parameters. It has the shape of a damaged record, because ``start_ns`` is after ``end_ns``: all readers of operations, and
-#: agents that do not know it, skip it. ``Checksum`` has its fields.
+#: A checksum of replicated parameters, or of the data of a collective. It has the shape of a damaged record, because ``start_ns`` is after
+#: ``end_ns``: all readers of operations, and agents that do not know it, skip it. ``Checksum`` has its fields.
 CHECKSUM = 255
+#: Place of the checksum of a collective's input.
+INPUT = -1
 #: Canonical operation names; the code of an op in a record is its place in this table, from 1.
 OPS = (
     "all_reduce",
@@ -141,7 +143,12 @@ class Record(NamedTuple):
 
 
 class Checksum(NamedTuple):
-    """The fields of the record of a checksum: what ``collectors/probe/torch_checksums.py`` makes of a parameter on one rank after a step."""
+    """The fields of the record of a checksum: what ``collectors/probe/checks/torch_checksums.py`` makes of a tensor.
+
+    By default the tensor is a parameter on one rank after a step. If ``set`` is negative, it belongs to a collective with the code ``-set``. Then
+    ``place`` is the place of an output, or ``INPUT`` for what this rank gave; ``step`` is the number of the collective in its group, and ``number``
+    counts the records of this check.
+    """
 
     group: int
     #: Number of the set of parameters that the names file announces, and the place of the parameter in it.

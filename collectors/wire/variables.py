@@ -12,8 +12,10 @@ TIMINGS = ("auto", "off", "poll", "events")
 #: Whether NCCL loads our profiler plugin.
 ON, _OFF = PLUGIN = ("on", "off")
 #: What checksums are made of.
-CHECKSUMS = ("off", "replicas")
-#: Steps between two checks of replicas, and the share of the time that checks may take.
+CHECKSUMS = ("off", "replicas", "collectives", "all")
+#: Values with which replicas are checked, and with which collectives are.
+CHECK_REPLICAS, CHECK_COLLECTIVES = ("replicas", "all"), ("collectives", "all")
+#: Steps between two checks of replicas, or one in how many collectives is checked; and the share of the time that either may take.
 CHECKSUM_EVERY, CHECKSUM_BUDGET = 100, 0.001
 _MOST_STEPS = 1_000_000
 #: A reader keeps ``MARGIN`` records of distance from the writer on both sides; the largest ring has 64 GB.
@@ -39,6 +41,16 @@ def steps(text: str) -> int | None:
     """Parse a number of steps between two checks; ``None`` if it is invalid."""
     number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_STEPS)) else 0
     return number if 1 <= number <= _MOST_STEPS else None
+
+
+def checksum_every(env: Mapping[str, str]) -> int:
+    """Return how many steps lie between two checks of replicas, and one in how many collectives is checked."""
+    return steps(env.get("COMMWATCH_CHECKSUM_EVERY", "")) or CHECKSUM_EVERY
+
+
+def checksum_budget(env: Mapping[str, str]) -> float:
+    """Return the share of the time that checks may take, 0 to 1; 0: no limit."""
+    return share(env.get("COMMWATCH_CHECKSUM_BUDGET", ""), CHECKSUM_BUDGET)
 
 
 def slots(text: str) -> int | None:

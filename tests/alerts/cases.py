@@ -282,8 +282,8 @@ def _verdicts() -> list[Case]:
         Case(stalled, "at the threshold", verdict("stalled", 600)),
         Case("CollectiveDesync", "there", verdict("desync", 2), CRITICAL, 0, culprit, 2),
         Case("CollectiveDesync", "another verdict", verdict("hang", 2)),
-        Case("ReplicaCorruption", "there", verdict("corruption", 2), CRITICAL, 0, culprit, 2),
-        Case("ReplicaCorruption", "another verdict", verdict("desync", 2)),
+        Case("DataCorruption", "there", verdict("corruption", 2), CRITICAL, 0, culprit, 2),
+        Case("DataCorruption", "another verdict", verdict("desync", 2)),
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.run import line, watch
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import CHECKED, SCENARIOS
 
-NAMES = ("ddp8x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3", "plainx4 stop 1")
+NAMES = ("ddp8x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3", "plainx4 stop 1", "ddp4x4 flip 2 checks replicas")
 #: Seconds; a straggler takes 7 to 10.
 WATCHED_S = 20.0
 
@@ -16,6 +16,6 @@ WATCHED_S = 20.0
 @pytest.mark.parametrize("name", NAMES)
 def test_conclusion(name: str) -> None:
     """The culprit is named and no other rank, first in the advice, too; an uneven job names none."""
-    (scenario,) = [each for each in SCENARIOS if each.name == name]
+    (scenario,) = [each for each in (*SCENARIOS, *CHECKED) if each.name == name]
     outcome = watch(scenario, WATCHED_S)
     assert outcome.right, line(outcome)

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from tests import prefork
 from tests.faults import recorded
-from tests.faults.scenarios import LATE, SCENARIOS, Scenario
+from tests.faults.scenarios import CHECKED, LATE, SCENARIOS, Scenario
 from tests.helpers import agent, clean_env, commwatch
 
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
@@ -29,6 +29,8 @@ POLL_S, WATCHED_S = 0.5, 30.0
 HOOK = os.environ.get("HOOK", "native")
 #: Where to keep the records of each job, and of how many seconds before and after the fault.
 KEEP, KEPT_S = os.environ.get("KEEP", ""), (4.0, 18.0)
+#: How jobs are checked for corrupt data: each tenth step and one in ten collectives, within 1% of the time.
+CHECKS = {"COMMWATCH_CHECKSUM_EVERY": "10", "COMMWATCH_CHECKSUM_BUDGET": "0.01"}
 #: Alerts that are right in a job without a fault: it may communicate much.
 TRUE_SHARES = ("CommShareHigh", "CommShareCritical", "ExposedCommHigh")
 #: A verdict must have ended so many seconds after its fault.
@@ -77,9 +79,17 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def ranks(command: list[str], places: Sequence[Place], name: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The ranks of a job, each started by itself, so that none ends when another does; killed at the end."""
+def ranks(
+    command: list[str], places: Sequence[Place], name: str, checks: str = ""
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The ranks of a job, each started by itself, so that none ends when another does; killed at the end.
+
+    Args:
+        checks: what is checked for corrupt data, as in ``Scenario``.
+    """
     env = {"WORLD_SIZE": str(len(places)), "STORE": str(places[0].directory / f"{name}.store")}
+    if checks:
+        env |= {"COMMWATCH_CHECKSUMS": checks, **CHECKS}
     started = list[subprocess.Popen[str]]()
     try:
         for rank, place in enumerate(places):
@@ -109,7 +119,7 @@ def job(scenario: Scenario, places: Sequence[Place], name: str = "faulty") -> It
     """
     at_fault = ",".join(map(str, scenario.ranks))
     command = prefork.command(TRAIN, scenario.shape, scenario.fault, at_fault, *scenario.options)
-    with ranks(command, places, name) as started:
+    with ranks(command, places, name, scenario.checks) as started:
         told = started[scenario.ranks[0]].stdout
         assert told is not None
         yield told
@@ -139,7 +149,7 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
             path = Path(KEEP) / recorded.file_name(scenario.name)
         if KEEP and scenario.hangs:
             recorded.keep_views(views, path)
-        elif KEEP:
+        elif KEEP and not scenario.checks:
             recorded.keep(sorted(Path(made, "rings").glob("*.ring")), path, began - KEPT_S[0], began + KEPT_S[1])
         headline = next((line for line in shown.stdout.splitlines() if line.startswith("comm ")), "")
     judged = judge(scenario, polls)
@@ -266,4 +276,4 @@ def run(scenarios: Iterable[Scenario], watch: Callable[[Scenario], Outcome]) -> 
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, watch)
+    run([*SCENARIOS, *CHECKED], watch)

@@ -26,11 +26,13 @@ class Scenario:
     lasts_s: float | None = None
     #: The rate to which the link between two hosts is held, such as ``200mbit``; empty: it is not.
     link: str = ""
+    #: What is checked for corrupt data (``COMMWATCH_CHECKSUMS``); empty: nothing.
+    checks: str = ""
 
     @property
     def hangs(self) -> bool:
         """It is judged by what is in flight, not by what has ended."""
-        return bool(self.kinds) and self.kinds != LATE
+        return bool(self.kinds) and self.kinds not in (LATE, CORRUPT)
 
     @property
     def alone(self) -> bool:
@@ -42,10 +44,11 @@ class Scenario:
         """How the table calls it."""
         ranks = ",".join(map(str, self.ranks))
         link = ("link", self.link) if self.link else ()
-        return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options, *link))
+        checks = ("checks", self.checks) if self.checks else ()
+        return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options, *link, *checks))
 
 
-LATE = frozenset({"straggler"})
+LATE, CORRUPT = frozenset({"straggler"}), frozenset({"corruption"})
 #: A rank that hangs and lives is stalled at first.
 _HANGS = frozenset({"hang", "stalled"})
 _QUARREL = frozenset({"desync"})
@@ -121,6 +124,19 @@ HEALTHY = [
     *(Scenario(shape, "restart", (0, 1, 2, 3)) for shape in ("ddp4", "mesh")),
 ]
 SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
+#: Jobs that are checked for corrupt data: with wrong bits, and healthy. They have no recordings.
+CHECKED = [
+    *(Scenario(f"ddp{layers}", "flip", (2,), CORRUPT, checks="replicas") for layers in (1, 4, 8)),
+    Scenario("ddp4", "flip", (0,), CORRUPT, size=3, checks="all"),
+    *(Scenario("ddp4", "flip", ranks, CORRUPT, size=5, checks="replicas") for ranks in ((4,), (1, 3))),
+    *(Scenario(shape, "flip_received", (1,), CORRUPT, checks="collectives") for shape in ("plain", "loader", "fsdp", "shards")),
+    *(Scenario("ddp4", "flip_received", (rank,), CORRUPT, size=3, checks="all") for rank in (0, 2)),
+    *(
+        Scenario(shape, "nothing", (0,), checks="all")
+        for shape in ("plain", "ddp4", "overlap", "accumulated", "fsdp", "shards", "grid", "mesh", "experts", "pipe", "loader")
+    ),
+    *(Scenario("ddp4", fault, (0, 1, 2, 3), checks="all") for fault in ("uneven", "restart")),
+]  # fmt: skip
 #: Over two hosts only.
 SLOW_LINKS = [
     *(Scenario(shape, "late", (2,), LATE, link="200mbit") for shape in ("plain", "ddp4", "fsdp")),

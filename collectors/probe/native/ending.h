@@ -26,12 +26,38 @@ c10::intrusive_ptr<c10::ivalue::Future> future_result_of(Work& work) {
   }
 }
 
-// Wraps a Work that has no future and cannot report completion (Gloo's send, recv, reduce_scatter). Forwards every call
-// and records the waits, because only a wait shows the end.
-class WatchedWork : public c10d::Work {
+// Wraps a Work, and forwards every call.
+class ForwardingWork : public c10d::Work {
+ public:
+  explicit ForwardingWork(c10::intrusive_ptr<c10d::Work> work) : Work(-1, work->retrieveOpType()), work_(std::move(work)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+#endif
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  // An override only if this torch has the function; 2.5 does not.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ protected:
+  const c10::intrusive_ptr<c10d::Work> work_;
+};
+
+// A Work that has no future and cannot report completion (Gloo's send, recv, reduce_scatter). Records the waits, because only a
+// wait shows the end.
+class WatchedWork : public ForwardingWork {
  public:
   WatchedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight)
-      : Work(-1, work->retrieveOpType()), work_(std::move(work)), flight_(std::move(flight)) {}
+      : ForwardingWork(std::move(work)), flight_(std::move(flight)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     flight_->wait_begins();
@@ -53,23 +79,7 @@ class WatchedWork : public c10d::Work {
     return completed;
   }
 
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  int sourceRank() const override { return work_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  void synchronize() override { work_->synchronize(); }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
-  void blockCurrentStream() override { work_->blockCurrentStream(); }
-#endif
-  void abort() override { work_->abort(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  // An override only if this torch has the function; 2.5 does not.
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
-  float getDuration() const override { return work_->getDuration(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
-
  private:
-  const c10::intrusive_ptr<c10d::Work> work_;
   const std::shared_ptr<Flight> flight_;
 };
 

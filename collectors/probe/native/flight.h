@@ -156,6 +156,12 @@ class Flight {
     ring_.write(record_);
   }
 
+  // Call `what` with the session, in which this operation still is; not in a forked child, where it belongs to the parent.
+  template <class What>
+  void in_session(What what) {
+    if (!inherited()) what(session_);
+  }
+
   bool done() const { return done_.load(); }
   uint64_t launched_ns() const { return record_.launch_ns; }
   bool p2p() const { return p2p_; }

@@ -15,6 +15,7 @@
 
 #include "aside.h"
 #include "backends.h"
+#include "checked.h"
 #include "cuda_waits.h"
 #include "device.h"
 #include "ending.h"
@@ -129,6 +130,7 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
 struct Launched {
   std::shared_ptr<Flight> flight;
   std::optional<OnDevice> noted;  // absent on the CPU
+  std::optional<Check> check;
   const c10d::ProcessGroup* group = nullptr;
   uint32_t cost_of = 0;
 };
@@ -206,7 +208,9 @@ struct Kernel : c10::OperatorKernel {
     if (!records(session, *group, queue, op.p2p, record)) return {};
     launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     launched.flight->within(nccl_call);
+    if (!device) launched.check = check_of(session, *group, record, args, process_group);
     if (device) {
+      refuse_devices(session, op.name.c_str());
       have_times(*group, process_group, *device);
       CudaWaits::watch(session, *device);
       // One stream for each device of a group, and one for each peer.
@@ -265,7 +269,9 @@ struct Kernel : c10::OperatorKernel {
       if (launched.noted) {
         follow_on_device(session, std::move(*launched.noted), launched.group, std::move(work), std::move(launched.flight));
       } else if (work) {
+        const std::shared_ptr<Flight> checked = launched.check ? launched.flight : nullptr;
         follow_on_cpu(session, stack.back(), std::move(work), std::move(launched.flight));
+        if (checked) check_end(stack.back(), std::move(*launched.check), checked);
       } else {
         flight.finish(now_ns(), format::kByCall);
       }
@@ -413,6 +419,12 @@ COMMWATCH_API void cw_checksum(uint16_t group, int set, int place, uint32_t coun
   record.waited_us = number;
   record.start_ns = taken_ns;
   session->ring()->write(record);
+}
+
+// Check one in so many collectives from now on; budget: fraction of the time that this may take. After cw_install.
+COMMWATCH_API void cw_check_collectives(uint32_t every, double budget) {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->checks.begin(every, budget);
 }
 
 // A capture of a graph begins in this thread; it has ended; the graph is to be replayed; the replay was launched; the graph was destroyed. graph: a

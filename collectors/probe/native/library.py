@@ -77,6 +77,9 @@ _NUMBERS = {
     "kModeSinceNs": ring.MODE_SINCE_NS,
     "kStepMark": events.STEP_MARK,
     "kChecksum": events.CHECKSUM,
+    "kAllReduce": events.OP_CODE["all_reduce"],
+    "kAllGather": events.OP_CODE["all_gather"],
+    "kBroadcast": events.OP_CODE["broadcast"],
     "kNoGroup": events.NO_GROUP,
     "kTags": events.TAGS,
     "kAsync": events.ASYNC,
@@ -316,5 +319,7 @@ class Library:
         self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8]
         self.checksum = quick.cw_checksum
         self.checksum.argtypes = [ctypes.c_uint16, *[ctypes.c_int] * 2, *[ctypes.c_uint32] * 2, *[ctypes.c_uint64] * 3]
+        self.check_collectives = quick.cw_check_collectives
+        self.check_collectives.argtypes = [ctypes.c_uint32, ctypes.c_double]
         self.switch_off = quick.cw_switch_off
         self.uninstall = slow.cw_uninstall

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "aside.h"
+#include "checks.h"
 #include "exposure.h"
 #include "governor.h"
 #include "graphs.h"
@@ -217,6 +218,7 @@ class Session {
   StreamWaits waits;
   Graphs graphs;
   Retention retention;
+  Checks checks;
   // Operations on devices that have not ended.
   std::atomic<uint32_t> queued{0};
   Few<int, std::atomic<uint8_t>> dtypes;
@@ -229,6 +231,7 @@ class Session {
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
     write_counts(ring, now);
+    checks.govern(now);
     const uint64_t lost = NcclPlugin::lost();
     ring.add(format::kDropped, lost - std::exchange(lost_, lost));
     if (!Governor::is_over(now - window_ns_, measured_.load(std::memory_order_relaxed))) return;

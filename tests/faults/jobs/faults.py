@@ -10,10 +10,11 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from work import SLOW_TIMES, Pace
+from work import SLOW_TIMES, Pace, Weights
 
 #: Longer than anybody looks.
 FOREVER_S = 600
@@ -157,6 +158,53 @@ def other_size(step: int) -> None:
     dist.all_reduce(torch.ones(10))
 
 
+def flip_bit(tensor: torch.Tensor) -> None:
+    tensor.detach().reshape(-1).view(torch.int32)[37] ^= 1 << 9
+
+
+def flip(step: int) -> None:
+    """A bit of a weight is wrong from now on."""
+    if step == 0:
+        flip_bit(Weights.tensors[-1])
+
+
+class Received:
+    """Kernels below the hook that call Gloo, and flip a bit of what an all_reduce or an all_gather has given to this rank."""
+
+    library: Any = None
+    #: Whether the next operation of this step is to be wrong.
+    due = False
+
+    @classmethod
+    def end(cls, work: Any, received: torch.Tensor) -> Any:
+        if cls.due and received.numel() > 37:
+            cls.due = False
+            work.wait()
+            flip_bit(received)
+        return work.boxed()
+
+    @classmethod
+    def all_reduce(cls, tensors: Any, group: Any, *_: Any) -> Any:
+        return tensors, cls.end(gloo_of(group).allreduce(tensors, dist.AllreduceOptions()), tensors[0])
+
+    @classmethod
+    def all_gather(cls, output: torch.Tensor, given: torch.Tensor, group: Any, *_: Any) -> Any:
+        return output, cls.end(gloo_of(group)._allgather_base(output, given), output)
+
+
+def gloo_of(group: Any) -> Any:
+    return dist.ProcessGroup.unbox(group)._get_backend(torch.device("cpu"))
+
+
+def flip_received(step: int) -> None:
+    """In each step, a bit of what this rank receives is wrong."""
+    if step == 0:
+        Received.library = torch.library.Library("c10d", "IMPL")
+        Received.library.impl("allreduce_", Received.all_reduce, "CPU", allow_override=True)
+        Received.library.impl("_allgather_base_", Received.all_gather, "CPU", allow_override=True)
+    Received.due = True
+
+
 def nothing(step: int) -> None:
     pass
 
@@ -187,6 +235,20 @@ FAULTS = {
             slower_and_slower,
             nothing,
         ),
-        *(stop, stop_inside, die_inside, leave, fail, die, hold_gil, asleep, spin, other_operation, other_size),
+        *(
+            stop,
+            stop_inside,
+            die_inside,
+            leave,
+            fail,
+            die,
+            hold_gil,
+            asleep,
+            spin,
+            other_operation,
+            other_size,
+            flip,
+            flip_received,
+        ),
     )
 }

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from work import PIECE_S, compute
+from work import PIECE_S, Weights, compute
 
 import commwatch
 
@@ -56,6 +56,7 @@ def fsdp() -> Callable[[], None]:
 
 def trained(model: nn.Module) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    Weights.tensors = tuple(model.parameters())
 
     def step() -> None:
         model(torch.ones(8, 160)).sum().backward()

@@ -1,6 +1,7 @@
 """How the ranks of a job compute: asleep or busy, and how many times as long as without a fault."""
 
 import time
+from typing import Any
 
 #: What a step computes without a fault, and a micro-batch or a layer, in seconds.
 WORK_S, PIECE_S = 0.03, 0.004
@@ -13,6 +14,12 @@ class Pace:
 
     busy = False
     times = 1.0
+
+
+class Weights:
+    """Of this rank's model, if it has one."""
+
+    tensors: tuple[Any, ...] = ()
 
 
 def compute(seconds: float) -> None:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from commwatch.collectors.probe.checks.torch_checksums import checksum
+from commwatch.collectors.probe.checks.torch_replicas import Modules, Replicas, number_in, shape_of
 from commwatch.collectors.probe.governor import LOOK_NS
-from commwatch.collectors.probe.torch_checksums import checksum
-from commwatch.collectors.probe.torch_replicas import Modules, Replicas, number_in, shape_of
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import variables
 
@@ -118,10 +118,7 @@ class ReplicaChecks:
     ) -> None:
         self.modules = Modules()
         self._announce, self._write, self._say = announce, write, say
-        self._schedule = Schedule(
-            variables.steps(env.get("COMMWATCH_CHECKSUM_EVERY", "")) or variables.CHECKSUM_EVERY,
-            variables.share(env.get("COMMWATCH_CHECKSUM_BUDGET", ""), variables.CHECKSUM_BUDGET),
-        )
+        self._schedule = Schedule(variables.checksum_every(env), variables.checksum_budget(env))
         #: By id; ids are used again. Not a WeakKeyDictionary, as in ``torch_steps``.
         self._known: dict[int, _Known] = {}
         self._same: Counter[tuple[int, str]] = Counter()

@@ -1,0 +1,77 @@
+"""What the checks of collectives rely on: with Gloo these operations give equal bits on all ranks. For other backends it is not shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64)
+#: Elements: less than ranks, odd, prime, and more than a segment of Gloo's ring.
+SIZES = (1, 3, 1009, 300_007)
+
+
+def on_ranks(size: int, do: Callable[[Any, int], Any]) -> list[Any]:
+    """Run ``do(group, rank)`` in a thread for each rank of a group of Gloo; return what each has returned."""
+    store, found = HashStore(), [None] * size
+
+    def run(rank: int) -> None:
+        group = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timedelta(seconds=60))
+        found[rank] = do(group, rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The bits of a tensor."""
+    return bytes(tensor.contiguous().view(torch.uint8).numpy())
+
+
+def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values of one rank, of very different sizes if they are floats: the order of additions shows in the bits of their sum."""
+    generator = torch.Generator().manual_seed(rank)
+    made = torch.randn(size, generator=generator) * 10 ** torch.randint(-3, 4, (size,), generator=generator)
+    return made.to(dtype) if dtype.is_floating_point else made.abs().clamp(max=20).to(dtype)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_bits(ranks: int, dtype: torch.dtype) -> None:
+    """The results of all_reduce, broadcast and all_gather have equal bits on all ranks; the data of the last two is that which was given."""
+
+    def do(group: Any, rank: int) -> list[bytes]:
+        found = []
+        for size in SIZES:
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+                reduced, reducing = values(rank, size, dtype), dist.AllreduceOptions()
+                reducing.reduceOp = op  # type: ignore[assignment]
+                group.allreduce([reduced], reducing).wait()
+                found.append(bits(reduced))
+            sending = dist.BroadcastOptions()
+            sending.rootRank = size % ranks
+            sent = values(rank, size, dtype)
+            group.broadcast([sent], sending).wait()
+            gathered = [torch.empty(size, dtype=dtype) for _ in range(ranks)]
+            group.allgather([gathered], [values(rank, size, dtype)]).wait()
+            into = torch.empty(ranks * size, dtype=dtype)
+            group._allgather_base(into, values(rank, size, dtype)).wait()
+            found += [bits(sent), *map(bits, gathered), bits(into)]
+            assert bits(sent) == bits(values(sending.rootRank, size, dtype))
+            assert [bits(each) for each in gathered] == [bits(values(other, size, dtype)) for other in range(ranks)]
+        return found
+
+    first, *others = on_ranks(ranks, do)
+    assert first is not None
+    assert all(other == first for other in others)
