@@ -8,6 +8,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from commwatch.analysis.advice_input import network_of
+from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding
@@ -91,6 +92,8 @@ class ReportPart:
     host: HostView
     #: From NCCL's logs; ``None``: there are none.
     topology: Topology | None
+    #: What the evidence of alerts has on corrupt data.
+    corruption: list[PastCorruption]
 
 
 class NodeData(NamedTuple):

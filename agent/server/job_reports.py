@@ -123,6 +123,7 @@ def report(
         others, nodes = _others(asked)
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
+    corruption = [*own.corruption, *(past for each in others for past in each.part.corruption)]
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
     built = build(
         every,
@@ -130,7 +131,7 @@ def report(
         agent.path,
         command,
         findings_of(topologies),
-        corruption=own.corruption,
+        corruption=sorted(corruption, key=lambda past: past.fired_at),
         last_s=last_s,
         nodes=nodes,
         recorded=recorded,
