@@ -62,7 +62,9 @@ def part_of(agent: QueryService) -> ReportPart:
     (job,) = agent.jobs()
     steps = rows_of(*agent.latest_steps(0, "job", 1000))
     waits = agent.totals("job", []).waits
-    return ReportPart(job, agent.begun_at("job"), agent.ranks("job"), agent.groups("job"), steps, waits, {}, HOST, None)
+    return ReportPart(
+        job, agent.begun_at("job"), agent.ranks("job"), agent.groups("job"), steps, waits, {}, HOST, None, []
+    )
 
 
 def test_waits_over_time(tmp_path: Path) -> None:
