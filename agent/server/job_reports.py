@@ -50,7 +50,7 @@ class Own(NamedTuple):
     host: HostView
     late: dict[int, float]
     topology: Topology | None
-    #: What the evidence of alerts has on corrupt data.
+    #: What the evidence of alerts has on corrupt data; only for reports.
     corruption: list[PastCorruption]
 
 

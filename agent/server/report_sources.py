@@ -19,13 +19,17 @@ from commwatch.watchers.nccl_archive import kept
 WITHIN_S = 5.0
 
 
-def own_facts(services: Services, job: str) -> Own:
-    """Return what this agent knows of a job beside its history."""
+def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
+    """Return what this agent knows of a job beside its history.
+
+    Args:
+        past: also what the evidence of alerts has, which is read from disk; advice does not need it.
+    """
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
     state = services.queries.path.parent
     topology = next(iter(services.logs.topology(job)), None) or kept(state, job)
-    return Own(services.host.view(job), late, topology, services.evidence.corruption(job))
+    return Own(services.host.view(job), late, topology, services.evidence.corruption(job) if past else [])
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:

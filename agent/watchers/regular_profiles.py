@@ -30,8 +30,9 @@ class _Course:
     #: Steps between two profiles, and the step of the latest.
     interval: int
     latest: int = 0
-    #: The profile in progress.
+    #: The profile in progress, and the steps of the job when it was last looked at.
     id: str | None = None
+    looked: int = -1
     #: The latest profile that ended, whose traces are kept.
     ended: str | None = None
     #: A failure was logged.
@@ -65,7 +66,7 @@ class RegularProfiles:
         self._courses = {job: self._courses.get(job) or _Course(self._every) for job in steps}
         for job, course in self._courses.items():
             if course.id is not None:
-                self._look(job, course, course.id)
+                self._look(job, course, course.id, steps[job])
             elif steps[job] // course.interval > course.latest // course.interval:
                 course.latest = steps[job]
                 course.id = self._request(job)
@@ -98,11 +99,12 @@ class RegularProfiles:
         except ProfileError:  # a user's profile runs, or the job has just ended
             return None
 
-    def _look(self, job: str, course: _Course, profile_id: str) -> None:
-        """Take the result of a profile, once it and the step after it are there."""
+    def _look(self, job: str, course: _Course, profile_id: str, steps: int) -> None:
+        """Take the result of a profile, once it and the step after it are there; only after a step, because that reads the history."""
         profile = self._profiles.get(profile_id)
-        if profile is not None and profile.state in ("waiting", "running"):
+        if profile is not None and (profile.state in ("waiting", "running") or steps == course.looked):
             return
+        course.looked = steps
         ranks = [rank for rank in profile.ranks if rank.state == "done"] if profile is not None else []
         found = [added(self._around(job, rank), rank) for rank in ranks]
         costs = [cost for cost in found if cost is not None]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests import prefork
-from tests.e2e.torchjob import JOBS
-from tests.helpers import RunningAgent, agent, clean_env, free_port, wait_for
+from tests.e2e.checked_job import CheckedJob, own, verdicts_of
+from tests.helpers import RunningAgent, agent, wait_for
 
 AT = 20
 #: The kinds of jobs, as they print them at their end.
@@ -54,43 +52,17 @@ FLIPS = (
 )  # fmt: skip
 
 
-class Job:
-    """The ranks of a job of which each collective is checked."""
-
-    def __init__(
-        self,
-        directory: Path,
-        name: str,
-        ranks: int,
-        *arguments: str,
-        script: str = "corrupt_collective.py",
-        **more: str,
-    ) -> None:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-        where |= {"COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": name, "COMMWATCH": "1"}
-        checks = {
-            "COMMWATCH_HOOK": "native",
-            "COMMWATCH_CHECKSUMS": "collectives",
-            "COMMWATCH_CHECKSUM_EVERY": "1",
-            "COMMWATCH_CHECKSUM_BUDGET": "0",
-        }
-        env = {**where, **checks, **more}
-        command = prefork.command(JOBS / script, *arguments)
-        self.ranks = [
-            subprocess.Popen(command, env=clean_env(**env, RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for rank in range(ranks)
-        ]  # fmt: skip
-
-    def end(self) -> list[str]:
-        """Kill the ranks; return the lines that they have printed."""
-        for rank in self.ranks:
-            rank.kill()
-        return [line for rank in self.ranks for line in rank.communicate()[1].splitlines()]
-
-
-def own(printed: list[str]) -> list[str]:
-    """The lines of commwatch."""
-    return [line for line in printed if line.startswith("commwatch")]
+def started(
+    directory: Path,
+    name: str,
+    ranks: int,
+    *arguments: str,
+    script: str = "corrupt_collective.py",
+    hook: str = "native",
+    checks: str = "collectives",
+) -> CheckedJob:
+    """A job whose collectives are all compared."""
+    return CheckedJob(directory, name, ranks, script, *arguments, COMMWATCH_HOOK=hook, COMMWATCH_CHECKSUMS=checks)
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +70,6 @@ def watching(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator
     """An agent."""
     with agent(tmp_path_factory.mktemp("collectives")) as running:
         yield running
-
-
-def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
-    """The verdicts on a job, once the agent knows it."""
-    if job not in [each["job_id"] for each in running.get("/api/v1/jobs")]:
-        return []
-    found: list[dict[str, Any]] = running.get(f"/api/v1/verdicts?job={job}")
-    return [each for each in found if each["kind"] == "corruption"]
 
 
 def compared(running: RunningAgent, job: str) -> float:
@@ -116,7 +80,7 @@ def compared(running: RunningAgent, job: str) -> float:
 @pytest.mark.parametrize("flip", FLIPS, ids=lambda flip: flip.job)
 def test_flip(watching: RunningAgent, flip: Flip) -> None:
     """A flip is found in its operation, and only there, although the user overwrites the data at once; rank and origin are right."""
-    job = Job(watching.directory, flip.job, flip.ranks, flip.op, str(flip.rank), str(AT), flip.where, flip.call)
+    job = started(watching.directory, flip.job, flip.ranks, flip.op, str(flip.rank), str(AT), flip.where, flip.call)
     try:
         (verdict,) = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
         until = compared(watching, flip.job) + 20
@@ -135,7 +99,7 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
 
 def test_report(watching: RunningAgent) -> None:
     """The report of the job has the verdict: the evidence of the alert keeps it."""
-    job = Job(watching.directory, "reported", 3, "broadcast", "2", str(AT), "received", "sync")
+    job = started(watching.directory, "reported", 3, "broadcast", "2", str(AT), "received", "sync")
 
     def corruption() -> list[dict[str, Any]]:
         known = "reported" in [each["job_id"] for each in watching.get("/api/v1/jobs")]
@@ -151,7 +115,7 @@ def test_report(watching: RunningAgent) -> None:
 
 def test_healthy(watching: RunningAgent) -> None:
     """Jobs of several kinds have no verdict, with all checks at each operation and step."""
-    job = Job(watching.directory, "healthy", 4, "healthy", "0", "0", "-", "-", COMMWATCH_CHECKSUMS="all")
+    job = started(watching.directory, "healthy", 4, "healthy", "0", "0", "-", "-", checks="all")
     try:
         wait_for(lambda: compared(watching, "healthy") > 1500, "the checks of all jobs")
         assert verdicts_of(watching, "healthy") == []
@@ -163,7 +127,7 @@ def test_healthy(watching: RunningAgent) -> None:
 
 def test_python_hook(watching: RunningAgent) -> None:
     """The Python hook records as ever, and prints once why it does not check collectives."""
-    job = Job(watching.directory, "python", 2, "all_reduce", "0", str(AT), "received", "sync", COMMWATCH_HOOK="python")
+    job = started(watching.directory, "python", 2, "all_reduce", "0", str(AT), "received", "sync", hook="python")
 
     def steps() -> bool:
         found = watching.samples().items()
@@ -182,11 +146,10 @@ def test_python_hook(watching: RunningAgent) -> None:
 def test_same_training(watching: RunningAgent) -> None:
     """Losses, weights and the state of the random numbers are equal, bit for bit, with all checks and without."""
 
-    def trained(**more: str) -> list[str]:
-        ranks = Job(watching.directory, "trained", 3, "trained", "0", "0", "ddp", script="corrupt.py", **more).ranks
-        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
-        return sorted(line for each in printed for line in each.splitlines() if line.startswith("said"))
+    def trained(checks: str) -> list[str]:
+        arguments = ("trained", "0", "0", "ddp")
+        return started(watching.directory, "trained", 3, *arguments, script="corrupt.py", checks=checks).said()
 
-    with_checks = trained(COMMWATCH_CHECKSUMS="all")
+    with_checks = trained("all")
     assert len(with_checks) == 3
-    assert with_checks == trained(COMMWATCH_CHECKSUMS="off")
+    assert with_checks == trained("off")

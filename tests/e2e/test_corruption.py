@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests import prefork
-from tests.e2e.torchjob import JOBS
-from tests.helpers import RunningAgent, agent, clean_env, free_port, wait_for
+from tests.e2e.checked_job import CheckedJob, own, verdicts_of
+from tests.helpers import RunningAgent, agent, wait_for
 
 AFTER = 20
 
@@ -45,26 +43,11 @@ FLIPS = (
 )
 
 
-class Job:
-    """The ranks of a job with checks at each step."""
-
-    def __init__(self, directory: Path, flip: Flip, **more: str) -> None:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(flip.ranks)}
-        where |= {"COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": flip.job}
-        watched = {"COMMWATCH": "1", "COMMWATCH_HOOK": flip.hook}
-        checks = {"COMMWATCH_CHECKSUMS": "replicas", "COMMWATCH_CHECKSUM_EVERY": "1", "COMMWATCH_CHECKSUM_BUDGET": "0"}
-        env = {**where, **watched, **checks, **more}
-        command = prefork.command(JOBS / "corrupt.py", flip.what, str(flip.rank), str(AFTER), flip.how)
-        self.ranks = [
-            subprocess.Popen(command, env=clean_env(**env, RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for rank in range(flip.ranks)
-        ]  # fmt: skip
-
-    def end(self) -> list[str]:
-        """Kill the ranks; return what each one has printed."""
-        for rank in self.ranks:
-            rank.kill()
-        return [rank.communicate()[1] for rank in self.ranks]
+def started(directory: Path, flip: Flip, **variables: str) -> CheckedJob:
+    """A job whose replicas are compared after each step."""
+    arguments = (flip.what, str(flip.rank), str(AFTER), flip.how)
+    env = {"COMMWATCH_HOOK": flip.hook, "COMMWATCH_CHECKSUMS": "replicas", **variables}
+    return CheckedJob(directory, flip.job, flip.ranks, "corrupt.py", *arguments, **env)
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +57,10 @@ def watching(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator
         yield running
 
 
-def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
-    """The verdicts on a job, once the agent knows it."""
-    if job not in [each["job_id"] for each in running.get("/api/v1/jobs")]:
-        return []
-    found: list[dict[str, Any]] = running.get(f"/api/v1/verdicts?job={job}")
-    return [each for each in found if each["kind"] == "corruption"]
-
-
 @pytest.mark.parametrize("flip", FLIPS, ids=lambda flip: flip.job)
 def test_flip(watching: RunningAgent, flip: Flip) -> None:
     """A flip is found in the step after it, and only there; the rank, the parameter and the step are right."""
-    job = Job(watching.directory, flip)
+    job = started(watching.directory, flip)
     try:
         (verdict,) = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
     finally:
@@ -99,7 +74,7 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
 
 def test_healthy(watching: RunningAgent) -> None:
     """Jobs whose replicas are equal, or rightly differ, have no verdict, and their checks are read."""
-    job = Job(watching.directory, Flip("healthy", 0, ""))
+    job = started(watching.directory, Flip("healthy", 0, ""))
 
     def checks() -> float:
         return watching.samples().get('commwatch_replica_checks_total{job_id="healthy-ddp-python"}', 0.0)
@@ -109,9 +84,8 @@ def test_healthy(watching: RunningAgent) -> None:
         assert verdicts_of(watching, "healthy-ddp-python") == []
     finally:
         printed = job.end()
-    own = [line for each in printed for line in each.splitlines() if line.startswith("commwatch")]
     assert (
-        own
+        own(printed)
         == ["commwatch: replicas are not compared where ranks step on gradients of their own (no_sync, local SGD)"] * 3
     )
 
@@ -121,9 +95,7 @@ def test_same_training(watching: RunningAgent, hook: str) -> None:
     """Losses, weights and the state of the random numbers are equal, bit for bit, with checks at each step and without."""
 
     def trained(**more: str) -> list[str]:
-        ranks = Job(watching.directory, Flip("trained", 0, "", hook=hook), **more).ranks
-        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
-        return sorted(line for each in printed for line in each.splitlines() if line.startswith("said"))
+        return started(watching.directory, Flip("trained", 0, "", hook=hook), **more).said()
 
     with_checks = trained()
     assert len(with_checks) == 3

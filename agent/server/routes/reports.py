@@ -74,7 +74,7 @@ def report(
     named = some_job(agent, job, scope)
     asked = asked_of_others(services, named, last_s) if scope == "job" else None
     command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
-    own, as_page = own_facts(services, named), format == "html"
+    own, as_page = own_facts(services, named, past=True), format == "html"
     return answered(
         worker.text("report", job=named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
     )
@@ -90,7 +90,7 @@ def report_part(
 ) -> Response:
     """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
     job_exists(agent, job)
-    return answered(worker.text("report_part", job=job, own=own_facts(services, job), steps=steps))
+    return answered(worker.text("report_part", job=job, own=own_facts(services, job, past=True), steps=steps))
 
 
 @router.get("/wait_part", response_model=WaitPart)
