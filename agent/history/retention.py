@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from commwatch.core.cells import Cell, CellKey
 from commwatch.history.opening import Transaction
 from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS, rings, rollup_row, rollups
+from commwatch.history.soundness import numbers
 
 #: Rows of a slice, which takes some milliseconds.
 _ROWS, _CHUNKS = 500, 50
@@ -50,7 +51,7 @@ def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterato
     while True:
         oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
         gone = []
-        for chunk, size, until_ns in oldest:
+        for chunk, size, until_ns in map(numbers, oldest):
             if excess > 0 or until_ns < before_ns:
                 gone.append(chunk)
                 excess -= size
@@ -69,14 +70,15 @@ def _coarsen(db: sqlite3.Connection, before_ns: int) -> Iterator[None]:
     oldest = "SELECT slot_ns, ring FROM rollup WHERE coarse = 0 AND slot_ns < ? ORDER BY slot_ns LIMIT 1"
     fine = "coarse = 0 AND slot_ns >= ? AND slot_ns < ? AND ring = ?"
     while (found := db.execute(oldest, (before_ns,)).fetchone()) is not None:
-        first_ns, ring = found
+        first_ns, ring = numbers(found)
         begin_ns = first_ns - first_ns % COARSE_NS
         these = begin_ns, begin_ns + COARSE_NS, ring
         merged: dict[CellKey, Cell] = {}
         with Transaction(db):
             for row in rollups(db, fine, these):
                 merged.setdefault(row.key, Cell()).add(row.cell)
-            db.execute(f"DELETE FROM rollup WHERE {fine}", these)
+            if db.execute(f"DELETE FROM rollup WHERE {fine}", these).rowcount < 1:
+                raise sqlite3.DatabaseError("database disk image is malformed: an index has a row that its table lacks")
             for key, cell in merged.items():
                 db.execute(*rollup_row(begin_ns, 1, ring, key, cell))
         yield

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from commwatch.collectors.wire.identity import validate_identity
 from commwatch.core.cells import CELL_SUMS
@@ -105,6 +105,17 @@ def _is_identity(text: bytes) -> bool:
         return validate_identity(json.loads(text)) is None
     except (ValueError, RecursionError):
         return False
+
+
+def numbers(row: Sequence[object]) -> Sequence[int]:
+    """Return a row of counts and times.
+
+    Raises:
+        sqlite3.DatabaseError: a value is none, as only a damaged file has it.
+    """
+    if not _are_counts(row):
+        raise sqlite3.DatabaseError("database disk image is malformed: a number is expected")
+    return cast(Sequence[int], row)
 
 
 def is_malformed(error: sqlite3.Error) -> bool:

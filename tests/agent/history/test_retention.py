@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCoun
 from commwatch.history.chunks import CHUNK_RECORDS
 from commwatch.history.history import History
 from commwatch.history.rows import COARSE_NS
+from commwatch.history.soundness import numbers
 from commwatch.history.store import Writer
 from tests.helpers import identity, numbered, stored_records
 
@@ -89,3 +91,28 @@ def test_work_between_slices(tmp_path: Path) -> None:
         assert store.commit()
         assert stored_records(tmp_path / "h.sqlite", ring.id)[-1] == numbered([n - 1])
     assert steps > 5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE chunk SET until_ns = 'x'",
+        "UPDATE chunk SET size = x'00'",
+        "UPDATE rollup SET slot_ns = -9223372036854775808",
+    ],
+)
+def test_damaged_numbers(tmp_path: Path, damage: str) -> None:
+    """A value that is no count or time ends the retention with the remedy, not with an exception."""
+    store = filled(tmp_path / "h.sqlite")
+    store._db.execute(damage)
+    for _ in store.tidy(NOW + 3 * HOUR, 0, 24 * HOUR):
+        pass
+    assert "malformed: a number is expected; start the agent again" in (store.trouble or "")
+
+
+@pytest.mark.parametrize("row", [(None, 1), (1, "2"), (1.5, 1), (1 << 63, 1), (b"", 1)])
+def test_no_numbers(row: tuple[object, ...]) -> None:
+    """What SQLite reads from a damaged page instead of a count or a time is an error of the database."""
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        numbers(row)
+    assert numbers((0, -5)) == (0, -5)
