@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.framework_settings import is_model
@@ -62,13 +63,20 @@ class JobSteps:
         return bool(total_s) and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
 
 
+class Sums(NamedTuple):
+    """Sums of operations: one row per group and op; one row per rank."""
+
+    operations: list[Row]
+    by_rank: list[Row]
+
+
 @dataclass(frozen=True)
 class Counts(JobSteps):
     """Steps and sums of operations over a part of a job's history."""
 
-    #: One row per group and op; one row per rank.
-    operations: list[Row]
-    by_rank: list[Row]
+    #: Of all operations; and of those after the first step mark of their rank.
+    every: Sums
+    in_steps: Sums
     #: Share of the usual steps that operations of a group took, by its label, the largest first.
     group_shares: Mapping[str, float]
 
@@ -112,23 +120,25 @@ def last_steps(agent: QueryService, job_id: str, last_s: float | None) -> JobSte
 
 
 def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
-    operations, by_rank = sums(agent, job_id, steps.since_ns)
+    every, in_steps = sums(agent, job_id, steps.since_ns)
     known = [step for of_rank in steps.usual_of.values() for step in of_rank if step.comm_s is not None]
     return Counts(
         steps.since_ns,
         steps.steps_of,
         steps.usual_of,
-        operations,
-        by_rank=[row for row in by_rank if row.by["rank"] in steps.steps_of],
+        every,
+        in_steps._replace(by_rank=[row for row in in_steps.by_rank if row.by["rank"] in steps.steps_of]),
         group_shares=_group_shares(known),
     )
 
 
-def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[list[Row], list[Row]]:
-    """Return a job's operations from ``since_ns`` on: rows by group and op, and rows by rank."""
-    until = time.time_ns()
-    _, (operations, by_rank) = agent.summaries(since_ns, until, [["group", "op"], ["rank"]], {"job_id": job_id})
-    return operations, by_rank
+def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[Sums, Sums]:
+    """Return the sums of a job's operations from ``since_ns`` on: of all, and of those after the first step mark of their rank."""
+    by = [["group", "op"], ["rank"]]
+    apart = [[*each, "startup"] for each in by]
+    _, found = agent.summaries(since_ns, time.time_ns(), [*by, *apart], {"job_id": job_id})
+    in_steps = [[row for row in rows if not row.by["startup"]] for rows in found[len(by) :]]
+    return Sums(*found[: len(by)]), Sums(*in_steps)
 
 
 def slot_of(at: float, now_ns: int) -> tuple[int, int]:
@@ -225,7 +235,7 @@ def _waits(counts: Counts) -> dict[int, float]:
     than their usual steps took, because part of that waiting was outside these steps.
     """
     waits = {}
-    for row in counts.by_rank:
+    for row in counts.in_steps.by_rank:
         rank = int(row.by["rank"] or 0)
         usual, waited_s = counts.usual_of[rank], (row.wait_s or 0.0) + (row.p2p_wait_s or 0.0)
         long = [step.comm_s for step in counts.steps_of[rank] if step.long]
@@ -253,7 +263,7 @@ def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
 
     A rank cannot have waited longer in its long steps than in the whole time.
     """
-    waited_s = {row.by["rank"]: row.wait_s or 0.0 for row in counts.by_rank}
+    waited_s = {row.by["rank"]: row.wait_s or 0.0 for row in counts.in_steps.by_rank}
     more: dict[str, tuple[float, float]] = {}
     for rank, usual in counts.usual_of.items():
         long = [step for step in counts.steps_of[rank] if step.long]
@@ -280,14 +290,12 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
-    per_rank = sum(map(len, counts.steps_of.values())) / ranks + (
-        not counts.since_ns
-    )  # plus the step before the first mark
-    more, sharded, kinds = longer_of_groups(counts), _is_sharded(counts.operations), []
-    for row in counts.operations:
+    per_rank = sum(map(len, counts.steps_of.values())) / ranks
+    more, sharded, kinds = longer_of_groups(counts), _is_sharded(counts.in_steps.operations), []
+    for row in counts.in_steps.operations:
         group, op = str(row.by["group"]), str(row.by["op"])
         share = counts.group_shares.get(group, 0.0)
-        of_group = sum(other.seconds for other in counts.operations if other.by["group"] == group)
+        of_group = sum(other.seconds for other in counts.in_steps.operations if other.by["group"] == group)
         if not share or not row.seconds or row.group_size is None or row.group_size < 2:
             continue
         seconds = share * row.seconds / of_group * total / len(steps)

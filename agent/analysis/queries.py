@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import time_ns
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitVie
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Operation, Reader
-from commwatch.history.rows import RingRow
+from commwatch.history.rows import RingRow, has_begun
 from commwatch.ingest import collective_join
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.reference.efficiency import Efficiency, Line, Yardstick, finder
@@ -133,7 +133,8 @@ class QueryService:
         """Return the efficiency of operations, and the job's own α-β curves."""
         _, cells = self.cells(from_ns, until_ns, job)
         yardstick = Yardstick(cells, finder(self.references))
-        return yardstick.efficiencies(cells), list(yardstick.lines.values())
+        together = merged(one._replace(startup=False) for one in cells)
+        return yardstick.efficiencies(together), list(yardstick.lines.values())
 
     def curves(self, job: str) -> dict[tuple[str, str], Curve]:
         """Return expected durations as in ``Totals``."""
@@ -325,12 +326,15 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     """Return totals of records that are stored but not in a rollup yet: an agent's last seconds, for other processes."""
     aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
     ids = [ring.id for ring in open_ended]
-    groups, ops = history.groups(ids), history.names("op", ids)
+    groups, ops, begun = history.groups(ids), history.names("op", ids), history.first_steps(ids)
     for ring in open_ended:
         totals = aggregate.open(ring.uid, ring.identity)
+        unrolled = history.raw_since(ring)
+        first = list(islice(unrolled, 1))
+        totals.marked = has_begun(begun.get(ring.id), ring, first)
         totals.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
         totals.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
-        for records, until_n in history.raw_since(ring):
+        for records, until_n in chain(first, unrolled):
             totals.ingest(records, until_n)
     return aggregate
 

@@ -31,10 +31,10 @@ def identify(
 
 
 def merged(cells: Iterable[Counted]) -> list[Counted]:
-    """Merge cells over time: return one for each job, rank, group, op and size."""
-    found: dict[tuple[str, int, str, str, int | None], tuple[Counted, list[Cell]]] = {}
+    """Merge cells over time: return one for each job, rank, group, op and size, those of the startup apart."""
+    found: dict[tuple[str | int | None, ...], tuple[Counted, list[Cell]]] = {}
     for one in cells:
-        _, parts = found.setdefault((one.job_id, one.rank, one.group_id, one.op, one.size), (one, []))
+        _, parts = found.setdefault((one.job_id, one.rank, one.group_id, one.op, one.size, one.startup), (one, []))
         parts.append(one.cell)
         if len(parts) >= _AT_ONCE:
             parts[:] = [sum_of(parts)]

@@ -149,22 +149,19 @@ def sum_of(cells: Iterable[Cell]) -> Cell:
     return total
 
 
-def place_of(group: int, op: int, size_log2: int) -> int:
-    """Return a key packed into one integer."""
-    return op | group << 8 | (size_log2 + 1) << 24
-
-
 class CellKey(NamedTuple):
     """Key of a cell: group number in the ring, op code, size class S <= 2**size_log2 (-1: no size)."""
 
     group: int
     op: int
     size_log2: int
+    #: Whether the operations come before the rank's first step mark: they are in no step.
+    startup: bool = False
 
     @property
     def place(self) -> int:
         """The key packed into one integer."""
-        return place_of(*self)
+        return self.op | self.group << 8 | (self.size_log2 + 1) << 24 | self.startup << 32
 
 
 #: Most cell keys of one ring, those of the current slot included. Further operations share one key.
@@ -190,12 +187,16 @@ class Counted(NamedTuple):
     backend: str | None = None
     #: Number of the rank's node within an answer; 0: that of the agent.
     node: int = 0
+    #: As in ``CellKey``.
+    startup: bool = False
 
 
 def counted(job: str, rank: int, group: GroupInfo, op: str, *, key: CellKey, cell: Cell) -> Counted:
     """Return a cell with its names."""
     size = None if key.size_log2 < 0 else 1 << key.size_log2
-    return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
+    return Counted(
+        job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend, startup=key.startup
+    )
 
 
 class Compared:

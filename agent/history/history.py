@@ -14,7 +14,7 @@ from commwatch.core.node_counters import CounterSample, NodeCounter
 from commwatch.history.chunks import Damaged
 from commwatch.history.extents import ANY, Filter
 from commwatch.history.opening import connect
-from commwatch.history.rows import COARSE_NS, RingRow, Rollup, raw_since, rings, rollups
+from commwatch.history.rows import COARSE_NS, RingRow, Rollup, first_step_ns, raw_since, rings, rollups
 from commwatch.history.soundness import SOUND
 
 #: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
@@ -150,6 +150,11 @@ class History:
         )
         for *known, groups, waited, long in rows:
             yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+
+    def first_steps(self, rings: list[int]) -> dict[int, int]:
+        """Return by ring when its first stored step began, in Unix time (ns); rings without steps are left out."""
+        begins = {ring: first_step_ns(self._db, ring) for ring in rings}
+        return {ring: begin for ring, begin in begins.items() if begin is not None}
 
     def extent_of_steps(self, ring: int, after_seq: int, until_seq: int) -> tuple[int, int] | None:
         """Return begin and end of a ring's steps after number ``after_seq``, up to ``until_seq``, in Unix time (ns); ``None``: there are none."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, Record
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core import sketch
 from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
@@ -19,6 +19,8 @@ from commwatch.history.soundness import SOUND, seal
 #: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
+#: What a size class has in addition if its operations came before the rank's first step.
+_STARTUP = 128
 #: How much the clock may be set between the begins of a run's ranks.
 _CLOCK_SET_NS = 60_000_000_000
 
@@ -101,18 +103,39 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
     ]
 
 
+def first_step_ns(db: sqlite3.Connection, ring: int) -> int | None:
+    """Return when the first stored step of a ring began, in Unix time (ns); ``None``: it has none."""
+    row = db.execute(f"SELECT start_ns FROM step WHERE ring = ? AND {SOUND['step']} ORDER BY seq LIMIT 1", (ring,))
+    return next((int(begin) for (begin,) in row), None)
+
+
+def has_begun(first_step_ns: int | None, ring: RingRow, unrolled: Sequence[tuple[bytes, int]]) -> bool:
+    """Return whether the records of a ring that are in no rollup yet begin after its first step mark.
+
+    Args:
+        first_step_ns: as from ``first_step_ns``.
+        unrolled: these records, as from ``raw_since``; the first run is enough.
+    """
+    if first_step_ns is None or not unrolled:
+        return first_step_ns is not None
+    records, _ = unrolled[0]
+    first = Record._make(RECORD.unpack_from(records))
+    return first.end_ns + ring.wall_offset_ns > first_step_ns
+
+
 def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
     """Yield rollups by an SQL condition."""
     columns = ", ".join(CELL_SUMS)
     for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
-        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2 + 1, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
         values,
     ):
         cell = Cell()
         cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
         for field, value in zip(CELL_SUMS, sums, strict=True):
             setattr(cell, field, value)
-        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
+        key = CellKey(group, op, size % _STARTUP - 1, size >= _STARTUP)
+        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, key, cell)
 
 
 def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
@@ -121,7 +144,9 @@ def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -
         slot_ns,
         coarse,
         ring,
-        *key,
+        key.group,
+        key.op,
+        key.size_log2 + _STARTUP * key.startup,
         *(_storable(getattr(cell, f)) for f in CELL_SUMS),
         json.dumps(cell.durations),
         sketch.encode(cell.bins),

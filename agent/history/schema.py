@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commwatch.core.cells import CELL_SUMS
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
@@ -73,4 +73,5 @@ UPGRADES = {
         "INSERT INTO extent (chunk, ring, from_ns, until_ns) SELECT id, ring, from_ns, until_ns FROM chunk",
     ),
     5: (_NODE_SAMPLE,),
+    6: (),  # size classes of the startup (``rows.rollup_row``), which an earlier version does not know
 }

@@ -21,7 +21,7 @@ from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch.core.cells import MOST_TOGETHER
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
-from commwatch.history.rows import RingRow
+from commwatch.history.rows import RingRow, has_begun
 from commwatch.history.soundness import is_malformed
 from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
@@ -201,6 +201,7 @@ class Intake:
                 importlib.import_module("commwatch.ingest.batches")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))
+                begun = has_begun(self._store.first_step_ns(row.id), row, counted)
                 reader.next_n = row.next_n
                 with self._lock:
                     totals = self._aggregate.open(row.uid, reader.identity)
@@ -223,7 +224,7 @@ class Intake:
                 return True
             undo.pop_all()
         source = self._sources[entry.name] = _Source(reader, row, totals)
-        totals.lost = row.lost
+        totals.lost, totals.marked = row.lost, begun
         self._learn(source, reader)
         for records, until_n in counted:
             with self._lock:

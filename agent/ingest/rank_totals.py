@@ -29,7 +29,6 @@ from commwatch.core.cells import (
     Messages,
     Ran,
     counted,
-    place_of,
 )
 from commwatch.core.intervals import Intervals
 from commwatch.core.sketch import merge, quantile
@@ -116,6 +115,8 @@ class RankTotals(TrainerState):
         self._ended: list[tuple[int, dict[int, CellTotals]]] = []
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
+        #: Whether a step mark has come.
+        self.marked = False
         #: Number of the first record in the live cells.
         self.live_from: int | None = None
         self._slot_end = 0
@@ -169,12 +170,17 @@ class RankTotals(TrainerState):
                 bins[bin_number] = bins.get(bin_number, 0) + count
             self._codes, self._codes_held = [], 0
 
-    def count_only(self, record: ev.Record, ended: int) -> None:
-        """Count a record of operations of one kind and size class that were only counted; ``ended`` as for ``cell``."""
+    def count_only(self, record: ev.Record, ended: int, startup: bool) -> None:
+        """Count a record of operations of one kind and size class that were only counted.
+
+        Args:
+            ended: as for ``cell``.
+            startup: as in ``CellKey``.
+        """
         number = max(1, record.waited_us)
         each = -(-record.size_bytes // number)
         at = OTHER_ID if MOST_APART <= record.group < NO_GROUP else record.group
-        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)), ended)
+        cell = self.cell(CellKey(at, record.op, ev.size_log2(each), startup), ended)
         cell.count_unmeasured(record.size_bytes, failed=False, number=number)
         if self.op_name(record.op) in ev.P2P:  # their peers are not known
             self.messages_with(at, record.op, -1).add(record.size_bytes, 0, number)
@@ -209,7 +215,7 @@ class RankTotals(TrainerState):
 
     def ran_of(self, key: CellKey, choice: int) -> Ran:
         """Return the sums over the operations of a kind for which NCCL chose the same."""
-        kind = key, choice
+        kind = key._replace(startup=False), choice
         if kind not in self.ran and len(self.ran) >= MOST_KINDS:
             kind = OTHER_KIND, 0
         return self.ran.setdefault(kind, Ran())
@@ -225,14 +231,13 @@ class RankTotals(TrainerState):
         """Store an operation in flight at its rank's death as failed."""
         self.failures.append(record)
 
-    def live(self, group: int, op: int, size_log2: int) -> CellTotals:
+    def live(self, key: CellKey) -> CellTotals:
         """Return the live cell of operations; open one if there is none, or return the shared one if there are too many."""
-        found = self._live.get(place_of(group, op, size_log2))
-        return found or self._open(CellKey(group, op, size_log2), self._live)
+        return self._live.get(key.place) or self._open(key, self._live)
 
     def _open(self, key: CellKey, cells: dict[int, CellTotals]) -> CellTotals:
         """Open a new cell among ``cells``, or return the shared one if there are too many keys."""
-        group, op, _ = key
+        group, op, *_ = key
         if key not in self.totals and len(self.totals) + len(cells) >= MOST_KINDS and key != OTHER_KIND:
             return cells.get(OTHER_KIND.place) or self._open(OTHER_KIND, cells)
         name, info = self.op_name(op), self.group(group)

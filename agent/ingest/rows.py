@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import DURATION_BOUNDS_NS
+from commwatch.core.cells import DURATION_BOUNDS_NS, CellKey
 from commwatch.core.sketch import BINS_PER_E, bin_of
 from commwatch.ingest.cell_totals import CellTotals
 from commwatch.ingest.columns import Codes, Columns, Ints, classes, combined, counts, distinct, first_of, sums
@@ -58,25 +58,30 @@ class Rows:
         at: [operations]: the place of each in the section.
         ranks: the totals, by index of the batch.
         cuts: where slots end, in order.
+        marked: [ranks]: place of the first step mark of each rank, -1 if it came before this section; ``None``: it did for all.
     """
 
-    def __init__(self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
+    def __init__(
+        self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[Cut], marked: Ints | None
+    ) -> None:
         groups, kinds = columns.apart, classes(columns.size)
-        slots = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
-        found, self.of = distinct(combined(columns.ring, groups, columns.op, kinds, *slots))
+        more = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
+        startup = None if marked is None else (at < marked[columns.ring]).astype(np.int64)
+        more += [] if startup is None else [startup]
+        found, self.of = distinct(combined(columns.ring, groups, columns.op, kinds, *more))
         number = len(found)
         first = first_of(self.of, number)
         rings, codes = columns.ring[first].tolist(), columns.op[first].tolist()
         group_list, kind_list = groups[first].tolist(), kinds[first].tolist()
+        early = [0] * number if startup is None else startup[first].tolist()
         places, waiting = at[first].tolist(), list(reversed(cuts))
         cells: list[CellTotals | None] = [None] * number
         for row in np.argsort(first).tolist():  # the first come first: the number of cells is limited
             while waiting and waiting[-1].place <= places[row]:
                 cut = waiting.pop()
                 ranks[cut.ring].begin_slot(cut.wall_ns)
-            op, group, kind = codes[row], group_list[row], kind_list[row]
-            totals = ranks[rings[row]]
-            cells[row] = totals.live(group, op, kind - 1)
+            key = CellKey(group_list[row], codes[row], kind_list[row] - 1, early[row] > 0)
+            cells[row] = ranks[rings[row]].live(key)
         for cut in reversed(waiting):
             ranks[cut.ring].begin_slot(cut.wall_ns)
         self.cells = [cell for cell in cells if cell is not None]

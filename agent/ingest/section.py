@@ -52,7 +52,8 @@ class Section:
     def ingest(self) -> None:
         """Count the records."""
         each = self._operations
-        self._rows = Rows(each, self._at, self._ranks, self._cuts)
+        marked = self._first_marks()
+        self._rows = Rows(each, self._at, self._ranks, self._cuts, marked)
         self._of = self._rows.of
         self._message = self._rows.p2p[self._of]
         self._raised = each.flags & ev.FAILED != 0
@@ -70,7 +71,7 @@ class Section:
             self._slots.setdefault(self._ranks[cut.ring], []).append(cut.place)
         own, run = self._own_times()
         self._count()
-        self._only_counted()
+        self._only_counted(marked)
         self._numbers()
         self._follow_steps()
         joins = SectionJoins(self._rows, self._ranks, first_message, self._slots)
@@ -90,6 +91,18 @@ class Section:
     def _record(self, place: int) -> ev.Record:
         """Return the record at a place of the section."""
         return ev.Record._make(ev.RECORD.unpack_from(self._raw, int(self._all.place[place]) * ev.RECORD_SIZE))
+
+    def _first_marks(self) -> Ints | None:
+        """Return the place of each rank's first step mark, as ``Rows`` takes them; note the ranks that now have one."""
+        if all(totals.marked for totals in self._ranks):
+            return None
+        first = np.full(len(self._ranks), -1, np.int64)
+        for ring, (totals, (since, until)) in enumerate(zip(self._ranks, self._bounds, strict=True)):
+            if not totals.marked:
+                marks = self._mark[since:until]
+                totals.marked = bool(marks.any())
+                first[ring] = since + int(marks.argmax()) if totals.marked else until
+        return first
 
     def _first_message(self, ring: int) -> int:
         """Return the place of a ring's first message; after all others if there is none."""
@@ -188,11 +201,12 @@ class Section:
         waited_ns = np.minimum(each.end - each.start, each.waited * 1000)[cpu]
         add_waits(self._ranks, each.ring[cpu], each.end[cpu], waited_ns)
 
-    def _only_counted(self) -> None:
-        """Count the records of operations that were only counted."""
+    def _only_counted(self, marked: Ints | None) -> None:
+        """Count the records of operations that were only counted; ``marked`` as for ``Rows``."""
         for place in np.flatnonzero(self._counted).tolist():
-            totals = self._ranks[int(self._all.ring[place])]
-            totals.count_only(self._record(place), bisect_right(self._slots.get(totals, ()), place))
+            ring = int(self._all.ring[place])
+            totals, startup = self._ranks[ring], marked is not None and place < int(marked[ring])
+            totals.count_only(self._record(place), bisect_right(self._slots.get(totals, ()), place), startup)
 
     def _numbers(self) -> None:
         """Keep the latest number, and its launch, of each group's collectives."""

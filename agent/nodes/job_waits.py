@@ -21,6 +21,8 @@ class RankWait(NamedTuple):
     slot_ns: int
     joined: int
     wait_ns: int
+    #: As in ``wait_parts.Kind``.
+    startup: bool = False
 
 
 def joined_waits(nodes: Iterable[WaitPart]) -> Iterator[RankWait]:
@@ -66,9 +68,9 @@ def _waits_of(parts: Sequence[GroupPart]) -> Iterator[RankWait]:
         for of_kind, of_slot, joined, waits in zip(
             kind[first].tolist(), slot[first].tolist(), number.tolist(), total.tolist(), strict=True
         ):
-            op_name, sizes = part.kinds[of_kind]
+            op_name, sizes, startup = part.kinds[of_kind]
             for rank, size, wait_ns in zip(part.ranks, sizes, waits, strict=True):
-                yield RankWait(rank, part.group_id, op_name, size, of_slot * SLOT_NS, joined, wait_ns)
+                yield RankWait(rank, part.group_id, op_name, size, of_slot * SLOT_NS, joined, wait_ns, startup)
 
 
 class JobWaits:
@@ -79,17 +81,20 @@ class JobWaits:
 
     def add_to(self, cells: Iterable[Counted], from_ns: int) -> None:
         """Add the waits since ``from_ns`` to the cells of that time; none to those of a label and op of which fewer than nine in ten are joined."""
-        sums: dict[tuple[int, str, str, int | None], tuple[int, int]] = {}
+        sums: dict[tuple[int, str, str, int | None, bool], tuple[int, int]] = {}
         for each in self._found:
             if each.slot_ns >= from_ns:
-                at = each.rank, each.group_id, each.op, each.size
+                at = each.rank, each.group_id, each.op, each.size, each.startup
                 joined, wait_ns = sums.get(at, (0, 0))
                 sums[at] = joined + each.joined, wait_ns + each.wait_ns
         kinds: dict[tuple[str, str], list[Counted]] = {}
         for one in cells:
             kinds.setdefault((one.group, one.op), []).append(one)
         for of_kind in kinds.values():
-            known = [(one.cell, *sums.get((one.rank, one.group_id, one.op, one.size), (0, 0))) for one in of_kind]
+            known = [
+                (one.cell, *sums.get((one.rank, one.group_id, one.op, one.size, one.startup), (0, 0)))
+                for one in of_kind
+            ]
             timed = sum(cell.count - cell.untimed for cell, *_ in known)
             if 10 * (timed - sum(cell.joined + joined for cell, joined, _ in known)) <= timed:
                 for cell, joined, wait_ns in known:

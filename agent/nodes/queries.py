@@ -44,6 +44,8 @@ class CellView:
     in_bins: list[int]
     #: Histogram of the durations.
     durations: list[int]
+    #: Whether the operations came before the rank's first step mark.
+    startup: bool = False
 
     def __post_init__(self) -> None:
         if len(self.bins) != len(self.in_bins) or len(self.durations) != len(DURATION_BOUNDS_NS) + 1:
@@ -59,7 +61,7 @@ class Cells:
     cells: list[CellView]
 
 
-_NAMES = tuple(field.name for field in fields(CellView))[:8]
+_NAMES = (*(field.name for field in fields(CellView)[:8]), "startup")
 
 
 def view_of(one: Counted) -> CellView:

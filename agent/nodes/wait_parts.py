@@ -27,10 +27,11 @@ MOST_NS = 1 << 44
 
 
 class Kind(NamedTuple):
-    """An op, and by rank the upper end of the size class in bytes."""
+    """An op, by rank the upper end of the size class in bytes, and whether it was before the first step mark of all ranks."""
 
     op: str
     sizes: list[int | None]
+    startup: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,11 @@ from commwatch.nodes.wait_parts import MOST_NS, RUN, GroupPart, Kind, WaitPart
 MOST_PARTS, MOST_S = 1 << 20, 3.0
 #: The latest collectives of a group, so many, are runs of their own: another node may not have all of them yet, or any more.
 ALONE = 512
-_PART = np.dtype([("seq", "<u4"), ("duration", "<i8"), ("slot", "<i4"), ("op", "u1"), ("size", "u1")])
+_PART = np.dtype(
+    [("seq", "<u4"), ("duration", "<i8"), ("slot", "<i4"), ("op", "u1"), ("size", "u1"), ("startup", "u1")]
+)
 _Parts = npt.NDArray[Any]
+_Bytes = npt.NDArray[np.uint8]
 _CODES = np.array(sorted(ev.OP_CODE[op] for op in ev.SYMMETRIC), np.uint8)
 
 
@@ -35,6 +38,13 @@ class _Group(NamedTuple):
     restart: int
     group_id: str
     size: int
+
+
+class _Times(NamedTuple):
+    """Of a ring, in ns: what makes its clock Unix time, and when its first step began in Unix time."""
+
+    offset_ns: int
+    first_step_ns: int
 
 
 def wait_part(path: Path, job_id: str, most: int, clock: Callable[[], float] = time.monotonic) -> WaitPart:
@@ -49,12 +59,14 @@ def wait_part(path: Path, job_id: str, most: int, clock: Callable[[], float] = t
         history.freeze()
         rings = _latest(history.rings(job_id))
         here, numbers = _spanning(history, rings)
+        first_step = history.first_steps(list(numbers))
         read: dict[_Group, dict[int, list[_Parts]]] = {group: {} for group in here}
         left = MOST_PARTS
         # Latest first, so that what is left out is the beginning of the job.
         for chunk in history.chunks(0, ev.MAX_PLAUSIBLE, list(numbers), Filter(groups=numbers)):
             ring = rings[chunk.ring]
-            for number, parts in _parts(chunk.records, ring.wall_offset_ns, list(numbers[ring.id])):
+            times = _Times(ring.wall_offset_ns, first_step.get(ring.id, ev.MAX_PLAUSIBLE))
+            for number, parts in _parts(chunk.records, times, list(numbers[ring.id])):
                 read[numbers[ring.id][number]].setdefault(ring.rank, []).append(parts)
                 left -= len(parts)
             if left <= 0 or clock() > end_s:
@@ -89,7 +101,7 @@ def _spanning(
     return here, {at: of for at, of in kept.items() if of}
 
 
-def _parts(records: bytes, offset_ns: int, numbers: list[int]) -> Iterator[tuple[int, _Parts]]:
+def _parts(records: bytes, times: _Times, numbers: list[int]) -> Iterator[tuple[int, _Parts]]:
     """Yield number of the group and parts of its collectives that an agent joins (``Section._joined``)."""
     raw = np.frombuffer(records, RECORD)
     sound = (raw["launch"] <= raw["end"]) & (raw["start"] <= raw["end"]) & (raw["end"] < ev.MAX_PLAUSIBLE)
@@ -105,7 +117,8 @@ def _parts(records: bytes, offset_ns: int, numbers: list[int]) -> Iterator[tuple
             parts = np.empty(len(some), _PART)
             parts["seq"], parts["op"] = some["seq"], some["op"]
             parts["duration"] = some["end"] - some["start"]
-            parts["slot"] = (some["end"].astype(np.int64) + offset_ns) // SLOT_NS
+            at = some["end"].astype(np.int64) + times.offset_ns
+            parts["slot"], parts["startup"] = at // SLOT_NS, at <= times.first_step_ns
             parts["size"] = classes(some["size"].astype(np.int64))
             yield number, parts
 
@@ -123,7 +136,9 @@ def group_part(group: _Group, ranks: list[int], read: dict[int, list[_Parts]], m
     if not len(alike):
         return None
     slot = np.maximum.reduce([parts["slot"] for parts in of_ranks]).astype(np.int64)[alike]
-    found, kind = _kinds(ops[alike], np.column_stack([parts["size"] for parts in of_ranks])[alike])
+    startup = np.logical_and.reduce([parts["startup"] for parts in of_ranks]).astype(np.uint8)
+    sizes = np.column_stack([parts["size"] for parts in of_ranks])
+    found, kind = _kinds(ops[alike], startup[alike], sizes[alike])
     duration = np.column_stack([parts["duration"] for parts in of_ranks])
     of_ranks.clear()
     order = np.lexsort((slot, kind))  # stable: in the order of their numbers
@@ -153,14 +168,15 @@ def _in_order(read: list[_Parts]) -> _Parts:
     return once
 
 
-def _kinds(ops: npt.NDArray[np.uint8], sizes: npt.NDArray[np.uint8]) -> tuple[list[Kind], Ints]:
+def _kinds(ops: _Bytes, startup: _Bytes, sizes: _Bytes) -> tuple[list[Kind], Ints]:
     """Return the different kinds, and which one each collective is; ``sizes``: classes plus 1, of shape [collectives, ranks]."""
-    rows = np.ascontiguousarray(np.column_stack((ops, sizes)))
+    rows = np.ascontiguousarray(np.column_stack((ops, startup, sizes)))
     _, first, which = np.unique(
         rows.view(np.dtype((np.void, rows.shape[1]))).ravel(), return_index=True, return_inverse=True
     )
     kinds = [
-        Kind(ev.OPS[op - 1], [1 << of - 1 if of else None for of in by_rank]) for op, *by_rank in rows[first].tolist()
+        Kind(ev.OPS[op - 1], [1 << of - 1 if of else None for of in by_rank], early > 0)
+        for op, early, *by_rank in rows[first].tolist()
     ]
     return kinds, which.astype(np.int64)
 

@@ -141,7 +141,7 @@ def build(
     of_ranks = list(counts.usual_of.values())
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
     # ``counts`` covers only the steps that can be read; the sums cover the whole job.
-    operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
+    operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
     waits = {row.by["rank"]: row for row in by_rank}
     known = facts(agent, job, counts, findings)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.advice_input import Counts, longer_of_groups
+from commwatch.analysis.advice_input import Counts, Sums, longer_of_groups
 from commwatch.core.api_views import Row
 from commwatch.core.views import StepView
 
@@ -28,7 +28,8 @@ def counts(long: int, waits_s: dict[int, float]) -> Counts:
     steps = {rank: [step(rank, seq, 0.05) for seq in range(10)] for rank in (0, 1)}
     usual = {rank: list(of) for rank, of in steps.items()}
     steps[1] += [step(1, 10 + seq, 1.05, long=True) for seq in range(long)]
-    return Counts(0, steps, usual, [], [of_rank(rank, wait_s) for rank, wait_s in waits_s.items()], {"data": 0.5})
+    sums = Sums([], [of_rank(rank, wait_s) for rank, wait_s in waits_s.items()])
+    return Counts(0, steps, usual, sums, sums, {"data": 0.5})
 
 
 @pytest.mark.parametrize(("waits_s", "waited_s"), [({0: 9.0, 1: 0.5}, 0.5), ({0: 0.5, 1: 9.0}, 4.0), ({0: 9.0}, 0.0)])

@@ -152,7 +152,7 @@ class ReferenceRank:
         self.names, self.joins = Names(), joins
         self.names.learn(names)
         self.cells: dict[tuple[int, CellKey], Cell] = {}
-        self.slot_ns, self.first_n = 0, -1
+        self.slot_ns, self.first_n, self.marked = 0, -1, False
         self.nonsense, self.on_device = 0, False
         self.failures: list[ev.Record] = []
         self.last_seq: dict[int, int] = {}
@@ -209,6 +209,7 @@ class ReferenceRank:
             self.nonsense += 1
         elif record.op == ev.STEP_MARK:
             self.steps.mark(record)
+            self.marked = True
             self.marks_ns = self.marks_ns[1], record.end_ns
         else:
             self._roll(record.end_ns + self.offset_ns)
@@ -221,7 +222,7 @@ class ReferenceRank:
     def _only_counted(self, record: ev.Record) -> None:
         self.came_out_ns = self.ended_ns = 0
         number, size = max(1, record.waited_us), record.size_bytes
-        key = CellKey(_apart(record.group), record.op, ev.size_log2(-(-size // number)))
+        key = CellKey(_apart(record.group), record.op, ev.size_log2(-(-size // number)), not self.marked)
         self._cell(key).count_unmeasured(size, failed=False, number=number)
         if self.names.op_name(record.op) in ev.P2P:
             messages = self.messages.setdefault((key.group, record.op, -1), Messages())
@@ -233,7 +234,7 @@ class ReferenceRank:
 
     def _operation(self, record: ev.Record) -> None:
         name, flags = self.names.op_name(record.op), record.flags
-        key = CellKey(_apart(record.group), record.op, ev.size_log2(record.size_bytes))
+        key = CellKey(_apart(record.group), record.op, ev.size_log2(record.size_bytes), not self.marked)
         cell, message = self._cell(key), name in ev.P2P
         if not message and not flags & ev.FAILED:
             self.last_seq[record.group], self.launched_ns[record.group] = record.seq, record.launch_ns
@@ -244,7 +245,7 @@ class ReferenceRank:
         factor = bus_factor(name, self.names.group(key.group).size) or 0.0
         self._timed(cell, record, factor)
         if record.timing == ev.BY_NCCL and not record.aux & ev.SHARED_KERNEL:
-            ran = self.ran.setdefault((key, record.aux), Ran())
+            ran = self.ran.setdefault((key._replace(startup=False), record.aux), Ran())
             queued_ns = max(0, record.start_ns - record.launch_ns)
             ran.add(record.size_bytes, record.size_bytes * factor, record.end_ns - record.start_ns, queued_ns)
         came_out = self.came_out_ns

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import Cell, Counted, GroupInfo
+from commwatch.core.cells import Cell, Counted, GroupInfo, StepRecord
 from commwatch.core.views import WaitView
 from commwatch.history.store import Writer
 from commwatch.ingest.collective_join import Part, split
@@ -36,8 +36,16 @@ Record = tuple[int, ...]
 Ranks = Mapping[int, Sequence[Record]]
 
 
-def history(path: Path, ranks: Ranks, *, ahead_ns: int = 0, groups: Sequence[GroupInfo] = (WORLD,), **who: Any) -> Path:
-    """The history of a node: its ranks' records, by a clock that is ahead."""
+def history(
+    path: Path,
+    ranks: Ranks,
+    *,
+    ahead_ns: int = 0,
+    groups: Sequence[GroupInfo] = (WORLD,),
+    steps_from: int | None = None,
+    **who: Any,
+) -> Path:
+    """The history of a node: its ranks' records, by a clock that is ahead, and one step that begins at ``steps_from`` on it."""
     store = Writer(path)
     for rank, records in ranks.items():
         about = identity(job="job", rank=rank, **{"wall_offset_ns": NOW + ahead_ns, **who})
@@ -45,6 +53,8 @@ def history(path: Path, ranks: Ranks, *, ahead_ns: int = 0, groups: Sequence[Gro
         for number, group in enumerate(groups):
             store.group(row.id, number, group)
         store.append(row, records_of(*records), len(records))
+        if steps_from is not None:
+            store.steps(row, [StepRecord(1, steps_from, steps_from + S, None, None)], None)
     assert store.commit()
     store.close()
     return path
@@ -101,6 +111,31 @@ def test_waits_are_those_of_a_join(
     assert sums(list(joined_waits([one, other]))) == expected(ranks)
     assert sums(list(joined_waits([other, one, replace(one)]))) == expected(ranks), "an agent with two addresses"
     assert list(joined_waits([one])) == list(joined_waits([other])) == [], "a node is missing"
+
+
+def test_startup_apart(tmp_path: Path) -> None:
+    """Waits before the first step of the ranks are apart from those in steps, and are added to cells of the startup only."""
+    ranks, begin_ns = collectives(60, 4), 7 * S
+    one = sent(history(tmp_path / "one", {0: ranks[0]}, steps_from=begin_ns))
+    other = sent(history(tmp_path / "other", {1: ranks[1], 2: ranks[2]}, ahead_ns=S // 2, steps_from=begin_ns))
+    found = list(joined_waits([one, other]))
+    early, late = ([each for each in found if each.startup is startup] for startup in (True, False))
+    before = {rank: [each for each in of if each[10] <= begin_ns] for rank, of in ranks.items()}
+    assert sum(each.joined for each in early if not each.rank) == len(before[0]) == 21
+    assert sum(each.wait_ns for each in early) == sum(wait for _, wait in expected(before).values())
+    assert sum(each.joined for each in late if not each.rank) == 39
+    kinds = [each for each in found if (each.rank, each.op) == (0, "all_reduce")]
+    cells: dict[tuple[int | None, bool], Cell] = defaultdict(Cell)
+    for each in kinds:
+        cells[each.size, each.startup].count += each.joined
+    counted = [
+        Counted("job", 0, "world", "world", 3, "all_reduce", size, cell, startup=startup)
+        for (size, startup), cell in cells.items()
+    ]
+    JobWaits(found).add_to(counted, 0)
+    for startup in (True, False):
+        waits = [cell.wait_ns for (_, of), cell in cells.items() if of is startup]
+        assert sum(waits) == sum(each.wait_ns for each in kinds if each.startup is startup)
 
 
 def test_clocks_are_not_compared(tmp_path: Path) -> None:
