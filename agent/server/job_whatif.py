@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from commwatch.analysis.queries import QueryService
@@ -13,14 +13,21 @@ from commwatch.report.timeline_export import Window, own_trace
 from commwatch.report.timeline_parts import Page, TimelinePart, trace_of
 from commwatch.server.job_questions import read
 from commwatch.whatif.answers import Study, study
+from commwatch.whatif.model import Model
 from commwatch.whatif.questions import Question, changes_of
 
 
-def whatif(agent: QueryService, job: str, *, last_s: float | None, question: Question) -> Study:
-    """Return a study of a job on this node."""
+def whatif(
+    agent: QueryService, job: str, *, last_s: float | None, question: Question, runs: Sequence[str] = ()
+) -> Study:
+    """Return a study of a job on this node; ``runs``: other runs of the same training."""
+    model, *others = [_own_model(agent, each, last_s) for each in (job, *runs)]
+    return study(job, model, changes_of(question, _measured(agent)), dict(zip(runs, others, strict=True)))
+
+
+def _own_model(agent: QueryService, job: str, last_s: float | None) -> Model:
     with own_trace(agent.path, job, Window(last_s), (), alone=True) as own:
-        model = model_of([own], _world_size(agent, job), FEW_PARTS)
-    return study(job, model, changes_of(question, _measured(agent)))
+        return model_of([own], _world_size(agent, job), FEW_PARTS)
 
 
 def job_whatif(agent: QueryService, job: str, *, page: Page, question: Question, heard: Heard) -> JobWide[Study]:

@@ -178,7 +178,9 @@ def test_several_runs(tmp_path: Path) -> None:
         wait_for(lambda: len(running.get("/api/v1/steps?limit=1000")) == 10 * 30, "the steps")
         done = commwatch("whatif", "train", "--with", "wide", "--json", "--dir", tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
-        points = {point["ranks"]: point for point in json.loads(done.stdout)["forecast"]["points"]}
+        found = json.loads(done.stdout)
+        assert found == running.get("/api/v1/whatif?job=train&with=wide")
+        points = {point["ranks"]: point for point in found["forecast"]["points"]}
         assert {ranks: point["measured_s"] for ranks, point in points.items() if point["measured_s"] is not None} == {
             2: pytest.approx(STEP / 1e3),
             8: pytest.approx((STEP - EXCHANGE + 91) / 1e3),
@@ -188,6 +190,10 @@ def test_several_runs(tmp_path: Path) -> None:
             assert points[ranks]["step_s"] == pytest.approx((STEP - EXCHANGE + exchange) / 1e3, rel=0.01)
         text = commwatch("whatif", "train", "--with", "wide", "--dir", tmp_path).stdout
         assert "ranks    step  communication  efficiency  measured step" in text
+        for query, says in (("with=other", "no job 'other'"), ("with=wide&scope=job", "commwatch whatif --with")):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{running.url}/api/v1/whatif?job=train&{query}")
+            assert says in json.load(refused.value)["detail"]
         assert "no job 'other'" in one_line(commwatch("whatif", "train", "--with", "other", "--dir", tmp_path))
     for writer in writers:
         end_rank(writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -10,6 +11,7 @@ from commwatch.core.durations import LAST
 from commwatch.nodes.merging import JobWide
 from commwatch.report.recorded_steps import FEW_PARTS
 from commwatch.report.timeline_parts import Page
+from commwatch.server.history_queries import ApiError
 from commwatch.server.problems import ERRORS
 from commwatch.server.report_sources import WITHIN_S
 from commwatch.server.routes.params import (
@@ -68,6 +70,13 @@ def whatif(
     asked: Annotated[Question, Depends(question)],
     *,
     job: JobFilter = None,
+    runs: Annotated[
+        tuple[str, ...],
+        Query(
+            alias="with",
+            description="Another run of the same training, with another number of ranks; only with scope=node.",
+        ),
+    ] = (),
     last: Annotated[
         str, Query(description="How much of the job's end is replayed, such as 90s, 5m or 2h; all: the whole job.")
     ] = LAST,
@@ -77,7 +86,13 @@ def whatif(
     last_s = seconds_of_end(last)
     named = some_job(agent, job, scope)
     if scope == "node":
-        return answered(worker.text("whatif", job=named, last_s=last_s, question=asked))
+        for each in runs:
+            some_job(agent, each, scope)
+        return answered(worker.text("whatif", job=named, last_s=last_s, question=asked, runs=tuple(runs)))
+    if runs:
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, "with: only with scope=node; for all nodes use `commwatch whatif --with`"
+        )
     page = Page(last_s, None, None, FEW_PARTS // (others.number + 1))
     heard = others.ask(f"timeline_part?job,last={last},limit={page.most}", within_s=WITHIN_S)
     return answered(worker.text("job_whatif", job=named, page=page, question=asked, heard=heard))
