@@ -33,7 +33,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.helpers import PATIENCE_S, needs
 
-expect.set_options(timeout=12000)
+expect.set_options(timeout=60_000)
 _FAULTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 #: Roles, as Chromium calls them, of what is used, and of what is shown instead of text: each must have a name.
 _NAMED = {
