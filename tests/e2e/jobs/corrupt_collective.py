@@ -109,12 +109,11 @@ def corrupted(op: str, asynchronous: bool) -> None:
         elif op == "all_gather":
             work = dist.all_gather([torch.empty(SIZE) for _ in range(size)], mine, async_op=asynchronous)
         elif op == "all_to_all":
-            mine = torch.randn(size * SIZE)
-            outputs = [torch.empty(SIZE) for _ in range(size)]
-            work = dist.all_to_all(outputs, list(mine.split(SIZE)), async_op=asynchronous)
+            mine, given = torch.empty(size * SIZE), torch.randn(size * SIZE)
+            work = dist.all_to_all(list(mine.split(SIZE)), list(given.split(SIZE)), async_op=asynchronous)
         elif op == "all_to_all_single":
-            mine = torch.randn(size * SIZE)
-            work = dist.all_to_all_single(torch.empty(size * SIZE), mine, async_op=asynchronous)
+            mine = torch.empty(size * SIZE)
+            work = dist.all_to_all_single(mine, torch.randn(size * SIZE), async_op=asynchronous)
         else:
             work = dist.all_gather_into_tensor(torch.empty(size * SIZE), mine, async_op=asynchronous)
         if work is not None:
