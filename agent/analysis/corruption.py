@@ -27,7 +27,7 @@ _SAYS = {
 #: Of collectives, by cause. The ranks at fault; the others that were compared; the rank that gave the data.
 _IN_COLLECTIVES = {
     "received": "corruption: rank {0} received other data than rank {2} sent",
-    "sent": "corruption: the other ranks received other data than rank {0} was to send",
+    "sent": "corruption: other ranks received other data than rank {0} was to send",
     "result": "corruption: the result of rank {0} differs from that of rank {1}",
     "one_of": "corruption: the data of one of the ranks {0} are wrong, or become wrong between them",
     "diverged": "corruption: no two of the ranks {0} have the same data",

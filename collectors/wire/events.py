@@ -17,7 +17,7 @@ STEP_MARK = 0
 #: A checksum of replicated parameters, or of the data of a collective. It has the shape of a damaged record, because ``start_ns`` is after
 #: ``end_ns``: all readers of operations, and agents that do not know it, skip it. ``Checksum`` has its fields.
 CHECKSUM = 255
-#: Place of the checksum of a collective's input.
+#: Place of the checksum of a collective's input; in an ``all_to_all``, of what is for the first rank of the group. That for the next one is before it.
 INPUT = -1
 #: Canonical operation names; the code of an op in a record is its place in this table, from 1.
 OPS = (
@@ -146,8 +146,8 @@ class Checksum(NamedTuple):
     """The fields of the record of a checksum: what ``collectors/probe/checks/torch_checksums.py`` makes of a tensor.
 
     By default the tensor is a parameter on one rank after a step. If ``set`` is negative, it belongs to a collective with the code ``-set``. Then
-    ``place`` is the place of an output, or ``INPUT`` for what this rank gave; ``step`` is the number of the collective in its group, and ``number``
-    counts the records of this check.
+    ``place`` is the place of an output, or, from ``INPUT`` down, that of what this rank gave; ``step`` is the number of the collective in its
+    group, and ``number`` counts the records of this check.
     """
 
     group: int

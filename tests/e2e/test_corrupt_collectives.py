@@ -13,7 +13,7 @@ from tests.helpers import RunningAgent, agent, wait_for
 
 AT = 20
 #: The kinds of jobs, as they print them at their end.
-HEALTHY = ("unused_parameters", "sharded", "tensor_parallel", "pipelined", "unusual")
+HEALTHY = ("unused_parameters", "sharded", "tensor_parallel", "pipelined", "experts", "unusual")
 NEEDS_NATIVE = "commwatch: collectives are not checked for corrupt data: that needs the native hook"
 
 
@@ -37,7 +37,7 @@ class Flip(NamedTuple):
     @property
     def name(self) -> str:
         """The canonical name of the operation."""
-        return self.op.removesuffix("_into_tensor")
+        return self.op.removesuffix("_into_tensor").removesuffix("_single")
 
 
 FLIPS = (
@@ -49,6 +49,11 @@ FLIPS = (
     Flip("all_gather_into_tensor", "received", 1, "received", (1,), "rank 1 received other data than rank 0 sent"),
     Flip("broadcast", "received", 2, "received", (2,), "rank 2 received other data than rank 1 sent", call="async"),
     Flip("broadcast", "sent", 1, "sent", (1,), "received other data than rank 1 was to send"),
+    Flip("all_to_all", "received", 1, "one_of", (0, 1), "one of the ranks 0-1", call="async"),
+    Flip("all_to_all", "sent", 2, "one_of", (0, 2), "one of the ranks 0, 2"),
+    Flip("all_to_all_single", "received", 2, "one_of", (0, 2), "one of the ranks 0, 2"),
+    Flip("all_to_all_single", "received", 1, "one_of", (0, 1), "one of the ranks 0-1", call="async"),
+    Flip("all_to_all_single", "everywhere", 1, "received", (1,), "rank 1 received other data than rank"),
 )  # fmt: skip
 
 
@@ -82,10 +87,12 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
     """A flip is found in its operation, and only there, although the user overwrites the data at once; rank and origin are right."""
     job = started(watching.directory, flip.job, flip.ranks, flip.op, str(flip.rank), str(AT), flip.where, flip.call)
     try:
-        (verdict,) = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
+        verdict, *others = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
+        assert len(others) == (flip.ranks - 1 if flip.where == "everywhere" else 0)  # one for each slice
+        assert all((each["cause"], each["ranks"]) == (verdict["cause"], verdict["ranks"]) for each in others)
         until = compared(watching, flip.job) + 20
         wait_for(lambda: compared(watching, flip.job) > until, "later operations")
-        (later,) = verdicts_of(watching, flip.job)
+        later = verdicts_of(watching, flip.job)[0]
     finally:
         printed = job.end()
     assert (verdict["cause"], tuple(verdict["ranks"])) == (flip.cause, flip.culprits)

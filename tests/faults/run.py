@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,16 +80,21 @@ class Place(NamedTuple):
 
 @contextmanager
 def ranks(
-    command: list[str], places: Sequence[Place], name: str, checks: str = ""
+    command: list[str],
+    places: Sequence[Place],
+    name: str,
+    checks: str = "",
+    schedule: Mapping[str, str] = CHECKS,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks of a job, each started by itself, so that none ends when another does; killed at the end.
 
     Args:
         checks: what is checked for corrupt data, as in ``Scenario``.
+        schedule: how often.
     """
     env = {"WORLD_SIZE": str(len(places)), "STORE": str(places[0].directory / f"{name}.store")}
     if checks:
-        env |= {"COMMWATCH_CHECKSUMS": checks, **CHECKS}
+        env |= {"COMMWATCH_CHECKSUMS": checks, **schedule}
     started = list[subprocess.Popen[str]]()
     try:
         for rank, place in enumerate(places):

@@ -131,6 +131,8 @@ CHECKED = [
     *(Scenario("ddp4", "flip", ranks, CORRUPT, size=5, checks="replicas") for ranks in ((4,), (1, 3))),
     *(Scenario(shape, "flip_received", (1,), CORRUPT, checks="collectives") for shape in ("plain", "loader", "fsdp", "shards")),
     *(Scenario("ddp4", "flip_received", (rank,), CORRUPT, size=3, checks="all") for rank in (0, 2)),
+    Scenario("experts", "flip_received", (1,), CORRUPT, checks="collectives"),
+    Scenario("experts", "flip_received", (0,), CORRUPT, size=2, checks="all"),
     *(
         Scenario(shape, "nothing", (0,), checks="all")
         for shape in ("plain", "ddp4", "overlap", "accumulated", "fsdp", "shards", "grid", "mesh", "experts", "pipe", "loader")

@@ -1,12 +1,13 @@
 """Compares the checksums of collectives over the ranks of this node: which rank has other data than it should have, and where from. Pure.
 
 Where the rank that gave the data has a checksum of it, as in a broadcast and in an all_gather, that is what all others must have received. The
-result of an all_reduce must be equal on all ranks: most of them are taken to be right.
+result of an all_reduce must be equal on all ranks: most of them are taken to be right. In an all_to_all each slice has one receiver: of a slice that
+has become wrong, neither rank is known to be right, unless one of them has wrong slices with several ranks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -36,10 +37,10 @@ class Check(NamedTuple):
     """The checksums of one collective on one rank."""
 
     op: str
-    #: By place: in an all_gather by rank in the group, else there is one.
+    #: By place: in an all_gather and in an all_to_all by rank in the group, else there is one.
     outputs: tuple[Sums, ...]
-    #: Of what this rank gave to others; ``None``: nothing that they receive as it is.
-    given: Sums | None
+    #: Of what this rank gave to others: in an all_to_all by rank in the group, else to all the same. Empty: nothing that they receive as it is.
+    given: tuple[Sums, ...]
     #: By the rank's clock, in ns.
     taken_ns: int
 
@@ -64,12 +65,15 @@ def faults(checks: Mapping[int, Check], members: tuple[int, ...]) -> Iterator[Fa
     first = next(iter(checks.values()))
     if any((each.op, len(each.outputs)) != (first.op, len(first.outputs)) for each in checks.values()):
         return  # ranks that call different operations have a verdict of their own
+    if first.op == "all_to_all":
+        yield from dict.fromkeys(_exchanged(checks, members))
+        return
     found: dict[Fault, None] = {}
     for place in range(len(first.outputs)):
         values = {rank: check.outputs[place] for rank, check in checks.items()}
         source = _source(checks, members, first.op, place)
-        given = None if source is None else checks[source].given
-        fault = _among(values) if source is None or given is None else _against(given, source, values)
+        given = () if source is None else checks[source].given
+        fault = _among(values) if source is None or not given else _against(given[0], source, values)
         if fault is not None:
             cause, ranks = fault
             found[Fault(first.op, cause, tuple(sorted(ranks)), source)] = None
@@ -80,7 +84,34 @@ def _source(checks: Mapping[int, Check], members: tuple[int, ...], op: str, plac
     """Return the rank that gave what is at this place; ``None`` if it is not among these, or there is none."""
     if op == "all_gather":
         return members[place] if place < len(members) and members[place] in checks else None
-    return next((rank for rank, check in checks.items() if check.given is not None), None)
+    return next((rank for rank, check in checks.items() if check.given), None)
+
+
+def _exchanged(checks: Mapping[int, Check], members: tuple[int, ...]) -> Iterator[Fault]:
+    """Yield what is wrong in an all_to_all: each slice has one giver and one receiver."""
+    if any((len(each.given), len(each.outputs)) != (len(members), len(members)) for each in checks.values()):
+        return
+    here = [(at, rank) for at, rank in enumerate(members) if rank in checks]
+    wrong = [
+        (source, rank)
+        for of, source in here
+        for to, rank in here
+        if checks[source].given[to] != checks[rank].outputs[of]
+    ]
+    peers = defaultdict[int, set[int]](set)
+    for source, rank in wrong:
+        peers[source].add(rank)
+        peers[rank].add(source)
+    for pair in wrong:
+        source, rank = pair
+        # What is wrong with several ranks is at fault, and so is one whose own slice is wrong.
+        suspects = {each for each in pair if len(peers[each]) > 1} or set(pair)
+        if suspects == {rank}:
+            yield Fault("all_to_all", "received", (rank,), source)
+        elif suspects == {source}:
+            yield Fault("all_to_all", "sent", (source,), source)
+        else:
+            yield Fault("all_to_all", "one_of", tuple(sorted(pair)), source)
 
 
 def _against(given: Sums, source: int, values: Mapping[int, Sums]) -> tuple[Cause, Iterable[int]] | None:
@@ -150,14 +181,14 @@ class GroupChecks:
         self.ranks[totals.rank] = totals
         filling = self._filling.setdefault(totals.rank, {})
         for record in records:
-            if not ev.INPUT <= record.place < _MOST_OUTPUTS:
+            if not -_MOST_OUTPUTS <= record.place < _MOST_OUTPUTS:
                 continue
             sums = filling.setdefault(record.step, {})
             sums[record.place] = record.plain, record.weighted
             if len(sums) == record.number:
                 del filling[record.step]
-                given = sums.pop(ev.INPUT, None)
-                outputs = tuple(sums[place] for place in sorted(sums))
+                given = tuple(sums[place] for place in sorted(sums, reverse=True) if place <= ev.INPUT)
+                outputs = tuple(sums[place] for place in sorted(sums) if place > ev.INPUT)
                 self._complete(totals.rank, record.step, Check(op, outputs, given, record.taken_ns))
         while len(filling) > _MOST_FILLING:
             del filling[next(iter(filling))]  # the ring was overwritten before all of it was read

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "format.h"
 
@@ -39,6 +40,19 @@ inline Sums checksum(const char* data, size_t bytes, size_t element) {
   for (const char *at = data + 8 * words, *end = data + bytes; at < end; at += element) {
     const int64_t value = element == 1 ? read_at<int8_t>(at) : element == 2 ? read_at<int16_t>(at) : read_at<int32_t>(at);
     sums.add(static_cast<uint64_t>(value), ++position);
+  }
+  return sums;
+}
+
+// The sums of slices that follow one another.
+//
+// lengths: of the slices, in units of so many bytes.
+inline std::vector<Sums> checksums(const char* data, const std::vector<int64_t>& lengths, size_t unit, size_t element) {
+  std::vector<Sums> sums;
+  for (const int64_t length : lengths) {
+    const size_t bytes = static_cast<size_t>(length) * unit;
+    sums.push_back(checksum(data, bytes, element));
+    data += bytes;
   }
   return sums;
 }

@@ -79,6 +79,7 @@ _NUMBERS = {
     "kChecksum": events.CHECKSUM,
     "kAllReduce": events.OP_CODE["all_reduce"],
     "kAllGather": events.OP_CODE["all_gather"],
+    "kAllToAll": events.OP_CODE["all_to_all"],
     "kBroadcast": events.OP_CODE["broadcast"],
     "kNoGroup": events.NO_GROUP,
     "kTags": events.TAGS,

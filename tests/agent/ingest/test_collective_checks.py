@@ -13,7 +13,7 @@ from tests.helpers import group_entry, identity, packed
 
 #: Time between two collectives.
 S = 1_000_000_000
-#: Checksums by place, the input at ``INPUT``.
+#: Checksums by place, the input from ``INPUT`` down.
 Values = dict[int, int]
 
 
@@ -77,13 +77,24 @@ def sent(ranks: int, root: int, **wrong: int) -> list[Values]:
     return values
 
 
+def exchanged(ranks: int, *wrong: tuple[int, int]) -> list[Values]:
+    """What ranks have of an all_to_all in which rank r gives 10 * r + k to rank k; ``wrong``: pairs of giver and receiver whose slice is wrong."""
+    values: list[Values] = [{} for _ in range(ranks)]
+    for of in range(ranks):
+        for to in range(ranks):
+            values[of][ev.INPUT - to] = 10 * of + to
+            values[to][of] = 10 * of + to if (of, to) not in wrong else 99
+    return values
+
+
 def test_equal() -> None:
     """Equal data has no fault; the records are neither operations nor damaged."""
     job = Job(3)
     job.check("all_reduce", 0, {0: 5}, {0: 5}, {0: 5})
     job.check("all_gather", 1, *gathered(3))
     job.check("broadcast", 2, *sent(3, 1))
-    assert (job.found, job.checks.compared) == ([], 3)
+    job.check("all_to_all", 3, *exchanged(3))
+    assert (job.found, job.checks.compared) == ([], 4)
     assert [(totals.nonsense, dict(totals.cells())) for totals in job.ranks] == [(0, {})] * 3
 
 
@@ -124,6 +135,27 @@ def test_all_gather() -> None:
     assert [fault for fault, *_ in job.found] == [Fault("all_gather", "one_of", (0, 1), 0)]
 
 
+def test_all_to_all() -> None:
+    """Of a wrong slice, giver and receiver are named; if a rank has wrong slices with several ranks, it alone is."""
+
+    def found(*wrong: tuple[int, int], ranks: int = 4) -> list[tuple[str, tuple[int, ...], int | None]]:
+        job = Job(ranks)
+        job.check("all_to_all", 0, *exchanged(ranks, *wrong))
+        assert all((episode.fault.op, episode.number) == ("all_to_all", 1) for episode in job.checks.episodes)
+        return [(fault.cause, fault.ranks, fault.source) for fault, *_ in job.found]
+
+    assert found((2, 0)) == [("one_of", (0, 2), 2)]
+    assert found((2, 0), (0, 2)) == [("one_of", (0, 2), 0), ("one_of", (0, 2), 2)]
+    assert found((0, 1), (2, 3)) == [("one_of", (0, 1), 0), ("one_of", (2, 3), 2)]
+    assert found((0, 2), (1, 2), (3, 2)) == [("received", (2,), 0), ("received", (2,), 1), ("received", (2,), 3)]
+    assert found((1, 0), (1, 3)) == [("sent", (1,), 1)]
+    assert found((1, 0), (3, 1)) == [("sent", (1,), 1), ("received", (1,), 3)]
+    assert found((3, 3)) == [("received", (3,), 3)]
+    assert found((3, 3), (3, 0)) == [("sent", (3,), 3), ("received", (3,), 3)]
+    assert found((0, 1), (1, 2), (2, 0)) == [("one_of", (0, 1), 0), ("one_of", (1, 2), 1), ("one_of", (0, 2), 2)]
+    assert found((1, 0), ranks=2) == [("one_of", (0, 1), 1)]
+
+
 def test_broadcast() -> None:
     """The root has what all must receive, even if most have something else."""
     job = Job(4)
@@ -146,6 +178,10 @@ def test_ranks_of_other_nodes() -> None:
     for number in (0, 20, 40):  # the rings of this node are found within 10 s
         job.check("all_gather", number, *values)
     assert job.found == [(Fault("all_gather", "result", (1,), None), 0, None)]
+    job = Job(8, here=3)
+    for number in (0, 20, 40):
+        job.check("all_to_all", number, *exchanged(8, (6, 1), (2, 7), (0, 2))[:3])
+    assert job.found == [(Fault("all_to_all", "one_of", (0, 2), 0), 0, None)]
     job = Job(8, here=1)
     job.check("all_gather", 0, gathered(8)[0])
     job.check("all_gather", 20, gathered(8)[0])
@@ -189,12 +225,14 @@ def test_damaged() -> None:
     job = Job(2)
     for number in range(100):
         job.ranks[0].ingest(job.records("all_gather", number, dict.fromkeys(range(50, 200), 1)))
-        job.ranks[0].ingest(job.records("all_reduce", number, {-7: 1, 0: 2}))
+        job.ranks[0].ingest(job.records("all_reduce", number, {-70: 1, 0: 2}))
+        job.ranks[0].ingest(job.records("all_to_all", 100 + number, {-7: 1, 0: 2}))
+        job.ranks[1].ingest(job.records("all_to_all", 100 + number, {-2: 1, 0: 2}))
     strange = ev.Checksum(0, -200, 0, 1, 1, 1, 1, S)
     elsewhere = ev.Checksum(9, -1, 0, 1, 1, 1, 1, S)
     job.ranks[0].ingest(packed(strange.fields(), elsewhere.fields()))
     job.check("all_reduce", 500, {0: 1}, {0: 1})
-    assert (job.found, job.checks.compared) == ([], 1)
+    assert (job.found, job.checks.compared) == ([], 101)
     assert len(job.checks._filling[0]) <= 16
     (every,) = job.aggregate.jobs.values()
     assert len(every.checked) <= MOST_GROUPS

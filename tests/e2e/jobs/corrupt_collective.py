@@ -1,6 +1,7 @@
 """Collectives in which a bit flips on one rank, below the hook: in what it has received, or in what it sends; and healthy jobs of several kinds.
 
-Arguments: the operation, or ``healthy``; on which rank; in which operation of the group; ``received`` or ``sent``; ``async`` if it is.
+Arguments: the operation, or ``healthy``; on which rank; in which operation of the group; ``received``, ``everywhere`` (in each slice of it) or ``sent``;
+``async`` if it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from common import begin
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -36,7 +38,7 @@ class Faulty:
     """Kernels below the hook that call Gloo, and flip a bit in one operation.
 
     Args:
-        where: ``received`` or ``sent``.
+        where: ``received``, ``everywhere`` or ``sent``.
         at: number of the operation in the group.
     """
 
@@ -48,7 +50,7 @@ class Faulty:
         """Replace torch's kernels by these."""
         library = torch.library.Library("c10d", "IMPL")
         with warnings.catch_warnings(action="ignore"):  # that they are replaced
-            for name in ("allreduce_", "broadcast_", "allgather_", "_allgather_base_"):
+            for name in ("allreduce_", "broadcast_", "allgather_", "_allgather_base_", "alltoall_", "alltoall_base_"):
                 library.impl(name, getattr(self, name.strip("_")), "CPU", allow_override=True)
         yield
         library._destroy()
@@ -64,6 +66,9 @@ class Faulty:
         work.wait()
         if self._where == "received":
             flip(received)
+        elif self._where == "everywhere":
+            for each in received.split(SIZE):
+                flip(each)
         return work.boxed()
 
     def allreduce(self, tensors: Any, group: Any, op: Any, *_: Any) -> Any:
@@ -83,6 +88,14 @@ class Faulty:
         given = given.clone()
         return output, self._call(group, lambda gloo: gloo._allgather_base(output, given), given, output)
 
+    def alltoall(self, outputs: Any, inputs: Any, group: Any, *_: Any) -> Any:
+        inputs = [each.clone() for each in inputs]
+        return outputs, self._call(group, lambda gloo: gloo.alltoall(outputs, inputs), inputs[0], outputs[0])
+
+    def alltoall_base(self, output: Any, given: Any, group: Any, outputs: list[int], inputs: list[int], *_: Any) -> Any:
+        given = given.clone()
+        return self._call(group, lambda gloo: gloo.alltoall_base(output, given, outputs, inputs), given, output)
+
 
 def corrupted(op: str, asynchronous: bool) -> None:
     """Call one operation again and again, until killed."""
@@ -95,6 +108,12 @@ def corrupted(op: str, asynchronous: bool) -> None:
             work = dist.broadcast(mine, 1, async_op=asynchronous)
         elif op == "all_gather":
             work = dist.all_gather([torch.empty(SIZE) for _ in range(size)], mine, async_op=asynchronous)
+        elif op == "all_to_all":
+            mine, given = torch.empty(size * SIZE), torch.randn(size * SIZE)
+            work = dist.all_to_all(list(mine.split(SIZE)), list(given.split(SIZE)), async_op=asynchronous)
+        elif op == "all_to_all_single":
+            mine = torch.empty(size * SIZE)
+            work = dist.all_to_all_single(mine, torch.randn(size * SIZE), async_op=asynchronous)
         else:
             work = dist.all_gather_into_tensor(torch.empty(size * SIZE), mine, async_op=asynchronous)
         if work is not None:
@@ -176,6 +195,29 @@ def pipelined() -> None:
         optimizer.zero_grad()
 
 
+def experts() -> None:
+    """Each rank has an expert: the router decides how many tokens go to which, none to some, and each comes back to where it was."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    assert world is not None
+    torch.manual_seed(rank)
+    expert, router = nn.Linear(24, 24), DistributedDataParallel(nn.Linear(24, size))
+    optimizer = torch.optim.SGD([*expert.parameters(), *router.parameters()], lr=0.01)
+    for number in range(30):
+        tokens = torch.randn(17 + rank, 24)
+        scores = router(tokens).softmax(1)
+        chosen = scores.argmax(1) if number % 3 else torch.zeros(len(tokens), dtype=torch.int64)
+        sent = torch.bincount(chosen, minlength=size)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        there, here = sent.tolist(), received.tolist()
+        given = functional.all_to_all_single_autograd(tokens[chosen.argsort()], here, there, world)
+        back = functional.all_to_all_single_autograd(expert(given), there, here, world)
+        (back.square().mean() + scores.amax(1).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def unusual() -> None:
     """Outputs that share memory, that have gaps, that are of other types or empty; a world of which ranks have groups of their own."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -194,9 +236,13 @@ def unusual() -> None:
         dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
         if rank != 1:
             dist.all_reduce(torch.randn(5), group=some)
+        given = torch.full((size, 3), complex(rank, number))
+        dist.all_to_all_single(torch.empty_like(given), given)
+        dist.all_to_all(list(torch.empty(size, 3)), [torch.full((3,), float(rank))] * size)
+        dist.all_to_all_single(torch.empty(size, 0), torch.empty(size, 0))
 
 
-HEALTHY = (unused_parameters, sharded, tensor_parallel, pipelined, unusual)
+HEALTHY = (unused_parameters, sharded, tensor_parallel, pipelined, experts, unusual)
 
 
 def main() -> None:

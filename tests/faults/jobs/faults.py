@@ -169,18 +169,19 @@ def flip(step: int) -> None:
 
 
 class Received:
-    """Kernels below the hook that call Gloo, and flip a bit of what an all_reduce or an all_gather has given to this rank."""
+    """Kernels below the hook that call Gloo, and flip a bit of what an operation has given to this rank; in an all_to_all, of what each rank has."""
 
     library: Any = None
     #: Whether the next operation of this step is to be wrong.
     due = False
 
     @classmethod
-    def end(cls, work: Any, received: torch.Tensor) -> Any:
-        if cls.due and received.numel() > 37:
+    def end(cls, work: Any, *received: torch.Tensor) -> Any:
+        if cls.due and received[0].numel() > 37:
             cls.due = False
             work.wait()
-            flip_bit(received)
+            for each in received:
+                flip_bit(each)
         return work.boxed()
 
     @classmethod
@@ -190,6 +191,12 @@ class Received:
     @classmethod
     def all_gather(cls, output: torch.Tensor, given: torch.Tensor, group: Any, *_: Any) -> Any:
         return output, cls.end(gloo_of(group)._allgather_base(output, given), output)
+
+    @classmethod
+    def all_to_all(cls, output: Any, given: Any, group: Any, outputs: list[int], inputs: list[int], *_: Any) -> Any:
+        return cls.end(
+            gloo_of(group).alltoall_base(output, given, outputs, inputs), *output.chunk(dist.get_world_size())
+        )
 
 
 def gloo_of(group: Any) -> Any:
@@ -202,6 +209,7 @@ def flip_received(step: int) -> None:
         Received.library = torch.library.Library("c10d", "IMPL")
         Received.library.impl("allreduce_", Received.all_reduce, "CPU", allow_override=True)
         Received.library.impl("_allgather_base_", Received.all_gather, "CPU", allow_override=True)
+        Received.library.impl("alltoall_base_", Received.all_to_all, "CPU", allow_override=True)
     Received.due = True
 
 

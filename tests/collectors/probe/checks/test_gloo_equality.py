@@ -1,4 +1,5 @@
-"""What the checks of collectives rely on: with Gloo these operations give equal bits on all ranks. For other backends it is not shown."""
+"""What the checks of collectives rely on: with Gloo these operations give equal bits on all ranks, or the bits that were sent. For other backends it is
+not shown."""
 
 from __future__ import annotations
 
@@ -75,3 +76,30 @@ def test_equal_bits(ranks: int, dtype: torch.dtype) -> None:
     first, *others = on_ranks(ranks, do)
     assert first is not None
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sent_bits(ranks: int, dtype: torch.dtype) -> None:
+    """An all_to_all gives each rank the bits that were sent to it, also in slices of different lengths, some of them empty."""
+
+    def given(rank: int, size: int) -> torch.Tensor:
+        return values(rank, size, dtype)
+
+    def do(group: Any, rank: int) -> None:
+        for size in SIZES:
+            equal = torch.empty(ranks * size, dtype=dtype)
+            group.alltoall_base(equal, given(rank, ranks * size), [], []).wait()
+            sent = [given(other, ranks * size).split(size)[rank] for other in range(ranks)]
+            assert bits(equal) == bits(torch.cat(sent))
+            each = [torch.empty(size, dtype=dtype) for _ in range(ranks)]
+            group.alltoall(each, list(given(rank, ranks * size).split(size))).wait()
+            assert [bits(part) for part in each] == [bits(part) for part in sent]
+            lengths = [[(of + 2 * to) % 3 * size for to in range(ranks)] for of in range(ranks)]
+            received = [lengths[of][rank] for of in range(ranks)]
+            uneven = torch.empty(sum(received), dtype=dtype)
+            group.alltoall_base(uneven, given(rank, sum(lengths[rank])), received, lengths[rank]).wait()
+            sent = [given(of, sum(lengths[of])).split(lengths[of])[rank] for of in range(ranks)]
+            assert bits(uneven) == bits(torch.cat(sent))
+
+    on_ranks(ranks, do)

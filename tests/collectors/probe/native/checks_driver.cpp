@@ -1,10 +1,12 @@
 // Reads an interval and a budget, then pairs of a time in s and of what checks have taken in ns until then. Prints after each pair which of the first
-// numbers are checked. With arguments: the sums of a file, by the size of its elements and where it begins in memory.
+// numbers are checked. With arguments: the sums of a file, by the size of its elements and where it begins in memory; with lengths after these, in
+// elements, the sums of slices.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "checks.h"
 
@@ -13,8 +15,13 @@ int main(int argc, char** argv) {
     std::ifstream file(argv[1], std::ios::binary);
     const std::string data = std::string(static_cast<size_t>(atoi(argv[3])), ' ') + std::string(std::istreambuf_iterator<char>(file), {});
     const size_t skipped = static_cast<size_t>(atoi(argv[3]));
-    const commwatch::Sums sums = commwatch::checksum(data.data() + skipped, data.size() - skipped, static_cast<size_t>(atoi(argv[2])));
-    printf("%llu %llu\n", static_cast<unsigned long long>(sums.plain), static_cast<unsigned long long>(sums.weighted));
+    const auto element = static_cast<size_t>(atoi(argv[2]));
+    std::vector<int64_t> lengths;
+    for (int at = 4; at < argc; ++at) lengths.push_back(atoi(argv[at]));
+    if (lengths.empty()) lengths.push_back(static_cast<int64_t>((data.size() - skipped) / element));
+    for (const commwatch::Sums& sums : commwatch::checksums(data.data() + skipped, lengths, element, element)) {
+      printf("%llu %llu\n", static_cast<unsigned long long>(sums.plain), static_cast<unsigned long long>(sums.weighted));
+    }
     return 0;
   }
   commwatch::Checks checks;

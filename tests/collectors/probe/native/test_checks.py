@@ -35,14 +35,36 @@ def test_sums(driver: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     """The sums are those of the probe's torch operations, for all sizes of the rest, wherever the data begins."""
     torch.manual_seed(1)
     for size in (0, 1, 3, 8, 1009):
-        tensor = (
-            (torch.randn(size) * 90).abs().to(dtype) if dtype is torch.uint8 else (torch.randn(size) * 900).to(dtype)
-        )
-        (tmp_path / "data").write_bytes(bytes(tensor.view(torch.uint8).tolist()))
+        tensor = tensor_of(dtype, size)
         for skipped in (0, 1, 6):
-            command = [str(driver), str(tmp_path / "data"), str(tensor.element_size()), str(skipped)]
-            printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-            assert [int(each) for each in printed.split()] == [each % 2**64 for each in checksum(tensor).tolist()]
+            assert sums_of(driver, tmp_path, tensor, skipped) == [unsigned(tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_slices(driver: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """The sums of slices are those of each slice by itself, of odd and of no length too."""
+    torch.manual_seed(2)
+    lengths = (3, 0, 1, 512, 1000, 0, 7)
+    tensor = tensor_of(dtype, sum(lengths))
+    assert sums_of(driver, tmp_path, tensor, 0, *lengths) == [unsigned(each) for each in tensor.split(lengths)]
+
+
+def tensor_of(dtype: torch.dtype, size: int) -> torch.Tensor:
+    """Random values."""
+    return (torch.randn(size) * 90).abs().to(dtype) if dtype is torch.uint8 else (torch.randn(size) * 900).to(dtype)
+
+
+def unsigned(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sums that torch makes."""
+    return tuple(each % 2**64 for each in checksum(tensor).tolist())
+
+
+def sums_of(driver: Path, folder: Path, tensor: torch.Tensor, skipped: int, *lengths: int) -> list[tuple[int, ...]]:
+    """The sums that the driver makes of slices with these lengths; by default of all."""
+    (folder / "data").write_bytes(bytes(tensor.view(torch.uint8).tolist()))
+    command = [str(driver), str(folder / "data"), *map(str, (tensor.element_size(), skipped, *lengths))]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return [tuple(map(int, line.split())) for line in printed.splitlines()]
 
 
 def chosen(driver: Path, every: int, budget: float, *windows: tuple[float, int]) -> list[list[int]]:
