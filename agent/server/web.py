@@ -52,10 +52,10 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         description="The communication of the training jobs on this node.",
     )
     app.state.services = services
-    for part in (jobs, alerts, diagnosis, gpus, profiles, reports, timeline, whatif, witnesses):
-        app.include_router(part.router)
     live = LiveFeed(services)
-    app.include_router(stream.router(_live_events(live, services.ending), live))
+    routers = [part.router for part in (jobs, alerts, diagnosis, gpus, profiles, reports, timeline, whatif, witnesses)]
+    for router in (*routers, stream.router(_live_events(live, services.ending), live)):
+        app.router.routes += router.routes  # ``include_router`` would copy them with their models, which takes 4 MB
     answer_problems(app)
     _add_monitoring(app, services, Scrape(registry))
     _add_pages(app)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sqlite3
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire.ring_reader import RingReader
@@ -19,7 +24,18 @@ from commwatch.history.store import Writer
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.step_accounting import StepTotals
 from commwatch.ingest.stragglers import MOST_BINS, LateWindow
-from tests.helpers import EPOCH_NS, MS, Watch, group_entry, identity, operation, packed, write_ring
+from commwatch.server.web import application
+from tests.helpers import (
+    EPOCH_NS,
+    MS,
+    Watch,
+    group_entry,
+    identity,
+    idle_services,
+    operation,
+    packed,
+    write_ring,
+)
 
 ALWAYS = (0, 1 << 62)
 #: Durations as a busy link has them, each in a bin of its own: 200 bins.
@@ -171,3 +187,25 @@ def test_names(tmp_path: Path) -> None:
     with closing(RingReader(path)) as reader:
         _, most = memory(reader.names)
     assert most < 200_000
+
+
+# -- the web server -------------------------------------------------------------------------------
+
+
+def answers(app: FastAPI, *paths: str) -> list[int]:
+    """The status of each answer."""
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
+            return [(await client.get(path)).status_code for path in paths]
+
+    return asyncio.run(ask())
+
+
+def test_first_requests(tmp_path: Path) -> None:
+    """The first requests make no copy of the routes and no description of the API, which would stay in memory: 10 MB."""
+    answers(FastAPI(), "/")  # loads what serves any request
+    app, given = application(idle_services(QueryService(tmp_path / "none")), CollectorRegistry()), list[int]()
+    kept, _ = memory(lambda: given.extend(answers(app, "/healthz", "/api/v1/peers")))
+    assert (given, app.openapi_schema) == ([200, 200], None)
+    assert kept < 200_000, kept

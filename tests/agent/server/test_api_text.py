@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
 
+from commwatch.analysis.queries import QueryService
 from commwatch.server import problems
-from commwatch.server.routes.params import MOST_CHARACTERS
+from commwatch.server.routes.params import MOST_CHARACTERS, query_names
+from commwatch.server.web import application
 from commwatch.watchers.nccl import LogRequest
 from tests.agent.server.routes.test_jobs import populated
-from tests.helpers import RunningAgent, agent, wait_for
+from tests.helpers import RunningAgent, agent, idle_services, wait_for
 
 #: As they are sent, and what is said of them.
 WRONG = {
@@ -135,8 +139,21 @@ def test_other_paths(asked: RunningAgent) -> None:
             assert answered(asked, f"{path}?job={wrong}")[0] == 200
 
 
+def test_known_parameters(tmp_path: Path) -> None:
+    """A request is held against the parameters in the API's description, and its body is read where the description has one."""
+    app = application(idle_services(QueryService(tmp_path / "none")), CollectorRegistry())
+    described = app.openapi()["paths"]
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    assert {route.path for route in routes} == described.keys()
+    for route in routes:
+        for about in described[route.path].values():
+            named = [parameter["name"] for parameter in about.get("parameters", ()) if parameter["in"] == "query"]
+            assert query_names(route.dependant) == named, route.path
+            assert (route.body_field is not None) == ("requestBody" in about), route.path
+
+
 def test_the_schema_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The description of the API, which every request is held against, is made once, not by each request."""
+    """The description of the API is made once, not by each request for it."""
     app = FastAPI()
 
     @app.get("/{number}")
