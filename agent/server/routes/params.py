@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age, parse_last
 from commwatch.nodes.merging import Heard
-from commwatch.runtime.peers import MOST_S, SELF
+from commwatch.runtime.peers import MOST_S, SELF, Peers
 from commwatch.server.history_queries import ApiError, Text, job_exists
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
@@ -174,11 +174,11 @@ class Others:
     """The agents of other nodes, for one request.
 
     Args:
-        request: its parameters are passed on as they are written, so that an age counts from the clock of each node.
+        given: the parameters of the request, passed on as they are written, so that an age counts from the clock of each node.
     """
 
-    def __init__(self, request: Request, found: ServicesOf) -> None:
-        self._given, self._peers = request.query_params, found.peers
+    def __init__(self, given: Mapping[str, str], peers: Peers) -> None:
+        self._given, self._peers = given, peers
 
     def ask(self, *questions: str, within_s: float = MOST_S) -> Heard:
         """Return the answers to questions such as ``steps?job,limit``: a route, and the names of parameters to pass on.
@@ -199,7 +199,11 @@ class Others:
         return f"{route}?{urlencode(values)}"
 
 
-OthersOf = Annotated[Others, Depends(Others)]
+async def _others(request: Request, found: ServicesOf) -> Others:
+    return Others(request.query_params, found.peers)
+
+
+OthersOf = Annotated[Others, Depends(_others)]
 
 
 def the_job(job: str | None) -> str:
