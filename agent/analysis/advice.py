@@ -28,6 +28,8 @@ from commwatch.reference.efficiency import BELOW_THE_LINK
 BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Ranks are late if the others wait at least this share of a step.
 _LEAST_WAITING = 0.05
+#: Late ranks wait less than this part of the others' median wait.
+LATE_PART = 0.3
 #: Ranks are late in turn if each waits at least this part of the median wait.
 _ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
@@ -244,7 +246,7 @@ def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
     number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
     theirs, others = waits[number - 1], median(waits[number:])
     # Stages of a pipeline always wait for messages, and are never quite even.
-    if others < _LEAST_WAITING or theirs >= (0.3 if facts.bubble is None else 0.5) * others:
+    if others < _LEAST_WAITING or theirs >= (LATE_PART if facts.bubble is None else 0.5) * others:
         return None
     return sorted(order[:number]), median(waits[:number]), others
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, log10
+from statistics import median
 
-from commwatch.analysis.advice import BOTTLENECK_SHARE
+from commwatch.analysis.advice import BOTTLENECK_SHARE, LATE_PART
 from commwatch.analysis.advice_input import MOST_STEPS, nccl_choices
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.spans import spans
@@ -33,7 +34,7 @@ class Material:
     """The data that the plots show."""
 
     steps: list[StepView]
-    #: One row per group, op and size; one row per rank and group.
+    #: One row per group, op and size; one row per rank and group, of operations in steps if there are any.
     by_size: list[Row]
     waits: list[Row]
     #: One per rank and time slot.
@@ -47,12 +48,13 @@ class Material:
 
 def gather(agent: QueryService, job_id: str) -> Material:
     """Read the data from the history; raise ``StoreError`` if it cannot be read."""
-    totals = agent.totals(job_id, [["group", "op", "size"], ["rank", "group"]])
+    totals = agent.totals(job_id, [["group", "op", "size"], ["rank", "group", "startup"]])
     by_size, waits = totals.rows
+    in_steps = [row for row in waits if not row.by["startup"]]
     return Material(
         steps=agent.latest_steps(0, job_id, MOST_STEPS)[0],
         by_size=by_size,
-        waits=waits,
+        waits=in_steps or waits,
         waits_at=totals.waits,
         curves=totals.curves,
         groups=agent.groups(job_id),
@@ -251,7 +253,10 @@ def _waits(rows: Sequence[Row]) -> str:
         if (rank, group) in known
     }
     least = min(sums, key=lambda rank: (sums[rank], rank))
-    says = f"Waiting for late ranks, by rank and group: rank {least} waited least, {seconds(sums[least])} in all, so the others wait for it."
+    in_steps = any("startup" in row.by and not row.by["startup"] for row in rows)
+    says = f"Waiting for late ranks{' in steps' * in_steps}, by rank and group: rank {least} waited least, {seconds(sums[least])} in all"
+    others = [wait_s for rank, wait_s in sums.items() if rank != least]
+    says += ", so the others wait for it." if others and sums[least] < LATE_PART * median(others) else "."
     if len(ranks) < len(sums) or len(groups) < len(by_group):
         says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those that waited most, and rank {least}."
     drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values=values)

@@ -8,6 +8,7 @@ import pytest
 
 from commwatch.analysis.advice import advice_on
 from commwatch.analysis.advice_input import count, facts
+from commwatch.report.charts import figures, gather
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1000 * MS
@@ -61,6 +62,8 @@ def test_no_conclusion_from_the_startup(tmp_path: Path, parts: int) -> None:
             ("all_gather", 0): (1, 0.0), ("all_gather", 1): (1, pytest.approx(2.599)),
             ("all_reduce", 0): (STEPS, pytest.approx(STEPS * 0.1)), ("all_reduce", 1): (STEPS, 0.0),
         }  # fmt: skip
+        says = "Waiting for late ranks in steps, by rank and group: rank 1 waited least, 0 µs in all, so the others wait for it."
+        assert says in figures(gather(watch.agent, "job"))
         watch.store.close()
         # The same from the history, of an agent that has seen nothing of it.
         again = Watch(tmp_path)
