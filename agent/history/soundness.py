@@ -111,7 +111,7 @@ def numbers(row: Sequence[object]) -> Sequence[int]:
     """Return a row of counts and times.
 
     Raises:
-        sqlite3.DatabaseError: a value is none, as only a damaged file has it.
+        sqlite3.DatabaseError: a value is not an integer in range, so the file is damaged.
     """
     if not _are_counts(row):
         raise sqlite3.DatabaseError("database disk image is malformed: a number is expected")
