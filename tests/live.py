@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import ring_prefix
 from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
+from commwatch.core.cells import SLOT_NS
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, RunningAgent, agent, end_rank, group_entry, identity, mark, operation, wait_for
 
@@ -129,6 +130,9 @@ class HandMade:
             writer.end(slot)
         self._stuck.clear()
         steps = (time.monotonic_ns() - self._until_ns) // (PERIOD_MS * MS)
+        end_ns = self._until_ns + steps * PERIOD_MS * MS + time.time_ns() - time.monotonic_ns()
+        if steps and end_ns % SLOT_NS < PERIOD_MS * MS:
+            steps -= 1  # else the latest slot has only a part of a step
         if steps:
             self.run(steps, self._until_ns + steps * PERIOD_MS * MS)
 

@@ -27,6 +27,8 @@ let source = null;
 let heardAt = Date.now();
 let heard = false;
 let shown = null;
+// Job of the past data shown; undefined: none has come yet.
+let pastOf;
 // The latest state of a job.
 let latest = null;
 let pausedAt = null;
@@ -39,7 +41,10 @@ function listen() {
   source?.close();
   if (document.hidden) return;
   source = new EventSource(`/api/v1/stream${wanted === null ? "" : `?job=${encodeURIComponent(wanted)}`}`);
-  on("past", ({ slots }) => plots.begin(slots));
+  on("past", (past) => {
+    pastOf = past.job_id;
+    plots.begin(past.slots);
+  });
   on("timeline", (seen) => timeline.show(seen));
   on("operations", showOperations);
   on("told", showInsights);
@@ -99,9 +104,10 @@ function showRange(window, stored) {
 
 function show(moment) {
   const { job } = moment;
-  if (job !== null && shown !== null && shown !== job.job_id) {
+  if (job !== null && pastOf !== undefined && pastOf !== job.job_id) {
+    pastOf = undefined;
     plots.begin([]);
-    listen(); // the past data shown is that of the previous job
+    listen(); // the past data shown is that of the previous job, or was asked for before the agent had read this one
   }
   if (job !== null && shown !== job.job_id) offerAll(job.job_id);
   shown = job?.job_id ?? shown;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -15,7 +18,7 @@ from playwright.sync_api import expect
 
 from commwatch.server.gate import MOST_STREAMS
 from tests.helpers import RunningAgent, agent, wait_for
-from tests.live import HandMade, hear
+from tests.live import PERIOD_MS, HandMade, hear
 
 if TYPE_CHECKING:
     from tests.browser import Chromium
@@ -64,6 +67,18 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
             expect(page.locator("#shares-said")).to_contain_text(since.split(". ")[0])
             visit.assert_clean()
             page.goto("about:blank")
+
+
+def test_job_that_the_agent_reads_later(chromium: Chromium, tmp_path: Path) -> None:
+    """A page that was there before the agent had read the job shows the past of the job, too."""
+    with agent(tmp_path) as running, chromium.visit(running.url) as visit:
+        expect(visit.page.locator("#empty-title")).to_have_text("No job here yet")
+        with HandMade(tmp_path, "train", ago_s=300, slots=8192) as job:
+            began = time.time() - 1500 * PERIOD_MS / 1e3
+            job.run(1500)
+            expect(visit.page.locator("#pace")).to_contain_text("now at step 1500")
+            slots = {f"Since {datetime.fromtimestamp(at):%H:%M:%S}" for at in (began // 10 * 10, began // 10 * 10 + 10)}
+            expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("|".join(slots)))
 
 
 #: What Tab reaches until the timeline.
