@@ -97,7 +97,7 @@ def _begin_of_last(steps: Iterable[TraceStep]) -> int:
 
 
 def _common(steps: dict[int, list[TraceStep]], complete_ns: int) -> dict[int, list[StepSpan]]:
-    """Return the latest steps that all ranks have, oldest first; steps of two ranks are the same if their ends are the nearest ones.
+    """Return the latest steps that all ranks have, oldest first; steps of two ranks are the same if each has the end nearest to the other's.
 
     Args:
         complete_ns: earlier operations are not known.
@@ -111,16 +111,20 @@ def _common(steps: dict[int, list[TraceStep]], complete_ns: int) -> dict[int, li
     ends = {rank: [step.end_ns for step in of_rank] for rank, of_rank in by_rank.items()}
     found: dict[int, list[StepSpan]] = {rank: [] for rank in by_rank}
     for step in by_rank[first]:
-        same = {rank: _nearest(of_rank, ends[rank], step) for rank, of_rank in by_rank.items()}
-        spans = {rank: StepSpan(s.start_ns, s.end_ns, s.exposed_ns) for rank, s in same.items() if s is not None}
+        same = {rank: of_rank[_nearest(ends[rank], step.end_ns)] for rank, of_rank in by_rank.items() if of_rank}
+        spans = {
+            rank: StepSpan(s.start_ns, s.end_ns, s.exposed_ns)
+            for rank, s in same.items()
+            if by_rank[first][_nearest(ends[first], s.end_ns)] is step
+            and 2 * abs(s.end_ns - step.end_ns) < step.end_ns - step.start_ns
+        }
         if len(spans) == len(by_rank) and min(span.start_ns for span in spans.values()) >= complete_ns:
             for rank, span in spans.items():
                 found[rank].append(span)
     return {rank: spans[-MOST_STEPS:] for rank, spans in found.items()}
 
 
-def _nearest(steps: Sequence[TraceStep], ends: Sequence[int], step: TraceStep) -> TraceStep | None:
-    """Return the step whose end is less than half a step away; ``None``: there is none."""
-    at = bisect_left(ends, step.end_ns)
-    near = min(steps[max(0, at - 1) : at + 1], key=lambda other: abs(other.end_ns - step.end_ns), default=None)
-    return near if near is not None and 2 * abs(near.end_ns - step.end_ns) < step.end_ns - step.start_ns else None
+def _nearest(ends: Sequence[int], end_ns: int) -> int:
+    """Return the place of the nearest of some sorted ends."""
+    at = bisect_left(ends, end_ns)
+    return min(range(max(0, at - 1), min(len(ends), at + 1)), key=lambda place: abs(ends[place] - end_ns))
