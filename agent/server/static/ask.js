@@ -23,9 +23,11 @@ export async function ask(route, parameters) {
 // its answer, or after so many seconds.
 const SELDOM = 400;
 const MOST_S = 300;
+const MOST_PARTIAL_S = 30;
 
-// Seconds after which a question is asked again, at least `least`; `took`: seconds that its answer took.
-export const pause = (least, took) => Math.max(least, Math.min(MOST_S, SELDOM * took));
+// Seconds after which a question is asked again, at least `least`; `took`: seconds that its answer took, `partial`: whether nodes are
+// missing in it.
+export const pause = (least, took, partial = false) => Math.max(least, Math.min(partial ? MOST_PARTIAL_S : MOST_S, SELDOM * took));
 
 // Calls `show` with the latest answer only: an earlier question whose answer comes later is dropped.
 export class Latest {

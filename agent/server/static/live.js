@@ -1,6 +1,6 @@
 // The live page: shows the agent's events, and warns when there are none.
 
-import { count, moment as momentOf, plain, timeOfDay } from "./words.js";
+import { count, moment as momentOf, part, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { downloads } from "./downloads.js";
@@ -130,9 +130,7 @@ function show(moment) {
 
 // The node, or how many nodes have answered.
 function where({ host, nodes }) {
-  const known = nodes.answered + Object.keys(nodes.silent).length;
-  if (known === 1) return plain(host);
-  return nodes.answered === known ? `${known} nodes` : `${nodes.answered} of ${known} nodes`;
+  return part(nodes) ?? (nodes.answered === 1 ? plain(host) : `${nodes.answered} nodes`);
 }
 
 function nothing({ version, host }) {

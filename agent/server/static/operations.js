@@ -6,7 +6,7 @@ import { filtered, passes } from "./filters.js";
 import { isLive } from "./range.js";
 import { onChange, state } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, perSecond, percent, plain, rate, seconds, timeOfDay } from "./words.js";
+import { UNKNOWN, part, perSecond, percent, plain, rate, seconds, timeOfDay } from "./words.js";
 
 const AGAIN_S = 20;
 const RETRY_S = 5;
@@ -25,8 +25,8 @@ export class OperationsTable {
     this.latest = new Latest((found) => this.found(found));
     this.event = { covered_s: 0, rows: [] };
     this.askedAt = null;
-    // Whether the latest request failed: then it is repeated.
-    this.failed = false;
+    // Whether the latest request failed, or some nodes did not answer: then it is repeated.
+    this.failed = this.partial = false;
     onChange((before) => {
       const changed = ["last", "from", "to", "rank", "group", "op", "size"].some((key) => before[key] !== state()[key]);
       if (changed) this.changed();
@@ -54,7 +54,7 @@ export class OperationsTable {
   tick({ at, job }, window) {
     if (fromEvents() || (!isLive() && window === null)) return;
     const fixed = state().from !== null || (job.state === "ended" && window !== null);
-    if (this.askedAt !== null && ((fixed && !this.failed) || at - this.askedAt < (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took)))) return;
+    if (this.askedAt !== null && ((fixed && !this.failed && !this.partial) || at - this.askedAt < (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took, this.partial)))) return;
     if (this.askedAt === null) say(find("operations-said"), "Loading.");
     this.askedAt = at;
     const { from, to } = window ?? { from: at - LIVE_S, to: at };
@@ -65,11 +65,11 @@ export class OperationsTable {
 
   found({ data: answer, why }) {
     this.failed = Boolean(why);
+    this.partial = !why && part(answer.nodes) !== null;
     if (why) return say(find("operations-said"), `The operations cannot be shown: ${why}. Trying again.`);
     const { since, until, rows } = answer.data;
     say(find("operations-title"), since === null ? "Operations" : `Operations from ${timeOfDay(since)} to ${timeOfDay(until)}`);
-    const known = answer.nodes.answered + Object.keys(answer.nodes.silent).length;
-    say(find("operations-said"), answer.nodes.answered < known ? `Of ${answer.nodes.answered} of ${known} nodes: the others did not answer.` : "");
+    say(find("operations-said"), this.partial ? `Of ${part(answer.nodes)}: the others did not answer.` : "");
     this.fill(rows, until - since, "no operation has ended in this range");
   }
 

@@ -3,7 +3,7 @@
 import { Latest, ask, pause } from "./ask.js";
 import { find, say } from "./elements.js";
 import { LASTS, LIVE, onChange, set, state } from "./state.js";
-import { count, dateAndTime, timeOfDay } from "./words.js";
+import { dateAndTime, part, timeOfDay } from "./words.js";
 
 const AGAIN_S = 20;
 const RETRY_S = 5;
@@ -29,8 +29,8 @@ export class Range {
     this.show = show;
     this.moment = null;
     this.askedAt = 0;
-    // Whether the latest request failed: then it is repeated.
-    this.failed = false;
+    // Whether the latest request failed, or some nodes did not answer: then it is repeated.
+    this.failed = this.partial = false;
     this.stored = null;
     // When the job began and when it was last seen, where that is needed.
     this.job = null;
@@ -65,7 +65,7 @@ export class Range {
     this.show(window, this.stored);
     if (isLive()) say(find("range-said"), "Live. Drag over a plot to zoom; double-click a plot to return.");
     else if (!isPast(moment)) say(find("range-said"), `The last ${plainly(LASTS[state().last])} of the job, a point for each 10 s.${PRESENT}`);
-    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed) && moment.at - this.askedAt >= (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took))))) {
+    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed || this.partial) && moment.at - this.askedAt >= (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took, this.partial))))) {
       if (!this.askedAt) say(find("range-said"), "Loading the range.");
       this.askedAt = moment.at;
       this.latest.ask(() => this.question(moment.job.job_id));
@@ -97,6 +97,7 @@ export class Range {
   found({ data, why }) {
     const window = this.bounds();
     this.failed = !data;
+    this.partial = Boolean(data) && part(data.nodes) !== null;
     if (data) this.stored = data.data;
     say(find("range-said"), data ? said(window, data.nodes, data.data) : `The range cannot be shown: ${why}. Trying again.`);
     this.show(window, this.stored);
@@ -123,8 +124,7 @@ export class Range {
 }
 
 function said({ from, to }, nodes, { length_s: length, busbw_length_s: busbw }) {
-  const known = nodes.answered + Object.keys(nodes.silent).length;
-  const some = nodes.answered < known ? ` Only ${nodes.answered} of ${count(known, "node")} answered.` : "";
+  const some = part(nodes) === null ? "" : ` Only ${part(nodes)} answered.`;
   const end = state().last === "all" ? "" : ` to ${timeOfDay(to)}`; // of a job that runs it moves
   return `From ${dateAndTime(from)}${end}, a point for each ${plainly(length)}${busbw > length ? ` (bus bandwidth: ${plainly(busbw)})` : ""}.${some}${PRESENT}`;
 }

@@ -4,7 +4,7 @@ import { ask, pause } from "./ask.js";
 import { each, find, make, say } from "./elements.js";
 import { onChange, set, state } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
+import { UNKNOWN, bytes, part, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
 
 // Its requests cost the agent more than the events of the page do.
 const AGAIN_S = 15;
@@ -20,7 +20,8 @@ export class RankPage {
   constructor() {
     this.askedAt = null;
     this.number = 0;
-    // Of the time range: when it was asked for, how long that took, and the rank's steps and operations in it; null: not asked yet.
+    // Of the time range: when it was asked for, how long that took, the rank's steps and operations in it, whether one of them did not
+    // come, and the nodes that answered, null: all; null: not asked yet.
     this.stored = null;
     find("rank-close").addEventListener("click", close);
     find("ranks").addEventListener("click", (event) => {
@@ -53,7 +54,7 @@ export class RankPage {
     if (this.askedAt === null) clear(open);
     this.askedAt = at;
     const { stored } = this;
-    const old = stored === null || stored.missing || (moves && at - stored.at >= pause(AGAIN_S, stored.took));
+    const old = stored === null || stored.missing || ((moves || stored.partial !== null) && at - stored.at >= pause(AGAIN_S, stored.took, stored.partial !== null));
     this.load(job.job_id, open, at, old ? (window ?? { from: at - LIVE_S, to: at }) : null, moves);
   }
 
@@ -71,11 +72,11 @@ export class RankPage {
     const [view, stored, gpus, host, messages] = found;
     this.stored = stored;
     const gpu = gpus?.gpus.find(({ ranks }) => ranks.some((on) => on.rank === rank)) ?? null;
-    say(find("rank-said"), view === null ? "The agent does not know this rank." : `As of ${timeOfDay(at)}, updated every ${AGAIN_S} s.${stored.at < at && moves ? ` Steps and operations as of ${timeOfDay(stored.at)}.` : ""}${own ? "" : elsewhere(view)}`);
+    say(find("rank-said"), view === null ? "The agent does not know this rank." : `As of ${timeOfDay(at)}, updated every ${AGAIN_S} s.${stored.at < at && moves ? ` Steps and operations as of ${timeOfDay(stored.at)}.` : ""}${stored.partial ? ` Only ${stored.partial} answered.` : ""}${own ? "" : elsewhere(view)}`);
     showFacts(view, gpu, host);
     showFlight(view);
-    showSteps(stored.steps?.data ?? null);
-    showOperations(stored.summary?.data ?? null);
+    showSteps(ofAll(stored.steps));
+    showOperations(ofAll(stored.summary));
     showMessages(messages?.filter((message) => message.rank === rank) ?? null);
   }
 }
@@ -83,11 +84,18 @@ export class RankPage {
 // What does not come is null: the rest is shown all the same.
 const known = (question) => question.catch(() => null);
 
+// What an answer has of the rank, which may be nothing; null: not known, as the rank's node may not have answered.
+function ofAll(answer) {
+  const found = answer?.data ?? null;
+  return found === null || ((found.rows ?? found).length === 0 && part(answer.nodes) !== null) ? null : found;
+}
+
 async function inRange(job, rank, at, { from, to }) {
   const window = { job, rank, scope: "job", since: Math.floor(from), until: Math.ceil(to) };
   const began = performance.now();
   const [steps, summary] = await Promise.all([known(ask("steps", { ...window, limit: MOST_STEPS })), known(ask("summary", { ...window, by: "group,op" }))]);
-  return { at, took: (performance.now() - began) / 1000, steps, summary, missing: steps === null || summary === null };
+  const partial = [steps, summary].map((answer) => answer && part(answer.nodes)).find(Boolean) ?? null;
+  return { at, took: (performance.now() - began) / 1000, steps, summary, missing: steps === null || summary === null, partial };
 }
 
 export function close() {

@@ -59,3 +59,9 @@ export function plain(name) {
 export function count(number, one, many = `${one}s`) {
   return `${number} ${number === 1 ? one : many}`;
 }
+
+// What an answer covers if some nodes did not answer, such as "1 of 2 nodes"; null: all answered.
+export function part({ answered, silent }) {
+  const known = answered + Object.keys(silent).length;
+  return answered === known ? null : `${answered} of ${known} nodes`;
+}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.helpers import RunningAgent, agent, clean_env, commwatch, wait_for
 from tests.live import HandMade, hear, number, table
@@ -78,10 +78,42 @@ def test_straggler_on_another_node(chromium: Chromium, late: list[RunningAgent])
             visit.picture("live-nodes")
 
 
+def around(running: RunningAgent) -> str:
+    """The range from 60 s before the end of the job's last step to 30 s after it, as the page's address has it."""
+    end = int(running.get("/api/v1/steps?job=train&limit=1")[0]["end_at"])
+    return f"from={end - 60}&to={end + 30}"
+
+
+def test_answer_of_some_nodes(chromium: Chromium, late: list[RunningAgent]) -> None:
+    """Where nodes do not answer, the page of a fixed time range names what is missing, and asks again until it has all."""
+    of_job = re.compile(r"/api/v1/(past|(steps|summary)\?.*scope=job)")
+
+    def alone(route: Route) -> None:
+        """Answer without what the other node has of rank 3."""
+        data = route.fetch().json()["data"]
+        if "rank=3" in route.request.url:
+            data = [] if "/steps" in route.request.url else {**data, "rows": []}
+        route.fulfill(json={"nodes": {"answered": 1, "silent": {late[1].url: "TimeoutError"}}, "data": data})
+
+    with chromium.visit(f"{late[0].url}/?job=train") as visit:
+        page = visit.page
+        page.route(of_job, alone)
+        page.goto(f"{late[0].url}/?job=train&{around(late[0])}&open=3")
+        for place in ("range", "rank"):
+            expect(page.locator(f"#{place}-said")).to_contain_text("Only 1 of 2 nodes answered.")
+        expect(page.locator("#operations-said")).to_have_text("Of 1 of 2 nodes: the others did not answer.")
+        for table_of in ("steps", "operations"):
+            expect(page.locator(f"#rank-{table_of} tbody tr")).to_have_text("not known")
+        page.unroute(of_job)
+        for place in ("range", "rank", "operations"):
+            expect(page.locator(f"#{place}-said")).not_to_contain_text("answer")
+        expect(page.locator("#rank-steps tbody tr")).to_have_count(20)
+        expect(page.locator("#rank-operations tbody tr")).to_have_count(2)
+
+
 def test_range_and_rank_of_another_node(chromium: Chromium, late: list[RunningAgent]) -> None:
     """A time range covers the ranks of all nodes; a rank of another node has its steps, and the page says where its GPU and its node are."""
-    now = int(time.time())
-    with chromium.visit(f"{late[0].url}/?job=train&from={now - 60}&to={now + 30}&open=3") as visit:
+    with chromium.visit(f"{late[0].url}/?job=train&{around(late[0])}&open=3") as visit:
         expect(visit.page.locator("#range-said")).to_contain_text("a point for each 10 s.")
         expect(visit.page.locator("#range-said")).not_to_contain_text("answered")
         expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
