@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import heapify, heappop, heappush
+from itertools import chain, pairwise
 from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
 from commwatch.collectors.wire.events import P2P
 from commwatch.whatif.model import LAUNCHES, CannotAnswer, Kind, Model, Op, Program
+
+_CONTRADICTION = "the recorded operations of the ranks do not fit together, so the steps cannot be replayed"
+
+#: Of a launch: the step, and the place in its program.
+_Place = tuple[int, int]
 
 
 class Step(NamedTuple):
@@ -37,8 +43,6 @@ class _State:
     end_s: float | None = None
     #: Ranks that wait for it.
     waiting: list[int] | None = None
-    #: Step and place in the programs of its first launch.
-    place: tuple[int, int] = (1 << 31, 0)
 
 
 class _Rank:
@@ -58,14 +62,14 @@ class _Replay:
         self._ops = model.ops
         self.states: dict[int, _State] = {}
         self.ranks = {rank: _Rank(steps, model.begins_s[rank]) for rank, steps in model.programs.items()}
+        places: dict[int, _Place] = {}
         for steps in model.programs.values():
             for at, program in enumerate(steps):
                 for place, (kind, _, op) in enumerate(program):
                     if kind in LAUNCHES:
-                        state = self.states.setdefault(op, _State())
-                        state.missing += kind != Kind.TAKE
-                        state.place = min(state.place, (at, place))
-        self._before = _before(self._ops, self.states)
+                        self.states.setdefault(op, _State()).missing += kind != Kind.TAKE
+                        places[op] = min(places.get(op, (at, place)), (at, place))
+        self._before = _before(self._ops, model.programs, places)
         self._next = {before: op for op, before in self._before.items()}
         self.runnable = list(self.ranks)
 
@@ -78,9 +82,7 @@ class _Replay:
         while self.runnable:
             self._run(self.runnable.pop())
         if any(rank.step < len(rank.steps) for rank in self.ranks.values()):
-            raise CannotAnswer(
-                "the recorded operations of the ranks do not fit together, so the steps cannot be replayed"
-            )
+            raise CannotAnswer(_CONTRADICTION)
 
     def _run(self, number: int) -> None:
         rank = self.ranks[number]
@@ -147,24 +149,59 @@ class _Replay:
         return max(at_s, state.ready_s) + seconds * scale
 
 
-def _before(ops: Mapping[int, Op], states: Mapping[int, _State]) -> dict[int, int]:
-    """Return for each queued operation the one before it in its group."""
+def _before(
+    ops: Mapping[int, Op], programs: Mapping[int, list[Program]], places: Mapping[int, _Place]
+) -> dict[int, int]:
+    """Return for each queued operation the one before it in its group.
+
+    Operations of a group have the order in which each rank launches them. Where that leaves a choice, the first in the programs comes first.
+
+    Raises:
+        CannotAnswer: ranks launch the operations of a group in different orders.
+    """
+    missing = {number: 0 for number in places if ops[number].queued}
+    after: dict[int, list[int]] = {number: [] for number in missing}
+    for first, second in _neighbours(ops, programs):
+        after[first].append(second)
+        missing[second] += 1
+    ready = [(places[number], number) for number, count in missing.items() if not count]
+    heapify(ready)
     last: dict[str, int] = {}
     before = {}
-    for number in sorted(states, key=lambda number: states[number].place):
-        op = ops[number]
-        if op.queued:
-            if op.group_id in last:
-                before[number] = last[op.group_id]
-            last[op.group_id] = number
+    while ready:
+        _, number = heappop(ready)
+        group_id = ops[number].group_id
+        if group_id in last:
+            before[number] = last[group_id]
+        last[group_id] = number
+        for second in after[number]:
+            missing[second] -= 1
+            if not missing[second]:
+                heappush(ready, (places[second], second))
+    if any(missing.values()):
+        raise CannotAnswer(_CONTRADICTION)
     return before
+
+
+def _neighbours(ops: Mapping[int, Op], programs: Mapping[int, list[Program]]) -> set[tuple[int, int]]:
+    """Return the pairs of queued operations of a group of which a rank launches one right after the other."""
+    found = set()
+    for steps in programs.values():
+        last: dict[str, int] = {}
+        for kind, _, number in chain.from_iterable(steps):
+            if kind in LAUNCHES and ops[number].queued:
+                group_id = ops[number].group_id
+                if group_id in last:
+                    found.add((last[group_id], number))
+                last[group_id] = number
+    return found
 
 
 def replay(model: Model) -> list[Step]:
     """Return the steps of a replay.
 
     Raises:
-        CannotAnswer: ranks wait for one another forever.
+        CannotAnswer: ranks wait for one another forever, or launch the operations of a group in different orders.
     """
     run = _Replay(model)
     run.run()

@@ -35,7 +35,7 @@ def _bytes(of: Model, step: int = 1) -> dict[str, float]:
     return found
 
 
-@given(SIZES, st.integers(1 << 14, 32 * MIB))
+@given(SIZES, st.integers(1 << 16, 32 * MIB))
 @examples(60)
 def test_buckets_keep_all_bytes(sizes: list[int], bucket: int) -> None:
     """Other buckets carry the same bytes, none more than its size; each rank waits for each of them."""

@@ -179,12 +179,32 @@ def _message(of: GroupInfo, seq: int, sender: int, sent: int, awaited: int, took
     ]
 
 
-def test_records_that_contradict_one_another() -> None:
-    """Ranks that wait for one another forever raise an error that names the cause."""
-    ops = {at: Op(f"g{at}", f"g{at}", "all_reduce", 1.0, 2, 1.0) for at in range(2)}
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("off", [1, 2])
+def test_steps_one_off(late: int, off: int) -> None:
+    """Where steps of one rank are paired with later ones of another, operations keep their order, and the replay has the recorded step time."""
+    parts, spans = ddp(steps=9)
+    shifted = {rank: of_rank[off:] if rank == late else of_rank[:-off] for rank, of_rank in spans.items()}
+    job = build(parts, shifted, {}, 2)
+    assert _step_s(job) == pytest.approx(median(job.measured_s), rel=0.01)
+
+
+def test_operations_that_a_rank_lacks() -> None:
+    """An operation whose times on one rank are not known keeps its place in the group."""
+    parts, spans = ddp(steps=4, late_ms=30)
+    known = [part for part in parts if part.rank == 0 or part.seq != 4]
+    blocking = [part._replace(flags=0) for part in known]
+    job = build(blocking, spans, {}, 2)
+    assert len(replay(job)) == 4
+
+
+@pytest.mark.parametrize("groups", [("g0", "g1"), ("g0", "g0")])
+def test_records_that_contradict_one_another(groups: tuple[str, str]) -> None:
+    """Ranks that wait for one another forever, or have other orders in one group, raise an error that names the cause."""
+    ops = {at: Op(name, name, "all_reduce", 1.0, 2, 1.0) for at, name in enumerate(groups)}
     one: Program = [Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0), Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1)]
     other: Program = [Do(Kind.LAUNCH, op=1), Do(Kind.WAIT, op=1), Do(Kind.LAUNCH, op=0), Do(Kind.WAIT, op=0)]
-    curves = {"g0": Curve(0.0, 1.0), "g1": Curve(0.0, 1.0)}
+    curves = dict.fromkeys(groups, Curve(0.0, 1.0))
     job = Model(ops, {0: [one], 1: [other]}, {0: 0.0, 1: 0.0}, curves, {}, frozenset(), 2, (1.0,))
     with pytest.raises(CannotAnswer, match="do not fit together"):
         replay(job)
