@@ -106,6 +106,8 @@ class _Replay:
                     rank.launched[op] = (rank.now_s, kind, seconds)
                     if kind != Kind.TAKE:
                         self._launch(op, rank.now_s)
+                    elif self.states[op].end_s is None:
+                        self._finish(op)  # if no rank that gives is known
                 rank.at += 1
             rank.step, rank.at = rank.step + 1, 0
             rank.begins_s.append(rank.now_s)

@@ -169,6 +169,20 @@ def test_a_pipeline() -> None:
     assert _step_s(scaled_compute(job, 0.5, 0)) == pytest.approx(0.1 - 0.06 / 2)
 
 
+@pytest.mark.parametrize("op", ["broadcast", "recv", "reduce"])
+def test_operations_of_which_one_end_is_known(op: str) -> None:
+    """A rank that needs others whose part is not known waits as long as it did; that time counts as transfer."""
+    parts, spans, of = list[TraceOperation](), list[StepSpan](), group(2, "pp")
+    receiver = 0 if op == "reduce" else 1
+    for step in range(4):
+        begin = 10**9 + step * 100 * MS
+        times = (begin + 20 * MS, begin + 20 * MS, begin + 70 * MS)
+        parts.append(TraceOperation(receiver, op, of, step, 0, 0, 1 << 20, None, *times, 0, ev.BY_WAIT))
+        spans.append(StepSpan(begin, begin + 100 * MS, None))
+    job = build(parts, {receiver: spans}, {}, 2)
+    assert [(step.duration_s, step.exposed_s) for step in replay(job)] == [pytest.approx((0.1, 0.05))] * 4
+
+
 def _message(of: GroupInfo, seq: int, sender: int, sent: int, awaited: int, took_ms: int) -> list[TraceOperation]:
     """Both ends of a blocking message, of which the receiver waits first."""
     end = sent + took_ms * MS
