@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -171,21 +172,19 @@ class Exporter(Collector):
         self._present(families, job)
 
     def _sum(self, job: Job) -> _Sums:
-        sums = _Sums({}, {}, {}, defaultdict(int))
+        sums = _Sums(defaultdict(Cell), defaultdict(Cell), {}, defaultdict(int))
         for totals in job.rank_totals.values():
             rank = str(totals.rank)
             for key, cell in totals.sums():
                 group, op = self._group_label(job.id, totals.group(key.group).label), totals.op_name(key.op)
-                sums.by_rank.setdefault((rank, group, op), Cell()).add_sums(cell)
+                sums.by_rank[rank, group, op].add_sums(cell)
                 if key.size_log2 >= 0:
-                    at = next(
-                        (i for i, bound in enumerate(SIZE_BOUNDS_LOG2) if key.size_log2 <= bound), len(SIZE_BOUNDS_LOG2)
-                    )
+                    at = bisect_left(SIZE_BOUNDS_LOG2, key.size_log2)
                     sums.sizes.setdefault((group, op), [0] * (len(SIZE_BOUNDS_LOG2) + 1))[at] += cell.count
             for small_id, late_ns in totals.lateness_ns.items():
                 sums.lateness_ns[rank, self._group_label(job.id, totals.group(small_id).label)] += late_ns
         for (_, group, op), cell in sums.by_rank.items():
-            sums.by_op.setdefault((group, op), Cell()).add_sums(cell)
+            sums.by_op[group, op].add_sums(cell)
         return sums
 
     def _present(self, families: Families, job: Job) -> None:

@@ -17,6 +17,16 @@ class _Escaped(dict[str, str]):
         return text
 
 
+#: Names of labels in their order, and a form for their values.
+_Labels = tuple[list[str], str]
+
+
+def _labels(keys: tuple[str, ...]) -> _Labels:
+    order = sorted(keys)
+    form = ",".join([f'{key}="%s"' for key in order])
+    return order, f"{{{form}}}" if form else ""
+
+
 def rendered(families: Iterable[Metric], openmetrics: bool) -> bytes:
     """Return families without exemplars, timestamps and units in the text format of Prometheus, or in that of OpenMetrics.
 
@@ -25,15 +35,18 @@ def rendered(families: Iterable[Metric], openmetrics: bool) -> bytes:
     """
     lines: list[str] = []
     escaped = _Escaped()
+    labels_of: dict[tuple[str, ...], _Labels] = {}
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" and not openmetrics else family.name
         about = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         about = about.replace('"', r"\"") if openmetrics else about
         lines.append(f"# HELP {name} {about}\n# TYPE {name} {family.type}\n")
-        for sample in family.samples:
-            labels = ",".join([f'{key}="{escaped[value]}"' for key, value in sorted(sample.labels.items())])
-            lines.append(f"{sample.name}{{{labels}}} " if labels else f"{sample.name} ")
-            lines.append(f"{_number(sample.value)}\n")
+        for sample, labels, value, *_ in family.samples:
+            keys = tuple(labels)
+            if keys not in labels_of:
+                labels_of[keys] = _labels(keys)
+            order, form = labels_of[keys]
+            lines.append(f"{sample}{form % tuple([escaped[labels[key]] for key in order])} {_number(value)}\n")
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode()
@@ -41,6 +54,8 @@ def rendered(families: Iterable[Metric], openmetrics: bool) -> bytes:
 
 def _number(value: float) -> str:
     text = repr(float(value))
+    if -1e6 < value < 1e6:
+        return text
     whole, point, rest = text.partition(".")
     if point and len(whole) > 6 and value > 0:  # as Go writes it
         mantissa = f"{whole[0]}.{whole[1:]}{rest}".rstrip("0.")

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice, pairwise, takewhile
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -98,6 +99,41 @@ def table(rings: list[RankRecords]) -> list[dict[str, Any]]:
         }
         for (group, op), found in sorted(by.items())
     ]
+
+
+def lately(rings: list[RankRecords], since: float) -> list[dict[str, Any]]:
+    """The rows of the table of operations that ended since a moment in Unix time, by group and op.
+
+    The ranks' records come in the order of their completion, so that one at that moment may be before it.
+    """
+    by: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    for ring in rings:
+        for one in operations_of(ring):
+            if one.end_ns >= since * 1e9:
+                by[one.group, one.op].append(one)
+    return [
+        {
+            "by": {"group": group, "op": op},
+            "count": pytest.approx(len(found), abs=2 * len(rings)),
+            "p50_s": pytest.approx(nearest_rank([one.took_ns for one in found], 0.5), rel=2 * BIN),
+            "busbw": pytest.approx(rate(found), rel=0.01 + 2 * len(rings) / len(found)),
+        }
+        for (group, op), found in sorted(by.items())
+    ]
+
+
+def tiles(steps: list[Step], until: int) -> list[tuple[float, float]]:
+    """What a rank's line may show: the median length in s of its latest steps up to number ``until``, and their share of communication.
+
+    A pair for each number of steps, as a page's line covers those of the 10 s before a moment that only the agent knows.
+    """
+    latest = [step for step in steps if step.seq <= until][-1000:]
+    found = []
+    for first in range(len(latest)):
+        some = latest[first:]
+        took_ns = sum(step.took_ns for step in some)
+        found.append((median(step.took_ns for step in some) / 1e9, sum(step.comm_ns for step in some) / took_ns))
+    return found
 
 
 def slots(rings: list[RankRecords], long: set[tuple[int, int]]) -> list[dict[str, Any]]:

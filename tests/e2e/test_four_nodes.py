@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from bisect import bisect_left
@@ -157,6 +158,7 @@ def test_whole_job(tmp_path: Path) -> None:
             late = partial(job.of_job, one, "advice")
             wait_for(lambda: f"of the time for rank {CULPRIT}" in str(late()), "advice on the late rank")  # noqa: B023
         live = [shown_whole(job, one, "top", "--job", "four")["shown"] for one in job.agents]
+        moments = [moment(host, one) for host, one in zip(job.hosts, job.agents, strict=True)]
         job.end()
         rings = read_rings(kept)
         assert [ring.rank for ring in rings] == list(range(RANKS))
@@ -165,9 +167,12 @@ def test_whole_job(tmp_path: Path) -> None:
         for one in job.agents:
             summary = partial(job.of_job, one, "summary?by=rank,op")
             wait_for(lambda: told(summary()["rows"]) == expected, "the figures of the rings")  # noqa: B023
+            check_operations(job, one, rings)
         known = {(step.rank, step.seq): step for ring in rings for step in ring_figures.steps_of(ring)}
         for top in live:
             check_top(top, known)
+        for each in moments:
+            check_tiles(each["job"], known)
         with agent(kept) as whole:
             check_against(whole, job, rings)
         for one in job.agents:
@@ -183,7 +188,7 @@ def check_page(job: Site, one: RunningAgent, rings: list[RankRecords], long: set
     assert part(past["slots"], expected) == expected
     expected = ring_figures.table(rings)
     rows = job.of_job(one, f"summary?{window}&by=group,op")["rows"]
-    assert sorted(part(rows, expected), key=lambda row: str(row["by"])) == expected
+    assert part(by_name(rows), expected) == expected
     took_ns = {ring.rank: [record.end_ns - record.start_ns for record in ring.operations] for ring in rings}
     for track in past["timeline"]["tracks"]:
         recorded = sorted(took_ns.pop(track["rank"]))
@@ -228,6 +233,41 @@ def check_top(top: dict[str, Any], known: dict[tuple[int, int], ring_figures.Ste
         assert step["end_at"] == pytest.approx(expected.end_ns / 1e9, rel=0, abs=1e-6)
         of_ring = (expected.took_ns / 1e9, expected.comm_ns / 1e9)
         assert (step["duration_s"], step["comm_s"]) == pytest.approx(of_ring, abs=1e-9)
+
+
+def check_operations(job: Site, one: RunningAgent, rings: list[RankRecords]) -> None:
+    """The tables of operations in ``top`` and on the live page are what the rings say of the last half minute and of the last minute."""
+    found = shown_whole(job, one, "top", "--job", "four")["shown"]["by_operation"]
+    expected = ring_figures.lately(rings, found["since"])
+    assert part(by_name(found["rows"]), expected) == expected
+    host, address = job.hosts[job.agents.index(one)], f"{one.url}/api/v1/stream?job=four"
+
+    def equal() -> bool:
+        # The last minute is whole intervals of 10 s; the event may be some seconds old.
+        begin = time.time() // 10 * 10 - 60
+        rows = by_name(host.call(partial(latest, "operations"), address)["rows"])
+        lately = [ring_figures.lately(rings, begin + more) for more in (-10, 0, 10)]
+        return any(part(rows, each) == each for each in lately)
+
+    wait_for(equal, "the operations of all rings on the page")
+
+
+def by_name(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by group and op."""
+    return sorted(rows, key=lambda row: str(row["by"]))
+
+
+def check_tiles(page: dict[str, Any], known: dict[tuple[int, int], ring_figures.Step]) -> None:
+    """The lines of ranks and the tiles of the live page were what the rings say of the latest steps."""
+    assert [line["rank"] for line in page["ranks"]] == list(range(RANKS))
+    for line in page["ranks"]:
+        steps = [step for (rank, _), step in sorted(known.items()) if rank == line["rank"]]
+        told = pytest.approx((line["step_s"], line["comm"]), rel=1e-6)
+        assert any(each == told for each in ring_figures.tiles(steps, line["step"]))
+    lines = page["ranks"]
+    assert page["step_s"] == pytest.approx(median(line["step_s"] for line in lines))
+    assert page["comm"] == pytest.approx(sum(line["comm"] for line in lines) / RANKS)
+    assert page["step"] == max(line["step"] for line in lines)
 
 
 def check_report(mine: dict[str, Any], expected: dict[str, Any], alike: bool) -> None:
@@ -330,6 +370,12 @@ def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
             if (seen["ops"][op], seen["groups"][group]) == ("all_reduce", "default_pg"):
                 ends[seq].append(1000 * (start_us + duration_us))
     return [of for of in ends.values() if len(of) == RANKS]
+
+
+def moment(host: Host, one: RunningAgent) -> Any:
+    """What an agent sends to its live page of the job once all nodes have answered it."""
+    address = f"{one.url}/api/v1/stream?job=four"
+    return wait_for(lambda: of_all(host.call(partial(latest, "moment"), address)), "all nodes in the page")
 
 
 def latest(topic: str, url: str) -> Any:
