@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, STEP_MARK, Record
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core import sketch
 from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
@@ -21,6 +22,8 @@ COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
 #: What a size class has in addition if its operations came before the rank's first step.
 _STARTUP = 128
+#: Most records that are read again for steps that are not stored yet; and where the op is in a record.
+_MOST_RECALLED, _OP_AT = 32_768, 4
 #: How much the clock may be set between the begins of a run's ranks.
 _CLOCK_SET_NS = 60_000_000_000
 
@@ -168,6 +171,42 @@ def raw_since(
         records = unpacked(chunk, data)
         if records is None:
             continue
-        stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
-        first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
-        yield records[first * RECORD_SIZE :], until_n
+        yield records[_rolled_bytes(records, until_n, ring) :], until_n
+
+
+def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]) -> bytes:
+    """Return the records of a ring that are in rollups, from the mark of its latest stored step on: later steps are not stored yet.
+
+    Without a stored step these are its latest records, if a mark is among them. About ``_MOST_RECALLED`` at most.
+    """
+    ((last,),) = db.execute(f"SELECT MAX(seq) FROM step WHERE ring = ? AND {SOUND['step']}", (ring.id,))
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
+    found: list[bytes] = []
+    marked = False
+    with closing(db.execute(wanted, (ring.id,))) as chunks:
+        for chunk, data, until_n in chunks:
+            records = unpacked(chunk, data)
+            if records is None or sum(map(len, found)) >= _MOST_RECALLED * RECORD_SIZE:
+                break
+            ops = records[_OP_AT::RECORD_SIZE]
+            at = -1 if last is None else _mark_at(records, ops, last)
+            marked |= STEP_MARK in ops
+            found.append(records[max(0, at) * RECORD_SIZE : _rolled_bytes(records, until_n, ring)])
+            if at >= 0:
+                break
+    return b"".join(reversed(found)) if marked else b""
+
+
+def _mark_at(records: bytes, ops: bytes, seq: int) -> int:
+    """Return the place of the step mark with a number; -1: there is none."""
+    at = ops.rfind(STEP_MARK)
+    while at >= 0 and Record._make(RECORD.unpack_from(records, at * RECORD_SIZE)).seq != seq:
+        at = ops.rfind(STEP_MARK, 0, at)
+    return at
+
+
+def _rolled_bytes(records: bytes, until_n: int, ring: RingRow) -> int:
+    """Return the length of those of the records that are in rollups."""
+    stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+    first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
+    return first * RECORD_SIZE

@@ -27,7 +27,7 @@ from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statemen
 from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
 from commwatch.history.retention import slices
-from commwatch.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row
+from commwatch.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row, since_last_step
 from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
@@ -243,6 +243,10 @@ class Writer:
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
         return raw_since(self._db, ring, partial(self._damaged.unpacked, self.path))
+
+    def since_last_step(self, ring: RingRow) -> bytes:
+        """Return the records in rollups of the steps that are not stored yet."""
+        return since_last_step(self._db, ring, partial(self._damaged.unpacked, self.path))
 
     def first_step_ns(self, ring: int) -> int | None:
         """Return when the first stored step of a ring began, in Unix time (ns); ``None``: it has none."""

@@ -201,6 +201,7 @@ class Intake:
                 importlib.import_module("commwatch.ingest.batches")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))
+                unfinished = self._store.since_last_step(row)
                 begun = has_begun(self._store.first_step_ns(row.id), row, counted)
                 reader.next_n = row.next_n
                 with self._lock:
@@ -226,6 +227,9 @@ class Intake:
         source = self._sources[entry.name] = _Source(reader, row, totals)
         totals.lost, totals.marked = row.lost, begun
         self._learn(source, reader)
+        if unfinished:
+            with self._lock:
+                totals.recall(unfinished)
         for records, until_n in counted:
             with self._lock:
                 totals.ingest(records, until_n)

@@ -139,6 +139,13 @@ class RankTotals(TrainerState):
 
         ingest([Batch(self, records, until_n)])
 
+    def recall(self, records: bytes) -> None:
+        """Take up the steps of earlier records, whose sums are in the history already."""
+        before = RankTotals(self.identity, {})
+        before.groups, before.ops, before.dtypes = self.groups, self.ops, self.dtypes
+        before.ingest(records)
+        self.steps = before.steps
+
     def take(self, records: bytes, until_n: int | None, nonsense: int) -> None:
         """Keep records that are about to be counted; ``nonsense`` of them will be skipped."""
         self.read += len(records) // ev.RECORD_SIZE

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingWriter
 from commwatch.core.cells import SLOT_NS
+from commwatch.ingest.steps import EXPLICIT
 from commwatch.report.report import build
 from tests.helpers import (
     EPOCH_NS,
@@ -221,6 +222,35 @@ def test_restarts(life: list[tuple[str, int, int]]) -> None:
         found = {key: (row.count, row.bytes, round(row.seconds * 1e9)) for key, row in watch.rows("rank", "op").items()}
         assert found == expected
         assert watch.stored() == first.written + second.written
+
+
+@pytest.mark.parametrize("optimizer", [EXPLICIT, 0], ids=["explicit", "optimizer"])
+def test_restart_within_a_step(tmp_path: Path, optimizer: int) -> None:
+    """Wherever in its steps the agent dies, the history has all of them, with their communication, also those that cross the end of ten seconds."""
+    second, steps = 1000 * MS, 20
+    records, moments = [mark(0, 0, optimizer=optimizer)], [0]
+    for n in range(steps):  # 1.5 s, of which 0.6 s are communication, some of it in flight at the mark before
+        begin = n * 1500 * MS
+        for seq, (since, until) in enumerate(((-100, 200), (500, 900)), 2 * n):
+            ends = begin + until * MS
+            records.append(operation(start_ns=max(0, begin + since * MS), end_ns=ends, seq=seq))
+            moments.append(ends)
+        records.append(mark(n + 1, begin + 1500 * MS, optimizer=optimizer, in_flight=1))
+        moments.append(begin + 1500 * MS)
+    expected = [(n + 1, 1.5, 0.6 if n == steps - 1 else 0.7) for n in range(steps)]
+    for death in range(1, len(records), 3):
+        directory = tmp_path / str(death)
+        with trainer(directory) as rank:
+            watch = Watch(directory)
+            for at, (record, now_ns) in enumerate(zip(records, moments, strict=True)):
+                rank.write([record])
+                watch.tick(now_ns + second)
+                if at == death:
+                    watch = Watch(directory)
+            rank.kill()
+            watch.tick(moments[-1] + second)
+            found = watch.agent.steps(*ALWAYS, "job", 0, 100)
+            assert [(one.seq, one.duration_s, one.comm_s) for one in reversed(found)] == expected, death
 
 
 def test_restart_before_anything_was_written(tmp_path: Path) -> None:

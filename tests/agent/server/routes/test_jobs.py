@@ -300,16 +300,18 @@ def test_operation_fields(asked: RunningAgent) -> None:
 def test_time_windows(asked: RunningAgent) -> None:
     """A window may be given in Unix seconds, as an ISO time or as an age, and means the same."""
     iso = datetime.fromtimestamp(BASE + 15, timezone.utc)
-    forms = [str(BASE + 15), f"{BASE + 15}.0", iso.isoformat(), iso.isoformat().replace("+00:00", "Z")]
-    forms += [
-        iso.replace(tzinfo=None).isoformat(),
-        f"{time.time() - BASE - 15:.1f}s",
-        f"{(time.time() - BASE - 15) / 60:.3f}m",
-    ]
-    for form in (urllib.parse.quote(form) for form in forms):
-        assert [o["seq"] for o in asked.get(f"/api/v1/ops?job=train&since={form}")["operations"]] == [7, 6], form
-        assert len(asked.get(f"/api/v1/ops?job=train&until={form}")["operations"]) == 30, form
-        assert rows(asked, f"job=train&since={form}")["default_pg", "all_reduce"]["count"] == 1
+    fixed = [str(BASE + 15), f"{BASE + 15}.0", iso.isoformat(), iso.isoformat().replace("+00:00", "Z")]
+    fixed.append(iso.replace(tzinfo=None).isoformat())
+
+    def moments() -> list[str]:
+        age_s = time.time() - BASE - 15
+        return [urllib.parse.quote(form) for form in (*fixed, f"{age_s:.1f}s", f"{age_s / 60:.3f}m")]
+
+    for at in range(len(moments())):
+        since = asked.get(f"/api/v1/ops?job=train&since={moments()[at]}")["operations"]
+        assert [o["seq"] for o in since] == [7, 6], moments()[at]
+        assert len(asked.get(f"/api/v1/ops?job=train&until={moments()[at]}")["operations"]) == 30, moments()[at]
+        assert rows(asked, f"job=train&since={moments()[at]}")["default_pg", "all_reduce"]["count"] == 1
     assert asked.get("/api/v1/steps?job=train&since=1m") == []
     covered = asked.get(f"/api/v1/summary?job=train&until={BASE + 15}")
     assert (covered["since"], covered["until"]) == (BASE, BASE + 10)
