@@ -59,5 +59,7 @@ def _have_agent() -> None:
     _started.append(agent)
     if not wait_until(lambda: answering(directory) is not None or agent.poll() is not None, _START_S):
         print(
-            f"commwatch: the agent is not ready after {_START_S:.0f} s; going on without", file=sys.stderr, flush=True
+            f"commwatch: the agent is not ready after {_START_S:.0f} s; continuing without it",
+            file=sys.stderr,
+            flush=True,
         )

@@ -26,8 +26,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 3: none is met, but "
         "one cannot be decided.",
     )
-    compare.add_argument("job_a", metavar="JOB_A", help="the job to compare with")
-    compare.add_argument("job_b", metavar="JOB_B", help="the job to compare")
+    compare.add_argument("job_a", metavar="JOB_A", help="the baseline")
+    compare.add_argument("job_b", metavar="JOB_B", help="the job to compare with it")
     compare.add_argument(
         "--state-b", type=Path, metavar="DIR", help="directory of the history with job B (default: as for A)"
     )
@@ -37,11 +37,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         type=_condition,
         metavar="CONDITION",
-        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; can be given several times (docs/runs.md)",
+        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; may be repeated (docs/runs.md)",
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page")
     compare.set_defaults(command=_compare)
 
 

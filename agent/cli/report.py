@@ -40,7 +40,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     add_node(report)
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page")
     report.set_defaults(command=_report)
 
 

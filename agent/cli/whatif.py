@@ -32,7 +32,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="JOB",
-        help="another run of the same training, with another number of ranks: all runs together show how the job scales; can be given several times",
+        help="another run of the same training, with another number of ranks: all runs together show how the job scales; may be repeated",
     )
     whatif.add_argument(
         "--last",
@@ -52,13 +52,14 @@ def _add_changes(changes: Any) -> None:
     add(
         "--link",
         metavar="LINK",
-        help="another link: 2x (twice the bandwidth), or one of docs/links.md, such as '8 x ib-ndr', or the name of a file of `commwatch bench --list`",
+        help="another link: 2x (twice the bandwidth), or one of docs/links.md, such as '8 x ib-ndr', or the file name, without .json, of a reference "
+        "that `commwatch bench --list` shows",
     )
     add("--latency", metavar="FACTOR", help="another latency of the link, such as 0.5x")
     add(
         "--group",
         metavar="LABEL",
-        help="only this group is on that link (default: those that span hosts; all if none does)",
+        help="only this group is on that link (default: those that span nodes; all groups if none does)",
     )
     add("--no-late", action="store_true", help="no rank is late")
     add(
@@ -67,11 +68,11 @@ def _add_changes(changes: Any) -> None:
         action="append",
         default=[],
         metavar="RANK",
-        help="this rank is not late; can be given several times",
+        help="this rank is not late; may be repeated",
     )
     add(
         "--compute", action="append", default=[], metavar="[RANK=]FACTOR",
-        help="compute takes so many times as long, such as 0.5x, or 3=0.5x for rank 3; can be given several times",
+        help="compute time as a multiple of the recorded one, such as 0.5x, or 3=0.5x for rank 3; may be repeated",
     )  # fmt: skip
     add("--buckets", metavar="SIZE", help="DDP's buckets have this size, such as 25MiB")
     add(

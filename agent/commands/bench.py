@@ -104,7 +104,7 @@ def wanted(
     low, high = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
     if not 4 <= low <= high:
         raise CannotBench(
-            f"--min-bytes {min_bytes} and --max-bytes {max_bytes}: need at least 4, and the second not smaller"
+            f"--min-bytes {min_bytes} and --max-bytes {max_bytes}: need at least 4 bytes, and --max-bytes not below --min-bytes"
         )
     if not factor >= 1.1:
         raise CannotBench(f"--factor {factor:g}: needs 1.1 or more")
@@ -147,7 +147,7 @@ def _names(flag: str, text: str | None) -> tuple[str, ...]:
 def _bytes(flag: str, text: str) -> int:
     matched = re.fullmatch(r"(\d{1,12})([KMG]?)i?B?", text.strip(), re.IGNORECASE)
     if matched is None:
-        raise CannotBench(f"{flag} {text}: needs a number of bytes, like 4096, 64K or 1G")
+        raise CannotBench(f"{flag} {text}: needs a number of bytes, such as 4096, 64K or 1G")
     return int(matched[1]) * _UNITS[matched[2].upper()]
 
 
@@ -166,7 +166,7 @@ def run(
         CannotBench: the sweep could not start or did not finish.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise CannotBench(f"no such command: {command[0]}")
+        raise CannotBench(f"no such command: {command[0]}; check its name and PATH")
     directory = references.directory(state)
     results = directory / f".sweep-{os.getpid()}-{secrets.token_hex(4)}"
     try:

@@ -130,7 +130,9 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     in_part = {job: part for job, of_job in modes.items() if (part := shedding(of_job)) is not None}
     if not found:
         well = "nothing wrong in the recorded data" if in_part else "healthy"
-        seen_of = f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} ranks"
+        seen_of = (
+            f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} rank{'s' * (len(running) != 1)}"
+        )
         lines.append(seen_of if jobs else "no running job")
     lines += [f"{job} is {part}; a hang shows only the missing ranks" for job, part in in_part.items()]
     for verdict in found:

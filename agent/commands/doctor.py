@@ -46,7 +46,7 @@ _DROPPED = (
     "or lower NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
 )
 _NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
-_RAS = "NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
+_RAS = "use NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _run_directory(directory: Path) -> Check:
 
 def _native() -> Iterator[Check]:
     if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
-        remedy = "add a compiler to the image, or build there: commwatch native build; until then the Python hook records, at a higher cost"
+        remedy = "install a C++ compiler, or build the hook with the image (commwatch native build); until then, the Python hook records at a higher cost"
         yield Check(_WARN, "compiler", "none found for the native hook", remedy)
 
 
@@ -283,7 +283,9 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     yield from _gpu_timing(name, ranks)
     if job["lost"]:
         remedy = "use a larger ring (COMMWATCH_SLOTS), or give the agent more CPU"
-        yield Check(_WARN, "losses", f"{name}: {job['lost']} records were lost", remedy)
+        yield Check(
+            _WARN, "losses", f"{name}: {job['lost']} record{'s were' if job['lost'] != 1 else ' was'} lost", remedy
+        )
     if job["steps_unavailable"]:
         yield Check(
             _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "call commwatch.step() at the end of each step"
@@ -359,7 +361,7 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
 def _nccl(name: str, get: Get) -> Check:
     files = [file for each in get(f"topology?job={urllib.parse.quote(name, safe='')}") for file in each["files"]]
     if files:
-        return Check(_PASS, "nccl log", f"{name}: {len(files)} files")
+        return Check(_PASS, "nccl log", f"{name}: {len(files)} file{'s' * (len(files) != 1)}")
     level = debug.in_force(os.environ).get("NCCL_DEBUG")
     says = f"{name}: none read{f' (NCCL_DEBUG={level} here)' if level else ''}"
     remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"

@@ -137,7 +137,7 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
 
 def _amount(account: Account) -> str:
     messages = sum(account.levels.values())
-    parts = [f"{account.n_lines:,} lines, {messages:,} messages of NCCL"]
+    parts = [f"{account.n_lines:,} lines, {messages:,} NCCL messages"]
     if account.unknown:
         parts.append(f"{account.unknown:,} of unknown form")
     if account.torn:

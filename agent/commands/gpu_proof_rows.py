@@ -118,7 +118,9 @@ def count_row(name: str, ran: Ran, records: Records) -> Row:
             what, True, f"{ours.total()} operations{' and their sizes' * sizes}, as counted by {source}", ours.total()
         )
     missing, more = expected - ours, ours - expected
-    says = f"{ours.total()} operations, {source} has {expected.total()}; missing {missing.total()}, more {more.total()}"
+    says = (
+        f"{ours.total()} operations, {source} has {expected.total()}; missing {missing.total()}, extra {more.total()}"
+    )
     first = next(iter((missing or more).items()), None)
     return Row(what, False, f"{says}, lost {records.lost}{f'; first {first}' if first else ''}", ours.total())
 

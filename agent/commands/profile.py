@@ -111,7 +111,9 @@ def _request(keys: Keys, url: str, path: str, body: Any = None) -> Any:
     try:
         return get(url, path, keys) if body is None else post(url, path, body, keys)
     except urllib.error.HTTPError as error:
-        why = detail(error) or f"{error.url}: {error.code} {error.reason}; is the agent of this version?"
+        why = (
+            detail(error) or f"{error.url}: {error.code} {error.reason}; does the agent have this version of commwatch?"
+        )
         raise CannotProfile(why) from None
     except OSError as error:
         raise CannotProfile(f"{url} does not answer: {getattr(error, 'reason', error)}") from None

@@ -79,7 +79,7 @@ def run(
         UsageError: the command does not exist or cannot be run.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise UsageError(f"no such command: {command[0]}")
+        raise UsageError(f"no such command: {command[0]}; check its name and PATH")
     began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)

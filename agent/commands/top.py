@@ -90,7 +90,7 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
         job = shown.job
         ended = "" if job.state == "running" else f" at {time_of_day(job.last_seen_at)}"
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
-        text += f", {job.restarts} restarts" if job.restarts else ""
+        text += f", {job.restarts} restart{'s' * (job.restarts > 1)}" if job.restarts else ""
         of_nodes = covered(shown.nodes)
         text += f", {of_nodes}" if of_nodes else ""
     hint = " q quits" if live else ""

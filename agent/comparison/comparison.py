@@ -78,7 +78,7 @@ class Comparison:
 
 def compare(a: Run, b: Run) -> Comparison:
     """Compare two runs."""
-    few = [f"job {run.job.job_id} has {run.steps}" for run in (a, b) if not run.enough]
+    few = [f"job {run.job.job_id}: {run.steps}" for run in (a, b) if not run.enough]
     enough = not few
     shares = ("comm_share", "exposed_share", "wait_share")
     # Operations of jobs without steps are in blocks of equal time.
@@ -94,7 +94,7 @@ def compare(a: Run, b: Run) -> Comparison:
             _ratio("step_mean", a.mean, b.mean, enough),
             *(_ratio(name, a.shares.get(name), b.shares.get(name), enough, relative=False) for name in shares),
         ],
-        f"{' and '.join(few)} steps without warm-up and long ones; {LEAST_STEPS} are needed" if few else "",
+        f"too few steps without warm-up and long ones ({', '.join(few)}); {LEAST_STEPS} are needed" if few else "",
         kinds,
         {name: pair for name, pair in settings.items() if pair[0] != pair[1]},
     )

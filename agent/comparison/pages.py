@@ -31,7 +31,7 @@ _TITLES = {
 }
 NOTE = (
     f"Intervals: {percent(CONFIDENCE)} confidence, block bootstrap over the steps. A change under {percent(LEAST_CHANGE)}, or under"
-    f" {100 * LEAST_POINTS:.0f} point of a share, is not called a difference."
+    f" {100 * LEAST_POINTS:.0f} percentage point of a share, does not count as a difference."
 )
 
 

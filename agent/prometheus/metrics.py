@@ -244,13 +244,13 @@ METRICS = {
         Spec(
             "commwatch_nccl_operation_seconds_total",
             "counter",
-            "Total duration of the kernels of these collectives, in seconds.",
+            "Total duration of the kernels of collectives that NCCL's profiler interface timed, in seconds.",
             _CHOICE,
         ),
         Spec(
             "commwatch_nccl_operation_bus_bytes_total",
             "counter",
-            "Total size S times the bus factor of these collectives, in bytes; absent where there is no bus bandwidth.",
+            "Total size S times the bus factor of collectives that NCCL's profiler interface timed, in bytes; absent where there is no bus bandwidth.",
             _CHOICE,
         ),
         Spec(

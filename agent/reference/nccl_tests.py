@@ -114,9 +114,9 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
         parsed.remarks.append(f"{name}: not an operation of torch.distributed with a size of its own")
         return
     if run.wrong:
-        parsed.remarks.append(f"{name}: {run.wrong} lines left out: their results were wrong (#wrong)")
+        parsed.remarks.append(f"{name}: {run.wrong} line{'s' * (run.wrong != 1)} left out: wrong results (#wrong)")
     if run.torn:
-        parsed.remarks.append(f"{name}: {run.torn} lines left out: torn")
+        parsed.remarks.append(f"{name}: {run.torn} line{'s' * (run.torn != 1)} left out: torn")
     if not run.rows:
         if not run.wrong and not run.torn:
             parsed.remarks.append(f"{name}: no results")
@@ -132,9 +132,9 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
         parsed.remarks.append(f"{name}: the operation is unknown; name it with --ops")
         return
     rows = [row for row in run.rows if _holds(ops[0], len(hosts), row)]
-    if len(rows) < len(run.rows):
+    if fewer := len(run.rows) - len(rows):
         parsed.remarks.append(
-            f"{name}: {len(run.rows) - len(rows)} lines left out: their bandwidth is not that of the operation"
+            f"{name}: {fewer} line{'s' * (fewer != 1)} left out: the bandwidth is not that of the operation"
         )
     times: dict[int, float] = {}
     for row in rows:

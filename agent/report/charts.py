@@ -124,7 +124,7 @@ def _shares(steps: Sequence[StepView]) -> str:
     y = even_axis("share", 0, max(0.5, min(1.0, most * 1.1)), [(n / 10, percent(n / 10)) for n in range(11)])
     above, unknown = sum(comm > BOTTLENECK_SHARE for comm in known), len(points) - len(known)
     says = (
-        f"At most {percent(most)} of step time is communication; it is above the line of 30% in {above} of {len(known)} intervals"
+        f"At most {percent(most)} of step time is communication; it is above the 30% line in {above} of {len(known)} intervals"
         f"{f', and not known in {unknown} more' if unknown else ''}."
     )
     drawn = plot("shares", "Communication share over time", says, x, y, series=series, limit=BOTTLENECK_SHARE)

@@ -83,7 +83,7 @@ def _study(study: Study) -> list[str]:
     """Return the answers of a replay as tables."""
     basis = (
         f"<p>The replay of the latest {study.steps} steps of {study.ranks} ranks; a recorded step takes {seconds(study.measured_s)}, replayed "
-        f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; a step / 4 has 4 micro-steps.</p>"
+        f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; / 4 after a step time means that the step has 4 micro-steps.</p>"
     )
     parts = ["<h2>What if</h2>", basis, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
     if study.forecast is not None:
@@ -135,7 +135,7 @@ def _chosen(choices: list[NcclOperations]) -> list[str]:
     ]
     legend = (
         f"By NCCL's own times, of the latest {MOST_TIMED:,} operations that it timed, those with the most time first. "
-        "In the queue: from the launch to the begin of the kernels, behind earlier work of the stream and until the inputs are ready."
+        "In the queue: from the launch to the start of the kernels, behind earlier work of the stream and until the inputs are ready."
     )
     queues = html_frame.text(f"Mean time in the queue by group: {', '.join(_queues(choices))}.")
     return ["<h2>What NCCL chose</h2>", html_frame.table(head, rows, "numbers"), f"<p>{legend}</p><p>{queues}</p>"]

@@ -114,7 +114,7 @@ class Wanted:
 def job_exists(agent: QueryService, job: str | None) -> None:
     """Raise ``ApiError`` (404) if the history has no such job."""
     if job is not None and not agent.has_job(job):
-        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
 
 
 def summary(

@@ -159,7 +159,7 @@ class Profiles:
             OSError: the request cannot be written.
         """
         if not self._agent.has_job(job):
-            raise UnknownTarget(f"no job '{job}' in the history; /api/v1/jobs lists them")
+            raise UnknownTarget(f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
         running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
         if not running:
             raise ProfileError(f"job '{job}' is not running")

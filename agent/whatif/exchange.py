@@ -213,7 +213,7 @@ def _steps(model: Model) -> int:
 
 def _guess(*, guessed: bool) -> Iterator[str]:
     if guessed:
-        yield "the step has one exchange of gradients only: two thirds of the compute before it count as the backward pass"
+        yield "the step has only one exchange of gradients: two thirds of the compute before it count as the backward pass"
 
 
 def compressed(model: Model, form: str | float, seconds_per_byte: float = 0.0) -> Model:

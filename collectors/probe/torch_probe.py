@@ -248,7 +248,7 @@ class Probe(GraphEvents, ABC):
         remarks = [
             self.remark,
             self.checks.remark,
-            *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env)),
+            *(f"{wrong}; the default applies" for wrong in variables.wrong(self.env)),
         ]
         for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)

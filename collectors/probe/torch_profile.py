@@ -93,7 +93,7 @@ class Profiling:
         else:  # a profiler can only be stopped where it was started
             self._session = None
             self._open_doors()
-            self._write_result(session.request, session, "the probe was taken out by another thread")
+            self._write_result(session.request, session, "another thread removed the probe")
 
     def forget(self) -> None:
         """In a forked child: drop the profile, which is the parent's."""

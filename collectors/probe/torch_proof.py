@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("scene", choices=[*SCENES, "about"])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--gathers", type=int, default=0, help="time so many all_gathers")
+    parser.add_argument("--gathers", type=int, default=0, help="number of all_gathers to time")
     parser.add_argument("--profile", action="store_true", help="time them with torch.profiler, not with CUDA events")
     parser.add_argument("--recorder", type=Path, help="file for a dump of PyTorch's Flight Recorder")
     given = parser.parse_args()

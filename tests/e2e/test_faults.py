@@ -141,7 +141,7 @@ def test_variables_that_are_wrong(hook: str, tmp_path: Path) -> None:
     assert out.count("job done") == 2, err[-3000:]
     said = [line for line in err.splitlines() if "commwatch: " in line]
     assert [line.partition(": needs ")[0] for line in said] == [f"commwatch: {name}" for name in bad]
-    assert said[0].endswith("COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'; the default counts")
+    assert said[0].endswith("COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'; the default applies")
     ranks = read_rings(tmp_path)
     assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [(21, DEFAULT_BUDGET[hook])] * 2
 

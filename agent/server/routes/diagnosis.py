@@ -53,7 +53,9 @@ def job_verdicts(
 def parts(
     agent: QueriesOf,
     job: JobFilter = None,
-    limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
+    limit: Annotated[
+        int, Query(ge=1, le=MOST_PENDING, description="Maximum number of collectives of a group.")
+    ] = MOST_PENDING,
 ) -> Parts:
     """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; `commwatch diagnose` joins them."""
     job_exists(agent, job)

@@ -74,7 +74,7 @@ def jobs(
     figures: Annotated[
         bool, Query(description="Add duration, steps and shares, as `commwatch jobs` shows them.")
     ] = False,
-    limit: Annotated[int | None, Query(ge=1, le=MOST_ROWS, description="Most jobs; default: all.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=MOST_ROWS, description="Maximum number of jobs; default: all.")] = None,
 ) -> Response:
     """The jobs of this node, newest first; with `scope=job` those of all agents."""
     if scope == "job" and figures:
@@ -90,9 +90,9 @@ def jobs(
 @router.get("/figures_parts", response_model=list[FiguresPart])
 def figures_parts(
     worker: WorkerOf,
-    most: Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most jobs: the latest.")] = MOST_ROWS,
+    most: Annotated[int, Query(ge=1, le=MOST_ROWS, description="Maximum number of jobs: the latest.")] = MOST_ROWS,
     durations: Annotated[
-        int, Query(ge=1, le=MOST_DURATIONS, description="Most durations of steps of one job.")
+        int, Query(ge=1, le=MOST_DURATIONS, description="Maximum number of step durations of one job.")
     ] = MOST_DURATIONS,
 ) -> Response:
     """What the figures of jobs need of this node, for the answer of another agent to `jobs?figures=true&scope=job`."""
@@ -134,7 +134,7 @@ def cells(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="J
     return answered(worker.text("cells", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
-_Length = Annotated[int, Query(ge=10, le=86_400, multiple_of=10, description="Seconds of a slot.")]
+_Length = Annotated[int, Query(ge=10, le=86_400, multiple_of=10, description="Length of a slot, in seconds.")]
 
 
 @router.get("/slots", response_model=list[SlotSums])

@@ -49,7 +49,7 @@ class Window:
 
 
 Since = Annotated[
-    str | None, Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept.")
+    str | None, Query(description="Start: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept.")
 ]
 Until = Annotated[str | None, Query(description="End, in the same forms. Default: now.")]
 
@@ -73,7 +73,7 @@ def window(since: Since = None, until: Until = None) -> Window:
 
 Span = Annotated[Window, Depends(window)]
 JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Maximum number of rows.")]
 
 
 async def sound_parameters(request: Request) -> None:

@@ -86,7 +86,7 @@ def report_part(
     worker: WorkerOf,
     services: ServicesOf,
     job: Annotated[str, Query(description="Job id.")],
-    steps: Annotated[int, Query(ge=1, le=MOST_STEPS, description="Most steps: the latest.")] = MOST_STEPS,
+    steps: Annotated[int, Query(ge=1, le=MOST_STEPS, description="Maximum number of steps: the latest.")] = MOST_STEPS,
 ) -> Response:
     """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
     job_exists(agent, job)
@@ -99,7 +99,7 @@ def wait_part(
     worker: WorkerOf,
     job: Annotated[str, Query(description="Job id.")],
     most: Annotated[
-        int, Query(ge=1, le=MOST_COLLECTIVES, description="Most collectives: the latest.")
+        int, Query(ge=1, le=MOST_COLLECTIVES, description="Maximum number of collectives: the latest.")
     ] = MOST_COLLECTIVES,
 ) -> Response:
     """The latest collectives of groups that also have ranks on other nodes, for the waits in another agent's report; `report_part` has the rest."""

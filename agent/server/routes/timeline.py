@@ -86,7 +86,7 @@ def timeline_part(
     job: Annotated[str, Query(description="Job id.")],
     from_ns: Annotated[int | None, Query(ge=0, le=1 << 62, description="As returned with the first page.")] = None,
     cursor: Annotated[str | None, Query(description="As returned with the previous page.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MOST_TIMELINE, description="Most operations.")] = MOST_TIMELINE,
+    limit: Annotated[int, Query(ge=1, le=MOST_TIMELINE, description="Maximum number of operations.")] = MOST_TIMELINE,
 ) -> Response:
     """A page of the timeline of this node by its own clock, latest end first, for the timeline of another."""
     job_exists(agent, job)

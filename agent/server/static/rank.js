@@ -130,7 +130,7 @@ function ofProcess(view) {
   return [
     ["State", `${view.state}${process}${view.raised ? `, raised ${plain(view.raised)}` : ""}`],
     ["Process", `${view.pid} on ${plain(view.host)}`],
-    ["Sign of life", view.heartbeat_age_s === null ? UNKNOWN : `${seconds(Math.max(0, view.heartbeat_age_s))} ago`],
+    ["Last heartbeat", view.heartbeat_age_s === null ? UNKNOWN : `${seconds(Math.max(0, view.heartbeat_age_s))} ago`],
     ["Recorded", `${view.records} records, ${view.lost} lost, mode ${view.probe_mode ?? UNKNOWN}`],
   ];
 }
@@ -142,7 +142,7 @@ function ofGpu(view, gpu) {
   if (m.memory_used_bytes !== null) parts.push(`${bytes(m.memory_used_bytes)} of ${bytes(m.memory_total_bytes)}`);
   if (m.temperature_celsius !== null) parts.push(`${m.temperature_celsius.toFixed(0)} °C`);
   if (m.power_watts !== null) parts.push(`${m.power_watts.toFixed(0)} W`);
-  return [["GPU", parts.join(", ")], ["Errors of the GPU", gpu.xids.length ? gpu.xids.map((xid) => `Xid ${xid.xid}, ${plain(xid.title)}`).join("; ") : "no Xid"]];
+  return [["GPU", parts.join(", ")], ["GPU errors", gpu.xids.length ? gpu.xids.map((xid) => `Xid ${xid.xid}, ${plain(xid.title)}`).join("; ") : "no Xid"]];
 }
 
 function ofNode(host) {

@@ -116,7 +116,7 @@ function ranks(job) {
 
 const CHOSEN = [
   ["group", true], ["op", true], ["size", false, "of the message, at most"], ["algorithm", true], ["protocol", true], ["channels"], ["count", false, "of all ranks, since the agent reads the job"],
-  ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the begin of the kernels"], ["busbw", false, "while the kernels ran"],
+  ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the start of the kernels"], ["busbw", false, "while the kernels ran"],
 ];
 
 export function showChosen({ chosen }) {
@@ -151,7 +151,7 @@ export function showInsights({ findings, advice }) {
   const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding.severity), parts: [finding.says, finding.means, finding.do] }));
   const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
   pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG).");
-  pieces(find("advice"), tries, "No advice for the numbers so far.");
+  pieces(find("advice"), tries, "No advice so far.");
 }
 
 function pieces(place, items, empty) {

@@ -177,7 +177,7 @@ def test_no_nccl_at_all(tmp_path: Path) -> None:
         path.write_bytes(data)
         done = commwatch("explain", path)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "0 messages of NCCL" in done.stdout
+        assert "0 NCCL messages" in done.stdout
         assert "No findings." in done.stdout
 
 

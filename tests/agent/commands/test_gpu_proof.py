@@ -82,7 +82,7 @@ def test_count() -> None:
     assert row(Counter({("all_gather", None): 3})).ok is True
     missing = row(Counter({("all_gather", 4096): 4}))
     assert (missing.ok, missing.figure) == (False, 3)
-    assert "missing 1, more 0" in missing.says
+    assert "missing 1, extra 0" in missing.says
     assert row(Counter({("all_gather", 4096): 2, ("all_gather", 8192): 1})).ok is False
     assert row(None).ok is None
 

@@ -145,7 +145,7 @@ def test_too_few_steps(tmp_path: Path) -> None:
     write_ring(few.rings, [mark(n, STEP_MS * MS * n) for n in range(20)], job="few")
     few.tick(2000 * MS)
     found = compare(many, run_of(few, "few"))
-    assert found.too_few == f"job few has 19 steps without warm-up and long ones; {LEAST_STEPS} are needed"
+    assert found.too_few == f"too few steps without warm-up and long ones (job few: 19); {LEAST_STEPS} are needed"
     step = found.figures[0]
     assert step.b == pytest.approx(0.1)
     assert step.change == pytest.approx(0)

@@ -99,7 +99,7 @@ def test_several_runs_between_other_output() -> None:
     assert micros(runs[1]) == {1048576: 35.62, 16777216: 134.7, 268435456: 1720.4}
     assert runs[3].times_s == runs[4].times_s
     assert len(remarks) == 1
-    assert "1 lines left out: torn" in remarks[0]
+    assert "1 line left out: torn" in remarks[0]
 
 
 def test_old_form() -> None:
@@ -142,7 +142,7 @@ def test_what_cannot_be_used_is_told() -> None:
     assert rounded(runs) == [Run("reduce", 2, ("node0",), {2097152: 80.0})]
     said = "\n".join(remarks)
     for part in (
-        "1 lines left out: their results were wrong",
+        "1 line left out: wrong results",
         "hypercube",
         "one rank",
         "missing",

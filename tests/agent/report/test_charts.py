@@ -65,7 +65,7 @@ def test_share_plot() -> None:
     (svg,) = pictures(material)
     assert [line.attrib["class"] for line in svg.iter(f"{SVG}line")].count("limit") == 1
     page = figures(material)
-    assert "At most 40% of step time is communication; it is above the line of 30% in 1 of 4 intervals." in page
+    assert "At most 40% of step time is communication; it is above the 30% line in 1 of 4 intervals." in page
     assert page.count("<td>20%") == 3
     assert "exposed" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
 
@@ -73,7 +73,7 @@ def test_share_plot() -> None:
 def test_share_that_is_not_known_everywhere() -> None:
     """The text gives how often the known share is above the line, and for how much of the time it is unknown."""
     material = replace(NOTHING, steps=[step(n, 0.4 if n == 7 else None) for n in range(10)])
-    assert "above the line of 30% in 1 of 1 intervals, and not known in 9 more." in figures(material)
+    assert "above the 30% line in 1 of 1 intervals, and not known in 9 more." in figures(material)
     assert "Shares over time" not in figures(replace(NOTHING, steps=[step(0, None)]))
 
 
