@@ -35,7 +35,7 @@ class Config:
     host: str = "127.0.0.1"
     #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
     port: int | None = None
-    #: Seconds between two drains of the rings.
+    #: Seconds between two looks at the trainers; every second look drains the rings.
     interval: float = 0.25
     #: File with the token for requests that make the agent act; not set: the agent makes its own.
     token_file: Path | None = None

@@ -300,7 +300,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     lost = (
         "nothing"
         if not report.lost
-        else f"{report.lost} records; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+        else f"{report.lost} record{'s' * (report.lost != 1)}; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
     )
     facts.append(("lost", f"{lost} ({report.records} records read)"))
     return facts
