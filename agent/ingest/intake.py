@@ -183,9 +183,7 @@ class Intake:
         room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
         left = len(fresh) - room
         self.waiting = (
-            f"{left} {'ring waits' if left == 1 else 'rings wait'} until others end: at most {self._most_rings} are read at a time"
-            if left > 0
-            else None
+            f"{left} rings wait until others end: at most {self._most_rings} are read at a time" if left > 0 else None
         )
         for entry in fresh[:room]:
             if not self._open(entry, wall_ns):
