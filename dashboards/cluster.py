@@ -75,7 +75,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "Alerts firing",
-            "Alerts of the list that are firing in Prometheus. Requires the rules of `commwatch alerts export`; "
+            "Alerts from the list that are firing in Prometheus. Requires the rules of `commwatch alerts export`; "
             "without them, the panel is always empty.",
             "short",
             f'count(ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})',
@@ -121,8 +121,8 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "Exposed share",
-            "Share of the step time in which compute waited for communication. Without this wait, the job would be "
-            "faster by this share. On CPU, the value is an upper bound. It is absent if it is not known.",
+            "Share of the step time in which compute waited for communication. Without this wait, steps would "
+            "be shorter by this share. On CPU, the value is an upper bound. It is absent if it is not known.",
             "percentunit",
             Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "{{job_id}}"),
             marks=(THRESHOLD["exposed_share"],),
@@ -190,7 +190,7 @@ def _alerts() -> list[Panel]:
     return [
         cells(
             "Firing in Prometheus",
-            "Alerts of the list that are firing, if Prometheus has the rules of `commwatch alerts export`. The runbook "
+            "Alerts from the list that are firing, if Prometheus has the rules of `commwatch alerts export`. The runbook "
             "(link above) explains each alert.",
             {"alertname": "Alert", "severity": "Severity", "job_id": "Job", "instance": "Node"},
             Query(firing, "Firing", "short"),
