@@ -38,9 +38,12 @@ _OF_HISTORY = frozenset(
     f"/api/v1/{name}"
     for name in (
         *("summary", "cells", "figures_parts", "slots", "ops", "collectives", "steps", "efficiency", "advice"),
-        *("report", "report_part", "wait_part", "timeline", "timeline_part"),
+        *("report", "report_part", "wait_part", "timeline", "timeline_part", "whatif"),
     )
 )
+#: These need the history with parameters that begin so; and this one always covers all nodes.
+_WITH = {"/api/v1/jobs": (b"figures=",), "/api/v1/bars": (b"since=", b"until=")}
+_OF_JOB = "/api/v1/past"
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
 #: Streams open at once.
@@ -120,7 +123,7 @@ class Gate:
             detail = f"{MOST_OF_ONE} requests of this client ({client}) are in progress, the limit for one client"
             await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
             return
-        turns = self._turns[_line(scope)]
+        turns = self._turns[line_of(scope)]
         self._requests[client] += 1
         try:
             await turns.take(client, _TURN_S)
@@ -190,11 +193,13 @@ class Gate:
         return response
 
 
-def _line(scope: Scope) -> str:
+def line_of(scope: Scope) -> str:
     """Return the line in which a request waits for its turn."""
-    if b"scope=job" in scope["query_string"].split(b"&"):
+    route = "/".join(scope["path"].split("/")[:4])
+    names, parts = _WITH.get(route, ()), scope["query_string"].split(b"&")
+    if b"scope=job" in parts or route == _OF_JOB:
         return JOB
-    return HISTORY if "/".join(scope["path"].split("/")[:4]) in _OF_HISTORY else LIVE
+    return HISTORY if route in _OF_HISTORY or any(part.startswith(names) for part in parts) else LIVE
 
 
 def _plain(headers: Headers) -> dict[str, str]:

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from fastapi import FastAPI
@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.analysis.queries import QueryService
 from commwatch.server import problems
+from commwatch.server.gate import LIVE, line_of
+from commwatch.server.history_worker import Worker
 from commwatch.server.routes.params import MOST_CHARACTERS, query_names
 from commwatch.server.web import application
 from commwatch.watchers.nccl import LogRequest
@@ -164,6 +166,16 @@ def test_dependencies_are_functions(tmp_path: Path) -> None:
         left += dependant.dependencies
     assert len(calls) > 30
     assert [call for call in calls if not inspect.isfunction(call)] == []
+
+
+def test_who_waits_for_the_history(tmp_path: Path) -> None:
+    """Requests that the history's process answers wait for their turn there, so that they do not hold up those that need no history."""
+    app = application(idle_services(QueryService(tmp_path / "none")), CollectorRegistry())
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    slow = [route.path for route in routes if get_type_hints(route.endpoint).get("worker") is Worker]
+    assert len(slow) > 15
+    others = {path.rpartition("/")[2] for path in slow if line_of({"path": path, "query_string": b""}) == LIVE}
+    assert others == {"jobs", "ranks", "groups", "pipelines", "bars"}  # without parameters, they need no history
 
 
 def test_the_schema_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

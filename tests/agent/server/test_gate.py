@@ -412,7 +412,8 @@ def crowd(path: str, clients: list[str], others: list[tuple[str, str]]) -> list[
 
 def request(path: str, client: str) -> Scope:
     """A request as the server hands it on."""
-    about = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    path, _, query = path.partition("?")
+    about = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}
     return {**about, "headers": [(b"host", b"localhost")], "client": (client, 1), "server": ("192.0.2.9", 9477)}
 
 
@@ -490,9 +491,21 @@ def test_failing_answer() -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("path", "most"), [("/api/v1/ops", 1), ("/api/v1/collectives/group/1", 1), ("/", 2)])
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/api/v1/ops", 1),
+        ("/api/v1/collectives/group/1", 1),
+        ("/", 2),
+        ("/api/v1/past", 4),
+        ("/api/v1/ops?scope=job", 4),
+        ("/api/v1/jobs?limit=1&figures=true", 1),
+        ("/api/v1/bars?job=a", 2),
+        ("/api/v1/bars?job=a&until=9", 1),
+    ],
+)
 def test_worked_on_at_once(path: str, most: int) -> None:
-    """Of what reads the history one request is worked on at a time, of other requests two: the rest wait, and all are answered."""
+    """One request that reads the history is worked on at a time, four that cover all nodes, two others: the rest wait, and all are answered."""
 
     async def ask() -> tuple[int, int]:
         inside, highest, answered = 0, 0, 0
