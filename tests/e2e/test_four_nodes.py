@@ -238,7 +238,8 @@ def check_top(top: dict[str, Any], known: dict[tuple[int, int], ring_figures.Ste
 def check_operations(job: Site, one: RunningAgent, rings: list[RankRecords]) -> None:
     """The tables of operations in ``top`` and on the live page are what the rings say of the last half minute and of the last minute."""
     found = shown_whole(job, one, "top", "--job", "four")["shown"]["by_operation"]
-    expected = ring_figures.lately(rings, found["since"])
+    # On a busy machine the job may have ended half a minute ago.
+    expected = [] if found["since"] is None else ring_figures.lately(rings, found["since"])
     assert part(by_name(found["rows"]), expected) == expected
     host, address = job.hosts[job.agents.index(one)], f"{one.url}/api/v1/stream?job=four"
 
