@@ -207,6 +207,8 @@ def _mark_at(records: bytes, ops: bytes, seq: int) -> int:
 
 def _rolled_bytes(records: bytes, until_n: int, ring: RingRow) -> int:
     """Return the length of those of the records that are in rollups."""
+    if until_n <= ring.rolled_n:
+        return len(records)
     stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
     first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
     return first * RECORD_SIZE

@@ -81,12 +81,18 @@ def nearest_rank(values: list[int], q: float) -> float:
     return sorted(values)[max(1, math.ceil(q * len(values))) - 1] / 1e9
 
 
-def table(rings: list[RankRecords]) -> list[dict[str, Any]]:
-    """The rows of the table of operations, by group and op."""
+def by_kind(rings: list[RankRecords], since: float = 0) -> list[tuple[tuple[str, str], list[Operation]]]:
+    """The operations that ended since a moment in Unix time, by group and op."""
     by: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for ring in rings:
         for one in operations_of(ring):
-            by[one.group, one.op].append(one)
+            if one.end_ns >= since * 1e9:
+                by[one.group, one.op].append(one)
+    return sorted(by.items())
+
+
+def table(rings: list[RankRecords]) -> list[dict[str, Any]]:
+    """The rows of the table of operations, by group and op."""
     return [
         {
             "by": {"group": group, "op": op},
@@ -97,7 +103,7 @@ def table(rings: list[RankRecords]) -> list[dict[str, Any]]:
             "p99_s": pytest.approx(nearest_rank([one.took_ns for one in found], 0.99), rel=BIN),
             "busbw": pytest.approx(rate(found)),
         }
-        for (group, op), found in sorted(by.items())
+        for (group, op), found in by_kind(rings)
     ]
 
 
@@ -106,11 +112,6 @@ def lately(rings: list[RankRecords], since: float) -> list[dict[str, Any]]:
 
     The ranks' records come in the order of their completion, so that one at that moment may be before it.
     """
-    by: dict[tuple[str, str], list[Operation]] = defaultdict(list)
-    for ring in rings:
-        for one in operations_of(ring):
-            if one.end_ns >= since * 1e9:
-                by[one.group, one.op].append(one)
     return [
         {
             "by": {"group": group, "op": op},
@@ -118,7 +119,7 @@ def lately(rings: list[RankRecords], since: float) -> list[dict[str, Any]]:
             "p50_s": pytest.approx(nearest_rank([one.took_ns for one in found], 0.5), rel=2 * BIN),
             "busbw": pytest.approx(rate(found), rel=0.01 + 2 * len(rings) / len(found)),
         }
-        for (group, op), found in sorted(by.items())
+        for (group, op), found in by_kind(rings, since)
     ]
 
 
