@@ -43,10 +43,10 @@ demo: sync  ## train a small transformer on two ranks, watch it, and report
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
-# Tests with jobs come first, because they spend much of their time waiting. Tests that compare times run afterwards, two at a time.
+# Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
 test: sync parts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests/test_packaging.py tests/test_image.py tests/e2e tests
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m by_the_clock tests/e2e
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.

@@ -27,11 +27,25 @@ CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that."""
+    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that. Spread those with jobs.
+
+    Tests with jobs wait much of their time, but many of them at once overload a small machine, so that agents are late
+    with their answers. So their modules come evenly between all others, and the longest tests first.
+    """
     for item in items:
         item.add_marker(_kind(item))
+    jobs, others = (
+        list(dict.fromkeys(item.path for item in items if (item.path.parent == _JOBS) is with_jobs))
+        for with_jobs in (True, False)
+    )
+    jobs.sort(key=lambda path: path.name not in _LONGEST)
+    place = {path: (number + 0.5) / len(paths) for paths in (jobs, others) for number, path in enumerate(paths)}
+    items.sort(key=lambda item: place[item.path])
 
 
+#: The folder of the tests with jobs, and the modules there that take more than a minute.
+_JOBS = Path(__file__).parent / "e2e"
+_LONGEST = ("test_alerts.py", "test_fault_matrix.py", "test_four_nodes.py", "test_readme.py")
 #: What a module imports that starts processes, by where it comes from, and otherwise by its name.
 _RUNS_PROMETHEUS = {"tests.prometheus", "tests.alerts.promtool", "tests.alerts.recorded"}
 _STARTS_PROCESSES = {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"}
@@ -41,7 +55,7 @@ def _kind(item: pytest.Item) -> str:
     """Return the marker of a test. What its module imports decides, so that no test has to be marked by hand."""
     names = vars(item.module) if isinstance(item, pytest.Function) else {}
     sources = {getattr(value, "__module__", None) or "" for value in names.values()}
-    if item.path.is_relative_to(Path(__file__).parent / "e2e"):
+    if item.path.is_relative_to(_JOBS):
         return "job"
     if "browser" in getattr(item, "fixturenames", ()):
         return "browser"
@@ -57,10 +71,11 @@ def _own_cache() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hangups_are_heard() -> None:
-    # Whoever runs the tests under nohup ignores it, and so would the agents that they start.
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _signals_are_heard() -> None:
+    # Under nohup, or in the background of a script, they are ignored, and so would the agents that tests start.
+    for number, heard in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, heard)
 
 
 @pytest.fixture(autouse=True)

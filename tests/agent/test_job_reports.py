@@ -18,7 +18,7 @@ import pytest
 
 from commwatch.collectors.wire.ring import RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.agent.test_job_wide import states
+from tests.agent.test_job_wide import command_of_all, of_all, states, whole
 from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
     MS,
@@ -133,8 +133,7 @@ def test_report(site: Site, job: str) -> None:
     assert [line["steps"] for line in expected["ranks"]] == [STEPS] * 6
     assert expected["advice"]
     for node in site.nodes:
-        found = node.get(f"/api/v1/report?job={job}&scope=job")
-        assert found["nodes"] == {"answered": 3, "silent": {}}
+        found = of_all(node, f"report?job={job}&scope=job")
         assert of_nodes(job, found["advice"]) == of_nodes(job, expected["advice"])
         assert comparable(found | {"advice": []}) == comparable(expected | {"advice": []})
 
@@ -165,7 +164,11 @@ def test_waits_in_the_page(site: Site, job: str, group: str) -> None:
 
 def waits_in_page(running: RunningAgent, query: str) -> tuple[str, str]:
     """The waits in a report's page: by rank and group, and over time."""
-    page = urllib.request.urlopen(f"{running.url}/api/v1/report?format=html&{query}").read().decode()
+    url = f"{running.url}/api/v1/report?format=html&{query}"
+    page = wait_for(
+        lambda: "no answer within" not in (text := urllib.request.urlopen(url).read().decode()) and text,
+        "all nodes to answer",
+    )
     by_group, _, over_time = page[page.index("<h2>Waits</h2>") : page.index("<h2>Bandwidth")].partition("<h3>")
     return by_group, over_time
 
@@ -179,10 +182,9 @@ def test_advice(site: Site, job: str, last: str) -> None:
     expected = site.whole.get(f"/api/v1/advice?job={job}&last={last}")
     assert expected[0]["title"] == "ranks 1, 3, 5 are late and the others wait for them"
     for node in site.nodes:
-        found = node.get(f"/api/v1/advice?job={job}&last={last}&scope=job")
-        assert found["nodes"] == {"answered": 3, "silent": {}}
-        assert of_nodes(job, found["data"]) == of_nodes(job, expected)
-        assert (sources(found["data"]), sources(expected)) == ({"replay" if job == "train" else "bound"}, {"replay"})
+        found = whole(node, f"advice?job={job}&last={last}&scope=job")
+        assert of_nodes(job, found) == of_nodes(job, expected)
+        assert (sources(found), sources(expected)) == ({"replay" if job == "train" else "bound"}, {"replay"})
 
 
 def test_figures_of_jobs(site: Site) -> None:
@@ -190,14 +192,13 @@ def test_figures_of_jobs(site: Site) -> None:
     expected = by_job(site.whole.get("/api/v1/jobs?figures=true"))
     assert expected.keys() == {"train", "local"}
     for node in site.nodes:
-        found = node.get("/api/v1/jobs?figures=true&scope=job")
-        assert found["nodes"] == {"answered": 3, "silent": {}}
-        assert comparable(by_job(found["data"])) == comparable(expected)
-        done = commwatch("jobs", "--json", "--dir", node.directory)
+        found = whole(node, "jobs?figures=true&scope=job")
+        assert comparable(by_job(found)) == comparable(expected)
+        done = command_of_all("jobs", "--json", "--dir", node.directory)
         assert (done.returncode, done.stderr) == (0, "")
         assert comparable(by_job(json.loads(done.stdout))) == comparable(expected)
         for job, figures in expected.items():
-            report = node.get(f"/api/v1/report?job={job}&scope=job")
+            report = of_all(node, f"report?job={job}&scope=job")
             names = ("steps", "step_p50_s", "comm_share", "exposed_share")
             assert [figures[name] for name in names] == [pytest.approx(report[name]) for name in names]
 
@@ -215,47 +216,50 @@ def test_list_of_jobs(site: Site) -> None:
     site.meet()
     assert done.stderr == f"commwatch: {dead} does not answer: Connection refused\n"
     assert done.stdout.splitlines()[-2:] == ["3 of 4 nodes", "earlier jobs are not listed; use a larger --limit"]
-    whole = commwatch("jobs", *where).stdout.splitlines()
-    assert [line.split()[5] for line in whole[1:-1]] == ["6", "6"]
-    assert whole[-1] == "3 nodes"
+    listed = command_of_all("jobs", *where).stdout.splitlines()
+    assert [line.split()[5] for line in listed[1:-1]] == ["6", "6"]
+    assert listed[-1] == "3 nodes"
     alone = commwatch("jobs", "--node", *where).stdout.splitlines()
     assert [line.split()[5] for line in alone[1:]] == ["2/6", "2/6"]
 
 
 def test_command(site: Site, tmp_path: Path) -> None:
     """``commwatch report`` shows the whole job, from any node, with the lines of one agent over all rings."""
-    whole = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()
-    expected = [line.partition("; a replay")[0] for line in whole]
+    alone = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()
+    expected = [line.partition("; a replay")[0] for line in alone]
     for node in site.nodes:
-        done = commwatch("report", "local", "--dir", node.directory)
+        done = command_of_all("report", "local", "--dir", node.directory)
         assert (done.returncode, done.stderr) == (0, "")
         lines = done.stdout.splitlines()
         assert [line.split() for line in lines if line not in expected and _is_lasting(line)] == [["nodes", "3"]]
         assert [line for line in expected if line not in lines and _is_lasting(line)] == []
         assert f"commwatch report --dir {node.directory} local" in done.stdout
     page = tmp_path / "report.html"
-    assert commwatch("report", "local", "--dir", site.nodes[1].directory, "--html", page).returncode == 0
+    flags = ("local", "--dir", site.nodes[1].directory)
+    assert command_of_all("report", *flags, "--html", page, out=page).returncode == 0
     assert {f">rank {rank}<" for rank in range(6)} <= set(re.findall(">rank \\d<", page.read_text())), (
         "one matrix of waits"
     )
-    as_json = json.loads(commwatch("report", "local", "--json", "--dir", site.nodes[1].directory).stdout)
+    as_json = json.loads(command_of_all("report", *flags, "--json").stdout)
     assert as_json["nodes"] == {"answered": 3, "silent": {}}
 
 
 def test_what_if_in_the_page(site: Site, tmp_path: Path) -> None:
     """The page on the whole job answers the usual questions from the steps of all ranks, as that of one agent over all rings does."""
     pages = {}
-    for name, flags in (("whole", [site.whole.directory]), ("node", [site.nodes[1].directory])):
+    for name, running in (("whole", site.whole), ("node", site.nodes[1])):
         pages[name] = tmp_path / f"{name}.html"
-        assert commwatch("report", "train", "--html", pages[name], "--dir", *flags).returncode == 0
+        written = ("--html", pages[name], "--dir", running.directory)
+        assert command_of_all("report", "train", *written, out=pages[name]).returncode == 0
     texts = {name: page.read_text() for name, page in pages.items()}
     assert "steps of 6 ranks" in texts["node"]
     asked = [re.findall("<tr><t[dh][^>]*>([^<]*)<", _what_if(text)) for text in texts.values()]
     assert {"as recorded", "no rank is late", "four times the ranks"} <= set(asked[0])
     assert asked[0] == asked[1]
-    local = commwatch("report", "local", "--html", tmp_path / "local.html", "--dir", site.nodes[1].directory)
-    assert local.returncode == 0
-    assert "<h2>What if</h2>" not in (tmp_path / "local.html").read_text(), "clocks that cannot be compared"
+    local = tmp_path / "local.html"
+    written = ("--html", local, "--dir", site.nodes[1].directory)
+    assert command_of_all("report", "local", *written, out=local).returncode == 0
+    assert "<h2>What if</h2>" not in local.read_text(), "clocks that cannot be compared"
 
 
 def _what_if(page: str) -> str:
@@ -344,7 +348,7 @@ def test_timeline(site: Site, tmp_path: Path) -> None:
 
 
 def _timeline(node: RunningAgent, out: Path, nodes: str) -> Path:
-    done = commwatch("timeline", "train", "--last", "all", "--dir", node.directory, "--out", out)
+    done = command_of_all("timeline", "train", "--last", "all", "--dir", node.directory, "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f" marks{nodes}\n")
     return out

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,12 +74,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         end_rank(writer)
 
 
-def whole(running: RunningAgent, path: str) -> Any:
-    """An answer for the whole job that all nodes have given; on a busy machine one may miss the two seconds."""
+def of_all(running: RunningAgent, path: str) -> Any:
+    """An answer for the whole job that all nodes have given; on a busy machine one may take too long."""
     full = {"answered": len(NODES), "silent": {}}
     return wait_for(
         lambda: (answer := running.get(f"/api/v1/{path}"))["nodes"] == full and answer, "all nodes to answer"
-    )["data"]
+    )
+
+
+def whole(running: RunningAgent, path: str) -> Any:
+    """The data of such an answer."""
+    return of_all(running, path)["data"]
+
+
+def command_of_all(*arguments: str | Path, out: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command for the whole job until no node took too long; ``out``: the file that it writes, if any."""
+
+    def done() -> subprocess.CompletedProcess[str] | None:
+        ended = commwatch(*arguments)
+        said = ended.stdout + ended.stderr + (out.read_text() if out else "")
+        return None if re.search("no answer within|timed out", said) else ended
+
+    found: subprocess.CompletedProcess[str] = wait_for(done, "all nodes to answer")
+    return found
 
 
 def test_own_address(site: Site) -> None:
@@ -206,12 +225,13 @@ def test_commands(site: Site) -> None:
     """``commwatch top`` and ``commwatch diagnose`` show the whole job by default, from any node."""
     wait_for(lambda: site.whole.get("/api/v1/verdicts?job=train"), "the ranks to be silent for long enough")
     for node in site.nodes:
-        shown = json.loads(commwatch("top", "--json", "--job", "train", "--dir", str(node.directory)).stdout)["shown"]
+        of_train = ("--job", "train", "--dir", node.directory)
+        shown = json.loads(command_of_all("top", "--json", *of_train).stdout)["shown"]
         assert [rank["rank"] for rank in shown["ranks"]] == [0, 1, 2, 3]
         assert shown["nodes"] == {"answered": len(NODES), "silent": {}}
-        frame = commwatch("top", "--once", "--job", "train", "--dir", str(node.directory)).stdout
+        frame = command_of_all("top", "--once", *of_train).stdout
         assert "train, running, 4 of 4 ranks, 3 nodes" in frame
-        done = commwatch("diagnose", "--json", "--dir", str(node.directory))
+        done = command_of_all("diagnose", "--json", "--dir", node.directory)
         assert done.returncode == 1
         found, expected = (json.loads(text.stdout) for text in (done, commwatch("diagnose", "--json", site.whole.url)))
         assert [v["ranks"] for v in found["verdicts"]] == [v["ranks"] for v in expected["verdicts"]]
