@@ -33,9 +33,10 @@ def gaps(numbers: Iterable[int], size: int) -> list[range]:
     return found
 
 
-def rest(numbers: Iterable[int], size: int) -> str:
-    """Return the numbers that ``gaps`` finds as text; empty if there are none."""
-    return _written(gaps(numbers, size))
+def missing_ranks(numbers: Iterable[int], size: int) -> str:
+    """Return the ranks that ``gaps`` finds as text, as ``ranks`` does; empty if there are none."""
+    found = gaps(numbers, size)
+    return f"rank{'s' * (len(found) > 1 or len(found[0]) > 1)} {_written(found)}" if found else ""
 
 
 def _written(runs: Iterable[range]) -> str:

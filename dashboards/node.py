@@ -51,14 +51,14 @@ def _now() -> list[Panel]:
         number("Ranks alive", "Live ranks on the node.", "short", f"count({_now_of('rank_info')})", nothing="none"),
         number(
             "GPUs",
-            "Cards that respond. Absent on a node without cards.",
+            "GPUs that respond. Absent on a node without GPUs.",
             "short",
             f"sum({_now_of('gpu_up')})",
             nothing="none",
         ),
         number(
             "GPUs lost",
-            "Cards that were present and no longer respond.",
+            "GPUs that were present and no longer respond.",
             "short",
             f"sum(1 - {_now_of('gpu_up')})",
             marks=(1,),
@@ -108,7 +108,7 @@ def _communication() -> list[Panel]:
         ),
         cells(
             "Ranks",
-            "The card on which each rank computes (empty if it is not known), and the hook that records the rank. "
+            "The GPU on which each rank computes (empty if it is not known), and the hook that records the rank. "
             "Click a job to open its dashboard.",
             {"job_id": "Job", "rank": "Rank", "gpu": "GPU", "hook": "Hook"},
             Query(f"max by (job_id, rank, gpu, hook) ({_now_of('rank_info')})", "Here", "short"),
@@ -123,7 +123,7 @@ def _gpus() -> list[Panel]:
         lines(
             "Utilisation",
             "Share of the last sampling period in which any kernel ran. NCCL's kernels that wait for a late rank "
-            "count, too, so a high value does not mean that the card computes much.",
+            "count, too, so a high value does not mean that the GPU computes much.",
             "percentunit",
             Query(_now_of("gpu_utilization_ratio"), "GPU {{gpu}}"),
             most=1,
@@ -137,7 +137,7 @@ def _gpus() -> list[Panel]:
         ),
         lines(
             "Power",
-            "Power draw and power limit of the card. A card at its limit is under full load, which is not a fault.",
+            "Power draw and power limit of the GPU. A GPU at its limit is under full load, which is not a fault.",
             "watt",
             Query(_now_of("gpu_power_watts"), "GPU {{gpu}}"),
             Query(f"max({_now_of('gpu_power_limit_watts')})", "limit"),
@@ -150,7 +150,7 @@ def _gpus() -> list[Panel]:
         ),
         lines(
             "Clocks",
-            "Clock of the multiprocessors and of the memory. If one card is slower than the others, all ranks wait for "
+            "Clock of the multiprocessors and of the memory. If one GPU is slower than the others, all ranks wait for "
             "it.",
             "hertz",
             Query(_now_of("gpu_clock_hertz"), "GPU {{gpu}} {{clock}}"),
@@ -162,7 +162,7 @@ def _gpu_troubles() -> list[Panel]:
     return [
         states(
             "Throttled",
-            "Reasons for which a card throttles its clock. Idle and the power limit are not faults; hardware, thermal "
+            "Reasons for which a GPU throttles its clock. Idle and the power limit are not faults; hardware, thermal "
             "and power_brake are.",
             Query(_now_of("gpu_throttled"), "GPU {{gpu}} {{reason}}"),
             {"0": ("no", "transparent"), "1": ("throttled", "orange")},
@@ -186,13 +186,13 @@ def _gpu_links() -> list[Panel]:
     return [
         lines(
             "NVLink",
-            "Payload over all NVLinks (XGMI links) of a card.",
+            "Payload over all NVLinks (XGMI links) of a GPU.",
             "Bps",
             Query(_rate("gpu_nvlink_bytes_total"), "GPU {{gpu}} {{direction}}"),
         ),
         lines(
             "PCIe",
-            "Bytes over PCIe, from the card's point of view: counted or, if the card has no counters, from a sample of "
+            "Bytes over PCIe, from the GPU's point of view: counted or, if the GPU has no counters, from a sample of "
             "20 ms every ten seconds.",
             "Bps",
             Query(_rate("gpu_pcie_bytes_total"), "GPU {{gpu}} {{direction}}"),
@@ -200,7 +200,7 @@ def _gpu_links() -> list[Panel]:
         ),
         lines(
             "NVLink errors",
-            "Errors per second on all NVLinks of a card, by type.",
+            "Errors per second on all NVLinks of a GPU, by type.",
             "eps",
             Query(_rate("gpu_nvlink_errors_total"), "GPU {{gpu}} {{type}}"),
         ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commwatch.analysis.verdicts import Verdict
 from commwatch.analysis.wait_graph import RECENT_S
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks as named
 from commwatch.core.views import GroupView
 from commwatch.ingest.jobs import Job
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 #: Names of parameters in one verdict.
 _MOST_NAMES = 3
 _SAYS = {
-    "rank": "corruption: the weights of rank {} differ from those of rank {}",
-    "one_of": "corruption: the weights of one of the ranks {} are wrong",
-    "all": "corruption: no two of the ranks {} have the same weights",
+    "rank": "corruption: the weights of {} differ from those of {}",
+    "one_of": "corruption: the weights of one of {} are wrong",
+    "all": "corruption: no two of {} have the same weights",
 }
 #: Of collectives, by cause. The ranks at fault; the others that were compared; the rank that gave the data.
 _IN_COLLECTIVES = {
-    "received": "corruption: rank {0} received other data than rank {2} sent",
-    "sent": "corruption: other ranks received other data than rank {0} was to send",
-    "result": "corruption: the result of rank {0} differs from that of rank {1}",
-    "one_of": "corruption: the data of one of the ranks {0} are wrong, or become wrong between them",
-    "diverged": "corruption: no two of the ranks {0} have the same data",
+    "received": "corruption: {0} received other data than rank {2} sent",
+    "sent": "corruption: other ranks received other data than {0} was to send",
+    "result": "corruption: the result of {0} differs from that of {1}",
+    "one_of": "corruption: the data of one of {0} are wrong, or become wrong between them",
+    "diverged": "corruption: no two of {0} have the same data",
 }
 _CAUSES = {"rank": "weights", "one_of": "one_of", "all": "diverged"}
 
@@ -76,7 +76,7 @@ def _in_collective(episode: CollectiveEpisode, compared: list[int], group: Group
     others = [rank for rank in compared if rank not in ranks]
     right = "" if episode.right is None else f", not in operation {episode.right}"
     more = "" if episode.number == 1 else f"; {episode.number} times"
-    says = f"{_IN_COLLECTIVES[cause].format(spans(ranks), spans(others), source)}: {op} {episode.first} of group {group.group}{right}{more}"
+    says = f"{_IN_COLLECTIVES[cause].format(named(ranks), named(others), source)}: {op} {episode.first} of group {group.group}{right}{more}"
     about = (group.job_id, group.group_id, group.group, episode.first, op)
     return Verdict("corruption", cause, *about, list(ranks), others, max(0, now_ns - episode.since_ns) / 1e9, says)
 
@@ -95,7 +95,7 @@ def corruption(episode: Episode, names: tuple[str, ...], compared: list[int], gr
     parameters = ", ".join(names[place] for place in places[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
     right = "" if episode.right is None else f", not at step {episode.right}"
     says = (
-        f"{_SAYS[which].format(spans(ranks), spans(others))}: {parameters} "
+        f"{_SAYS[which].format(named(ranks), named(others))}: {parameters} "
         f"(group {group.group}, seen at step {episode.first}{right})"
     )
     about = (group.job_id, group.group_id, group.group, None, "")

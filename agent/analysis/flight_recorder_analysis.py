@@ -16,10 +16,11 @@ from statistics import median
 
 from commwatch.analysis.verdicts import Verdict, verdicts
 from commwatch.collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
+from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import others
 from commwatch.core import terminal_text
-from commwatch.core.units import seconds
+from commwatch.core.units import counted, seconds
 from commwatch.core.views import GroupView, InFlight, RankView
 
 #: The job in verdicts, because dumps do not name theirs.
@@ -218,9 +219,9 @@ def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -
     """Return the verdicts and positions as text for a terminal."""
     lines = [f"{file} is skipped: {why}" for file, why in damaged.items()]
     if not found:
-        lines.append(f"nothing wrong in the dumps of {len(dumps)} rank{'s' * (len(dumps) != 1)}")
+        lines.append(f"nothing wrong in the dumps of {counted(len(dumps), 'rank')}")
     for verdict in found:
-        lines += [f"{verdict.kind.upper()} in {verdict.job_id}: rank {spans(verdict.ranks)}", f"  {verdict.says}"]
+        lines += [f"{verdict.kind.upper()} in {verdict.job_id}: {named(verdict.ranks)}", f"  {verdict.says}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):
         lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in positions(taken))]
     return terminal_text.lines(lines)

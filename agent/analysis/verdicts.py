@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from commwatch.analysis.ended_operations import Disagreement
 from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
+from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
-from commwatch.core.units import percent, seconds
+from commwatch.core.units import counted, percent, seconds
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.stragglers import Late
 
@@ -23,13 +24,30 @@ from commwatch.ingest.stragglers import Late
 CERTAIN_S = 2.0
 #: Why a rank is absent, worst first; the worst cause names the culprits.
 _CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
+#: By cause, of one rank and of several.
 _SAYS = {
-    "dead": "process dead: rank {} was killed or crashed",
-    "gone": "rank gone: rank {} has ended and will not join",
-    "stopped": "stalled: rank {} has not joined; its process is stopped",
-    "unseen": "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
-    "silent": "stalled: rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
-    "not_joined": "stalled: rank {} has not joined; it is alive but doing something else",
+    "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
+    "gone": ("rank gone: rank {} has ended and will not join", "rank gone: ranks {} have ended and will not join"),
+    "stopped": (
+        "stalled: rank {} has not joined; its process is stopped",
+        "stalled: ranks {} have not joined; their processes are stopped",
+    ),
+    "unseen": (
+        "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
+        "no data from ranks {}: they run elsewhere (query their agents as well), or have not communicated yet",
+    ),
+    "silent": (
+        "stalled: rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
+        "stalled: ranks {} have not joined; their Python code is not running (stuck in C, or holding the GIL)",
+    ),
+    "not_joined": (
+        "stalled: rank {} has not joined; it is alive but doing something else",
+        "stalled: ranks {} have not joined; they are alive but doing something else",
+    ),
+    "inside": (
+        "stalled: rank {} has entered; its process is stopped",
+        "stalled: ranks {} have entered; their processes are stopped",
+    ),
 }
 
 
@@ -216,7 +234,7 @@ def _data(size_bytes: int | None, dtype: str | None) -> str:
 def _parts(what: dict[int, str]) -> str:
     """Return as text which ranks have which value, the most frequent first."""
     names = [name for name, _ in Counter(what.values()).most_common()]
-    return "; ".join(f"rank {spans(rank for rank in what if what[rank] == name)}: {name}" for name in names)
+    return "; ".join(f"{named([rank for rank in what if what[rank] == name])}: {name}" for name in names)
 
 
 def _odd(what: dict[int, str]) -> list[int]:
@@ -236,7 +254,7 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
     window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
     by = (
-        f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {late.steps} steps)"
+        f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
         if late.steps
         else "late"
     )
@@ -271,8 +289,8 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     since = min(idle[rank] for rank in ahead)
     last = max(at[rank] for rank in late)
     text = (
-        f"{says} (rank {spans(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
-        f"rank {spans(late)} operation {last})"
+        f"{says} ({named(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
+        f"{named(late)} operation {last})"
     )
     about = (group.job_id, group.group_id, group.group, top, "")
     return Verdict(kind, cause, *about, culprits, ahead, since, text)
@@ -297,8 +315,7 @@ def _judge(
     elif wait.since_s > wait.limit_s:
         stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
         if stopped:
-            says = f"stalled: rank {spans(stopped)} has entered; its process is stopped"
-            yield _verdict(wait, "hang", "stopped", stopped, says)
+            yield _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped))
             return
         first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
         says = f"stuck inside: every rank has entered{first}; check the network between them"
@@ -312,7 +329,11 @@ def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int],
         causes.setdefault(absence(view), []).append(rank)
     there = [cause for cause in _CAUSES if cause in causes]
     kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
-    return kind, there[0], causes[there[0]], "; ".join(_SAYS[each].format(spans(causes[each])) for each in there)
+    return kind, there[0], causes[there[0]], "; ".join(_says(each, causes[each]) for each in there)
+
+
+def _says(cause: str, ranks: list[int]) -> str:
+    return _SAYS[cause][len(ranks) > 1].format(spans(ranks))
 
 
 def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
@@ -320,7 +341,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
     where = f"{op.op} {op.seq} of group {wait.group.group}"
     waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
     verb = "raised in" if wait.raised else "in"
-    whom = f"rank {spans(waiting)} {verb}" if waiting else verb
+    whom = f"{named(waiting)} {verb}" if waiting else verb
     since = f"{wait.since_s:.0f} s ago" if wait.raised else f"for {wait.since_s:.0f} s"
     return Verdict(
         kind=kind,

@@ -14,6 +14,7 @@ from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.terminal_text import complain, line
+from commwatch.core.units import counted
 
 _LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
 
@@ -122,7 +123,11 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
     except CatalogueError as error:
         complain(f"{arguments.file}: {error}")
         return 1
-    print(line(f"{arguments.file}: {len(found.alerts)} alerts, {len(found.records)} recording rules"))
+    print(
+        line(
+            f"{arguments.file}: {counted(len(found.alerts), 'alert')}, {counted(len(found.records), 'recording rule')}"
+        )
+    )
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from commwatch.cli.common_flags import last_seconds
 from commwatch.config import Config
 from commwatch.core.terminal_text import line
+from commwatch.core.units import counted
 
 #: As in ``table_export.FORMATS``, which needs numpy.
 _FORMATS = ("parquet", "arrow", "csv")
@@ -46,5 +47,5 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     with reading(config) as agent:
         written = export(agent, job_in(agent, arguments.job).job_id, arguments.out, arguments.format, arguments.last)
     for path, rows in written.items():
-        print(line(f"{path}: {rows} rows"))
+        print(line(f"{path}: {counted(rows, 'row')}"))
     return 0

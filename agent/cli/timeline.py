@@ -10,6 +10,7 @@ from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import complain, line
+from commwatch.core.units import counted
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -67,7 +68,8 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
         if "error" in note:
             complain(str(note["error"]))
     of_nodes = covered(Nodes(1 + len(others), silent))
-    counts = f"{found.operations} operations, {found.steps} steps, {found.arrows} arrows, {found.marks} marks"
-    counts += f", {len(found.profiles)} profiles" if found.profiles else ""
+    contents = [("operation", found.operations), ("step", found.steps), ("arrow", found.arrows), ("mark", found.marks)]
+    contents += [("profile", len(found.profiles))] if found.profiles else []
+    counts = ", ".join(counted(number, thing) for thing, number in contents)
     print(line(f"{arguments.out}: {counts}{f', {of_nodes}' if of_nodes else ''}"))
     return 0

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from commwatch.analysis.ended_operations import RankParts, most_collectives
 from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
+from commwatch.core.units import counted
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
 from commwatch.nodes.replica_parts import RankChecks
@@ -130,13 +131,11 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     in_part = {job: part for job, of_job in modes.items() if (part := shedding(of_job)) is not None}
     if not found:
         well = "nothing wrong in the recorded data" if in_part else "healthy"
-        seen_of = (
-            f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} rank{'s' * (len(running) != 1)}"
-        )
+        seen_of = f"{well}: {counted(len(jobs), 'running job')}, {counted(len(running), 'rank')}"
         lines.append(seen_of if jobs else "no running job")
     lines += [f"{job} is {part}; a hang shows only the missing ranks" for job, part in in_part.items()]
     for verdict in found:
-        whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
+        whom = ranks(verdict.ranks) if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
         lines.append(f"  {verdict.says}")
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):

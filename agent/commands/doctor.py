@@ -19,12 +19,13 @@ from commwatch import __version__
 from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.traffic import NOT_COUNTED
 from commwatch.collectors.node.gpu import ALARMING
-from commwatch.collectors.spans import rest, spans
+from commwatch.collectors.spans import missing_ranks
+from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.config import Config
 from commwatch.core import terminal_text
 from commwatch.core.addresses import DEFAULT_PORT
-from commwatch.core.units import line_rate, size
+from commwatch.core.units import counted, line_rate, size
 from commwatch.runtime.client import get, keys_of, local_agents
 from commwatch.runtime.run_lock import bind_remedy
 from commwatch.watchers import stack_capture
@@ -209,7 +210,7 @@ def _gpus(view: dict[str, Any]) -> Iterator[Check]:
     if view["elsewhere"]:
         who = ", ".join(f"{rank['job_id']} rank {rank['rank']}" for rank in view["elsewhere"])
         remedy = "give the agent's container all GPUs: NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
-        yield Check(_WARN, "gpus", f"the agent does not see the card of {who}", remedy)
+        yield Check(_WARN, "gpus", f"the agent does not see the GPU of {who}", remedy)
     for card in cards:
         yield from _gpu(card)
 
@@ -217,7 +218,7 @@ def _gpus(view: dict[str, Any]) -> Iterator[Check]:
 def _gpu(card: dict[str, Any]) -> Iterator[Check]:
     gpu, name = card["gpu"], f"GPU {card['gpu']['card']['index']}"
     if gpu["lost"]:
-        remedy = "check nvidia-smi and the kernel's log; reset the card or reboot the node"
+        remedy = "check nvidia-smi and the kernel's log; reset the GPU or reboot the node"
         yield Check(_WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
     latest = {xid["xid"]: xid for xid in reversed(card["xids"])}
     for number, xid in latest.items():
@@ -264,10 +265,10 @@ def _ranks(get: Get, job: str) -> list[dict[str, Any]]:
 
 def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: float) -> Iterator[Check]:
     name, ranks = job["job_id"], _ranks(get, job["job_id"])
-    missing = rest((rank["rank"] for rank in ranks), job["world_size"])
+    missing = missing_ranks((rank["rank"] for rank in ranks), job["world_size"])
     if missing:
         remedy = "fine if they run on other nodes; else check that they have COMMWATCH=1, and commwatch in their Python"
-        yield Check(_WARN, "probe", f"{name}: no data from rank {missing}", remedy)
+        yield Check(_WARN, "probe", f"{name}: no data from {missing}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
     arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)
@@ -314,7 +315,7 @@ def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
     timings = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
     for mode, reason in sorted(timings):
         alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
-        which = "" if len(timings) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
+        which = "" if len(timings) == 1 else f" on {named({rank['rank'] for rank in alike})}"
         blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
         remedy = (
             "operations on GPUs are counted, not measured: COMMWATCH_TIMING=auto in the trainer measures them"
@@ -352,7 +353,7 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
     down = [rank for rank, state in states.items() if state == "down"]
     if down:
         remedy = "only ProcessGroupNCCL creates it; set TORCH_FR_BUFFER_SIZE=2000"
-        return Check(_WARN, what, f"{name}: down: rank {spans(down)} has no pipe", remedy)
+        return Check(_WARN, what, f"{name}: down: {named(down)} {'have' if len(down) > 1 else 'has'} no pipe", remedy)
     if "works" in states.values():
         return Check(_PASS, what, f"{name}: works: commwatch diagnose can request a dump")
     return Check(_PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
@@ -361,7 +362,7 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
 def _nccl(name: str, get: Get) -> Check:
     files = [file for each in get(f"topology?job={urllib.parse.quote(name, safe='')}") for file in each["files"]]
     if files:
-        return Check(_PASS, "nccl log", f"{name}: {len(files)} file{'s' * (len(files) != 1)}")
+        return Check(_PASS, "nccl log", f"{name}: {counted(len(files), 'file')}")
     level = debug.in_force(os.environ).get("NCCL_DEBUG")
     says = f"{name}: none read{f' (NCCL_DEBUG={level} here)' if level else ''}"
     remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"

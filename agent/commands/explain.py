@@ -22,7 +22,7 @@ from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
-from commwatch.core.units import size
+from commwatch.core.units import counted, size
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
@@ -208,11 +208,11 @@ def _communicators(found: list[CommunicatorView], width: int) -> Iterator[str]:
 
 def _communicator(comm: CommunicatorView) -> str:
     nodes = comm.nnodes or len(comm.hosts)
-    parts = [f"{nodes} node{'s' * (nodes != 1)}"] if nodes else []
+    parts = [counted(nodes, "node")] if nodes else []
     if not comm.complete:
         parts.append("init not complete")
     if comm.missing_ranks:
-        parts.append(f"only rank {comm.in_sight} in the logs")
+        parts.append(f"only rank{'s' * (not comm.in_sight.isdigit())} {comm.in_sight} in the logs")
     if comm.coll_channels is not None:
         parts.append(f"{comm.coll_channels} channels")
     if comm.transports:

@@ -9,7 +9,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks as named
 from commwatch.core import terminal_text
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.plain_table import CELLS, columns
@@ -71,7 +71,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
             found.append(Target(url, job, sorted(chosen)))
     missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
     if missing:
-        raise UsageError(f"rank {spans(missing)} of job '{job}' is not running here")
+        raise UsageError(f"{named(missing)} of job '{job}' {'are' if len(missing) > 1 else 'is'} not running here")
     return found
 
 

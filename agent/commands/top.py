@@ -14,12 +14,12 @@ from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch.core.api_views import Row, Summary
 from commwatch.core.terminal_text import clean
 from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
-from commwatch.core.units import percent, rate, seconds, time_of_day
+from commwatch.core.units import counted, percent, rate, seconds, time_of_day
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch.nodes.merging import covered
@@ -90,7 +90,7 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
         job = shown.job
         ended = "" if job.state == "running" else f" at {time_of_day(job.last_seen_at)}"
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
-        text += f", {job.restarts} restart{'s' * (job.restarts > 1)}" if job.restarts else ""
+        text += f", {counted(job.restarts, 'restart')}" if job.restarts else ""
         of_nodes = covered(shown.nodes)
         text += f", {of_nodes}" if of_nodes else ""
     hint = " q quits" if live else ""
@@ -206,7 +206,7 @@ def _notices(answers: Answers) -> list[tuple[str, str]]:
     if shown is not None:
         for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
             style = _STYLES.get(verdict.kind, "warn")
-            whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
+            whom = ranks(verdict.ranks) if verdict.ranks else "no rank"
             says = verdict.says.removeprefix(f"{verdict.kind}: ")
             notices.append((f"{verdict.kind.upper()} {whom}: {says}", style))
     firing = [alert for alert in answers.alerts if alert.state == "firing"]

@@ -14,6 +14,15 @@ def short(value: float) -> str:
     return f"{value:.3g}" if value < 99.95 else f"{value:.0f}"
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things as text.
+
+    >>> [counted(number, "step") for number in (0, 1, 2)]
+    ['0 steps', '1 step', '2 steps']
+    """
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def seconds(value: float | None) -> str:
     """Format a duration in seconds; ``–`` for ``None``."""
     if value is None:

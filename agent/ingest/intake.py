@@ -20,6 +20,7 @@ from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch.core.cells import MOST_TOGETHER
 from commwatch.core.endings import Ending
+from commwatch.core.units import counted
 from commwatch.history.job_exit import Exits
 from commwatch.history.rows import RingRow, has_begun
 from commwatch.history.soundness import is_malformed
@@ -183,7 +184,9 @@ class Intake:
         room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
         left = len(fresh) - room
         self.waiting = (
-            f"{left} rings wait until others end: at most {self._most_rings} are read at a time" if left > 0 else None
+            f"{counted(left, 'ring')} wait{'s' * (left == 1)} until others end: at most {self._most_rings} are read at a time"
+            if left > 0
+            else None
         )
         for entry in fresh[:room]:
             if not self._open(entry, wall_ns):

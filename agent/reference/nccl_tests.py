@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from commwatch.core.bandwidth import bus_factor
+from commwatch.core.units import counted
 
 #: Most devices of a run, because each entry of a file may represent up to 65,536.
 _MOST_DEVICES = 1 << 17
@@ -114,9 +115,9 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
         parsed.remarks.append(f"{name}: not an operation of torch.distributed with a size of its own")
         return
     if run.wrong:
-        parsed.remarks.append(f"{name}: {run.wrong} line{'s' * (run.wrong != 1)} left out: wrong results (#wrong)")
+        parsed.remarks.append(f"{name}: {counted(run.wrong, 'line')} left out: wrong results (#wrong)")
     if run.torn:
-        parsed.remarks.append(f"{name}: {run.torn} line{'s' * (run.torn != 1)} left out: torn")
+        parsed.remarks.append(f"{name}: {counted(run.torn, 'line')} left out: torn")
     if not run.rows:
         if not run.wrong and not run.torn:
             parsed.remarks.append(f"{name}: no results")
@@ -133,9 +134,7 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
         return
     rows = [row for row in run.rows if _holds(ops[0], len(hosts), row)]
     if fewer := len(run.rows) - len(rows):
-        parsed.remarks.append(
-            f"{name}: {fewer} line{'s' * (fewer != 1)} left out: the bandwidth is not that of the operation"
-        )
+        parsed.remarks.append(f"{name}: {counted(fewer, 'line')} left out: the bandwidth is not that of the operation")
     times: dict[int, float] = {}
     for row in rows:
         times[row.size] = min(row.time_us / 1e6, times.get(row.size, float("inf")))

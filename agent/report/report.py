@@ -19,7 +19,7 @@ from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
 from commwatch.core.api_views import Advice, Row
 from commwatch.core.plain_table import CELLS, columns, paragraph
-from commwatch.core.units import moment, percent, rate, seconds, size
+from commwatch.core.units import counted, moment, percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch.nodes.merging import Nodes
@@ -300,9 +300,9 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     lost = (
         "nothing"
         if not report.lost
-        else f"{report.lost} record{'s' * (report.lost != 1)}; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+        else f"{counted(report.lost, 'record')}; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
     )
-    facts.append(("lost", f"{lost} ({report.records} records read)"))
+    facts.append(("lost", f"{lost} ({counted(report.records, 'record')} read)"))
     return facts
 
 

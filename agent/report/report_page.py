@@ -10,7 +10,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
 from commwatch.core.api_views import Advice
 from commwatch.core.nccl_views import NcclOperations, Topology
-from commwatch.core.units import moment, rate, seconds, size
+from commwatch.core.units import counted, moment, rate, seconds, size
 from commwatch.core.views import GroupView
 from commwatch.report import html_frame
 from commwatch.report.charts import Material, figures
@@ -81,11 +81,12 @@ def _advice(advice: Advice) -> str:
 
 def _study(study: Study) -> list[str]:
     """Return the answers of a replay as tables."""
-    basis = (
-        f"<p>The replay of the latest {study.steps} steps of {study.ranks} ranks; a recorded step takes {seconds(study.measured_s)}, replayed "
+    basis = f"{counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
+    intro = (
+        f"<p>The replay of the latest {basis}; a recorded step takes {seconds(study.measured_s)}, replayed "
         f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; / 4 after a step time means that the step has 4 micro-steps.</p>"
     )
-    parts = ["<h2>What if</h2>", basis, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
+    parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
     if study.forecast is not None:
         scaling = list(forecast_rows(study.forecast))
         parts += ["<h3>Scaling</h3>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]

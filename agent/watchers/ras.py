@@ -19,6 +19,7 @@ from commwatch.analysis.wait_graph import HANG_S
 from commwatch.collectors.nccl import ras
 from commwatch.collectors.nccl.ras import Communicator, Member, Status
 from commwatch.collectors.registry import Reading
+from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.spans import spans
 from commwatch.core.cells import GroupInfo
 from commwatch.core.witness_views import RasAnswer, RasCommunicator, RasView
@@ -85,13 +86,13 @@ def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | No
     others = [m for m in comm.members if m.state == ras.RUNNING]
     if by_state[ras.DEAD]:
         lost = by_state[ras.DEAD]
-        says = f"{_processes(lost, where)} can no longer be reached and counts as dead"
+        says = f"{_ranks(lost, where)} can no longer be reached and {'count' if len(lost) > 1 else 'counts'} as dead"
         return _verdict("hang", "dead", where, culprits=lost, waiting=others, since_s=unchanged_s, op="", says=says)
     if unchanged_s < HANG_S:
         return None
     if by_state[ras.SILENT]:
         lost = by_state[ras.SILENT]
-        says = f"{_processes(lost, where)} does not answer"
+        says = f"{_ranks(lost, where)} {'do' if len(lost) > 1 else 'does'} not answer"
         return _verdict(
             "stalled", "silent", where, culprits=lost, waiting=others, since_s=unchanged_s, op="", says=says
         )
@@ -134,16 +135,12 @@ def _lots(op: str, counts: list[tuple[Member, int]], where: Joined) -> str:
     by_count: dict[int, list[Member]] = {}
     for member, count in counts:
         by_count.setdefault(count, []).append(member)
-    parts = [f"{count} times by rank {_ranks(by_count[count], where)}" for count in sorted(by_count, reverse=True)]
+    parts = [f"{count} times by {_ranks(by_count[count], where)}" for count in sorted(by_count, reverse=True)]
     return f"{op} launched {', '.join(parts)}"
 
 
-def _processes(members: Sequence[Member], where: Joined) -> str:
-    return f"rank {_ranks(members, where)}"
-
-
 def _ranks(members: Iterable[Member], where: Joined) -> str:
-    return spans(where.members[member.rank] for member in members)
+    return named({where.members[member.rank] for member in members})
 
 
 def _verdict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commwatch.core.units import percent, seconds
+from commwatch.core.units import counted, percent, seconds
 from commwatch.whatif.answers import Answer, Forecast, Outcome, Study
 
 #: Heads of the table of answers.
@@ -33,7 +33,7 @@ def _cells(of: Outcome) -> tuple[str, ...]:
 
 def text(study: Study) -> list[str]:
     """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
-    lines = [f"what if, job {study.job_id}: {study.steps} steps of {study.ranks} ranks replayed"]
+    lines = [f"what if, job {study.job_id}: {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')} replayed"]
     lines.append(f"recorded step {seconds(study.measured_s)}, replayed without changes {seconds(study.replayed_s)}")
     lines += ["", *_table(HEADS, list(answer_rows(study.answers)))]
     if study.forecast is not None:

@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, who
 from commwatch.collectors.nccl.lives import Seen
 from commwatch.collectors.nccl.text import Process
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks
 
 _NOT_SET = "not set"
 #: Settings that may differ between ranks, or that only rank 0 has.
@@ -114,7 +114,7 @@ def _uneven(comm: Communicator) -> Iterator[Hit]:
         slow = {rank: seen for rank, seen in lowest.items() if rank not in by[best]}
         if slow and min(by) < best:
             yield Hit(
-                f"{comm.name}: rank {spans(slow)} found {_PATTERNS.get(number, number)} graphs of {min(by):g} GB/s, others of {best:g}",
+                f"{comm.name}: {ranks(slow)} found {_PATTERNS.get(number, number)} graphs of {min(by):g} GB/s, others of {best:g}",
                 list(slow.values()),
             )
     channels: dict[int, dict[int, Seen]] = {}
@@ -127,6 +127,6 @@ def _uneven(comm: Communicator) -> Iterator[Hit]:
     )
     if len(channels) > 1 and fewest:
         yield Hit(
-            f"{comm.name}: rank {spans(fewest)} has {min(channels)} channels, others {max(channels)}",
+            f"{comm.name}: {ranks(fewest)} {'have' if len(fewest) > 1 else 'has'} {min(channels)} channels, others {max(channels)}",
             list(fewest.values()),
         )

@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.lives import Seen, Warned
 from commwatch.collectors.nccl.text import Process
-from commwatch.collectors.spans import rest, spans
+from commwatch.collectors.spans import missing_ranks, ranks
 
 #: ``ibv_wc_status`` of the completion of a request.
 IB_STATUS = {
@@ -185,8 +185,8 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
         if _began_only(comm) and comm not in cut:
-            missing = rest(comm.ranks, comm.nranks)
-            whom = f"rank {spans(comm.ranks)} began; the log has nothing from rank {missing}"
+            missing = missing_ranks(comm.ranks, comm.nranks)
+            whom = f"{ranks(comm.ranks)} began; the log has nothing from {missing}"
             alike.setdefault(
                 whom if missing else f"all {comm.nranks} ranks began, and none had finished when the log ended", []
             ).append(comm)

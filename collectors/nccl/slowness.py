@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
 from commwatch.collectors.nccl.failures import cut_in_init
 from commwatch.collectors.nccl.lives import Seen
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks
 
 #: Networks that are slow but always available.
 _SOCKETS = ("Socket", "NET/Socket")
@@ -247,8 +247,10 @@ def slow_inits(log: Log) -> Iterator[Hit]:
         parts = {name: float(took) for name, took in _TIMING.findall(longest.line.partition(" total ")[2])}
         most = max(parts, key=lambda name: parts[name], default="")
         spent = f", of which {parts[most]:.0f} s in {most}" if most else ""
-        ranks = spans(time.rank for time, _ in slow)
-        yield Hit(f"{worst.total_s:.0f} s{spent}, on rank {ranks}", [longest] + [seen for _, seen in slow])
+        yield Hit(
+            f"{worst.total_s:.0f} s{spent}, on {ranks({time.rank for time, _ in slow})}",
+            [longest] + [seen for _, seen in slow],
+        )
 
 
 def retries(log: Log) -> Iterator[Hit]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.evidence import Hit, Log, some
 from commwatch.collectors.nccl.lives import Seen
-from commwatch.collectors.spans import rest, spans
+from commwatch.collectors.spans import missing_ranks
+from commwatch.collectors.spans import ranks as named
 
 _SCOPE = re.compile(r"\[PG (?:ID )?(\d+)")
 _RANK = re.compile(r"\[rank(\d+)\]:")
@@ -43,7 +44,7 @@ def watchdogs(log: Log) -> Iterator[Hit]:
         for rank, dog, _ in late:
             works.setdefault((-1 if dog.seq is None else dog.seq, dog.op), set()).add(rank)
         operations = [
-            f"{op}{f' with SeqNum {seq}' if seq >= 0 else ''} on rank {spans(ranks)}"
+            f"{op}{f' with SeqNum {seq}' if seq >= 0 else ''} on {named(ranks)}"
             for (seq, op), ranks in sorted(works.items())
         ]
         where = f" in process group {group}" if len(by_group) > 1 and group else ""
@@ -77,14 +78,14 @@ def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]
     behind, silent = _behind(log, group, late), known - reported
     parts = []
     if behind:
-        parts.append(f"rank {spans(behind)} had launched least: look there first")
+        parts.append(f"{named(behind)} had launched least: look there first")
     if silent:
-        parts.append(f"rank {spans(silent)} did not report" + ("" if behind else ": look there first"))
-    unknown = rest(known, max(known))
+        parts.append(f"{named(silent)} did not report" + ("" if behind else ": look there first"))
+    unknown = missing_ranks(known, max(known))
     if len(known) == 1:
         parts.append("the log has no other rank")
     elif not behind and not silent and unknown:
-        parts.append(f"the log has nothing from rank {unknown}: look there first, then at the network")
+        parts.append(f"the log has nothing from {unknown}: look there first, then at the network")
     elif not behind and not silent:
         parts.append("all ranks in the log entered it: suspect the network")
     raised = [

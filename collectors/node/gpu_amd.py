@@ -53,7 +53,7 @@ class AmdSource:
             raise DriverTrouble(_error_text(error)) from None
         if not self._cards:
             self.close()
-            raise NoGpus("the AMD driver shows no card")
+            raise NoGpus("the AMD driver shows no GPU")
         return Driver("amd", version)
 
     def _load(self) -> Any:

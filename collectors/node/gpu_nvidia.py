@@ -130,7 +130,7 @@ class NvidiaSource:
             raise DriverTrouble(_error_text(error)) from None
         if not self._cards:
             self.close()
-            raise NoGpus("the NVIDIA driver shows no card")
+            raise NoGpus("the NVIDIA driver shows no GPU")
         self._watch_xids()
         return Driver("nvidia", str(version), f"{cuda // 1000}.{cuda % 1000 // 10}")
 

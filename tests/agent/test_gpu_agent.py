@@ -105,7 +105,7 @@ def test_lost_card_with_xid(running: RunningAgent, script: Script) -> None:
     assert 'commwatch_gpu_power_watts{gpu="1"}' not in found
     assert found['commwatch_gpu_power_watts{gpu="0"}'] == 612
     assert found[INFO.format(gpu=1, rank=0)] == 1
-    assert view(running)["gpus"][1]["xids"][0]["title"] == "the card has fallen off the bus"
+    assert view(running)["gpus"][1]["xids"][0]["title"] == "the GPU has fallen off the bus"
     warned = [check for check in checks(running) if check.result == "warn"]
     assert all(check.remedy for check in warned)
     said = "; ".join(check.says for check in warned)
@@ -144,7 +144,7 @@ def test_rank_on_a_card_that_is_not_seen(running: RunningAgent) -> None:
     with trainer(running, 2, UUIDS[7]):
         wait_for(lambda: view(running)["elsewhere"], "the stranger")
         warned = [check for check in checks(running) if check.result == "warn"]
-    assert [check.says for check in warned] == ["the agent does not see the card of job rank 2"]
+    assert [check.says for check in warned] == ["the agent does not see the GPU of job rank 2"]
     assert "NVIDIA_VISIBLE_DEVICES" in warned[0].remedy
 
 

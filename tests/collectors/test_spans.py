@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.spans import gaps, rest, spans
+from commwatch.collectors.spans import gaps, missing_ranks, ranks, spans
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_runs(numbers: list[int], written: str) -> None:
 
 
 @given(st.sets(st.integers(-3, 30)), st.integers(0, 25))
-def test_rest(numbers: set[int], size: int) -> None:
-    """What is not there is what a set would say, and written as runs are."""
+def test_missing_ranks(numbers: set[int], size: int) -> None:
+    """The ranks that are missing are those of a set, and are written as other ranks are."""
     missing = set(range(size)) - numbers
     assert [number for run in gaps(numbers, size) for number in run] == sorted(missing)
-    assert rest(numbers, size) == spans(missing)
+    assert missing_ranks(numbers, size) == (ranks(missing) if missing else "")

@@ -41,18 +41,18 @@ class Flip(NamedTuple):
 
 
 FLIPS = (
-    Flip("all_reduce", "received", 1, "result", (1,), "the result of rank 1 differs from that of rank 0, 2"),
-    Flip("all_reduce", "received", 0, "result", (0,), "the result of rank 0 differs from that of rank 1-2", call="async"),
-    Flip("all_reduce", "received", 0, "one_of", (0, 1), "one of the ranks 0-1", ranks=2),
+    Flip("all_reduce", "received", 1, "result", (1,), "the result of rank 1 differs from that of ranks 0, 2"),
+    Flip("all_reduce", "received", 0, "result", (0,), "the result of rank 0 differs from that of ranks 1-2", call="async"),
+    Flip("all_reduce", "received", 0, "one_of", (0, 1), "one of ranks 0-1", ranks=2),
     Flip("all_gather", "received", 2, "received", (2,), "rank 2 received other data than rank 0 sent"),
     Flip("all_gather", "sent", 1, "sent", (1,), "received other data than rank 1 was to send", call="async"),
     Flip("all_gather_into_tensor", "received", 1, "received", (1,), "rank 1 received other data than rank 0 sent"),
     Flip("broadcast", "received", 2, "received", (2,), "rank 2 received other data than rank 1 sent", call="async"),
     Flip("broadcast", "sent", 1, "sent", (1,), "received other data than rank 1 was to send"),
-    Flip("all_to_all", "received", 1, "one_of", (0, 1), "one of the ranks 0-1", call="async"),
-    Flip("all_to_all", "sent", 2, "one_of", (0, 2), "one of the ranks 0, 2"),
-    Flip("all_to_all_single", "received", 2, "one_of", (0, 2), "one of the ranks 0, 2"),
-    Flip("all_to_all_single", "received", 1, "one_of", (0, 1), "one of the ranks 0-1", call="async"),
+    Flip("all_to_all", "received", 1, "one_of", (0, 1), "one of ranks 0-1", call="async"),
+    Flip("all_to_all", "sent", 2, "one_of", (0, 2), "one of ranks 0, 2"),
+    Flip("all_to_all_single", "received", 2, "one_of", (0, 2), "one of ranks 0, 2"),
+    Flip("all_to_all_single", "received", 1, "one_of", (0, 1), "one of ranks 0-1", call="async"),
     Flip("all_to_all_single", "everywhere", 1, "received", (1,), "rank 1 received other data than rank"),
 )  # fmt: skip
 

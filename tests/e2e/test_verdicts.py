@@ -38,7 +38,7 @@ TROUBLES = (
     Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python code is not running"),
     Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
     Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
-    Trouble("other_op", 1, "desync", "ops", "ranks in different ops: rank 0, 2: all_reduce; rank 1: broadcast"),
+    Trouble("other_op", 1, "desync", "ops", "ranks in different ops: ranks 0, 2: all_reduce; rank 1: broadcast"),
     Trouble("other_size", 1, "desync", "sizes", "rank 1: 40 bytes of float32"),
     Trouble("other_dtype", 2, "desync", "sizes", "rank 2: 4000 bytes of float64"),
 )

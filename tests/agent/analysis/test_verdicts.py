@@ -122,7 +122,7 @@ def test_worst_absence_first() -> None:
     (verdict,) = judged(rank(0, op()), rank(1), rank(2, state="gone"), rank(3))
     assert (verdict.cause, verdict.ranks) == ("dead", [2])
     assert "process dead: rank 2" in verdict.says
-    assert "rank 1, 3 has not joined" in verdict.says
+    assert "ranks 1, 3 have not joined" in verdict.says
 
 
 def test_all_inside() -> None:
@@ -165,7 +165,7 @@ def test_different_ops() -> None:
     """Ranks in different operations at one place: those that are not with the most are to blame; all, where there is no most."""
     (verdict,) = judged(rank(0, op(age_s=3)), rank(1, op(age_s=3)), rank(2, op("broadcast", age_s=3)), rank(3))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("desync", "ops", [2], [0, 1])
-    assert "rank 0-1: all_reduce; rank 2: broadcast" in verdict.says
+    assert "ranks 0-1: all_reduce; rank 2: broadcast" in verdict.says
     (verdict,) = judged(rank(0, op()), rank(1, op("broadcast")), rank(2), rank(3))
     assert verdict.ranks == [0, 1]
 
@@ -191,7 +191,7 @@ def test_raised() -> None:
     assert (verdict.cause, verdict.ranks) == ("sizes", [1])
     (verdict,) = judged(*(rank(n, failed=[failed]) for n in (0, 1, 2)), rank(3, state="gone"))
     assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
-    assert "(rank 0-2 raised in all_reduce 7 of group world 5 s ago)" in verdict.says
+    assert "(ranks 0-2 raised in all_reduce 7 of group world 5 s ago)" in verdict.says
     assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
 
 
@@ -351,7 +351,7 @@ def test_launches_without_ends() -> None:
         [0, 1, 2],
         40,
     )
-    assert "rank 0-2 launched operation 40 of group world 30 s ago, rank 3 operation 37" in verdict.says
+    assert "ranks 0-2 launched operation 40 of group world 30 s ago, rank 3 operation 37" in verdict.says
     assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []

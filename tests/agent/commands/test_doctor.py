@@ -92,7 +92,7 @@ def test_what_is_wrong(tmp_path: Path) -> None:
         with trainer(running, 0, hook="python", world_size=(1 << 31) - 1):  # a size that somebody has written
             checks = found(tmp_path)
     for what, says in (
-        ("probe", "no data from rank 1-2147483646"),
+        ("probe", "no data from ranks 1-2147483646"),
         ("records", "none in"),
         ("hook", "python"),
         ("prometheus", "never"),

@@ -251,7 +251,7 @@ def test_hang(chromium: Chromium, node: RunningAgent) -> None:
         end_rank(job.writers[2])
         wrong = visit.page.locator("#wrong li.bad")
         expect(wrong).to_contain_text(
-            "HANG, rank 2 process dead: rank 2 was killed or crashed (rank 0-1, 3 in all_reduce 60 of group dp"
+            "HANG, rank 2 process dead: rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
         )
         expect(visit.page).to_have_title("! hang · commwatch")
         expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2gone, hang")

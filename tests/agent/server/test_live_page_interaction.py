@@ -305,7 +305,7 @@ def test_rank(visit: Visit, node: Node) -> None:
         f" on {gethostname()}",
         "cores",
         "available",
-        "Xid 79, the card has fallen off the bus",
+        "Xid 79, the GPU has fallen off the bus",
     ):
         expect(facts).to_contain_text(fact)
     measured = gpu["measured"]

@@ -156,7 +156,7 @@ def test_text_is_judged_alike() -> None:
     found = judge(comm, Joined("job", "all", "g", (0, 1, 2, 3)), 15.0)
     assert found is not None
     assert (found.kind, found.ranks, found.waiting) == ("stalled", [1], [0, 2, 3])
-    assert "collective launched 6650 times by rank 0, 2-3, 6649 times by rank 1" in found.says
+    assert "collective launched 6650 times by ranks 0, 2-3, 6649 times by rank 1" in found.says
 
 
 # -- the poller

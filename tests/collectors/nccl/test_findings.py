@@ -107,7 +107,7 @@ def test_evidence_is_bounded() -> None:
     text = "comm 0x{0:x} rank {0} nranks 99 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
     lines = [f"ant:{rank}:{rank} [0] NCCL INFO ncclCommInitRank {text.format(rank)}" for rank in range(1, 99)]
     (found,) = findings(_account(lines))
-    assert found.says == "communicator 0x5ee (99 ranks): rank 1-98 began; the log has nothing from rank 0"
+    assert found.says == "communicator 0x5ee (99 ranks): ranks 1-98 began; the log has nothing from rank 0"
     assert [seen.line for seen in found.evidence] == [1, 2, 3, 4, 5]
 
 
@@ -119,7 +119,7 @@ def test_as_many_ranks_as_somebody_wrote() -> None:
     (found,) = findings(account)
     assert (
         found.says
-        == f"communicator 0x5ee ({most} ranks): rank 7 began; the log has nothing from rank 0-6, 8-{most - 1}"
+        == f"communicator 0x5ee ({most} ranks): rank 7 began; the log has nothing from ranks 0-6, 8-{most - 1}"
     )
     (view,) = views(account)
     assert (view.in_sight, view.missing_ranks[:9]) == ("7", [0, 1, 2, 3, 4, 5, 6, 8, 9])
@@ -130,7 +130,7 @@ def test_as_many_ranks_as_somebody_wrote() -> None:
         "before timing out."
     )
     (found,) = findings(_account([watchdog.format(0), watchdog.format(most)]))
-    assert f"the log has nothing from rank 1-{most - 1}" in found.says
+    assert f"the log has nothing from ranks 1-{most - 1}" in found.says
 
 
 @pytest.mark.parametrize("case", FOUND, ids=_name)

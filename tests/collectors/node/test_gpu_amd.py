@@ -122,7 +122,7 @@ def test_cannot_open(
 def test_no_cards(smi: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver without a GPU counts as no GPUs."""
     monkeypatch.setattr(smi, "CARDS", 0)
-    with pytest.raises(NoGpus, match="no card"):
+    with pytest.raises(NoGpus, match="no GPU"):
         AmdSource().open()
 
 

@@ -211,7 +211,7 @@ def test_driver_of_another_version(load: Load) -> None:
 def test_no_cards(load: Load) -> None:
     """A driver without a GPU counts as no GPUs."""
     load().say("count 0")
-    with pytest.raises(NoGpus, match="no card"):
+    with pytest.raises(NoGpus, match="no GPU"):
         NvidiaSource().open()
 
 
