@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from playwright.sync_api import expect
-
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import ring_prefix
 from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
@@ -175,6 +173,8 @@ def opened(
     chromium: Chromium, running: RunningAgent, job: HandMade, query: str = "", width: int = 1280, dark: bool = False
 ) -> Iterator[Visit]:
     """The page of a job, with further parameters of its address; its ranks are shown."""
+    from playwright.sync_api import expect  # which is not installed for tests/frameworks
+
     with chromium.visit(f"{running.url}/?job={quote(job.job)}{query}", width=width, dark=dark) as visit:
         expect(visit.page.locator("#ranks tbody tr")).to_have_count(job.ranks)
         yield visit

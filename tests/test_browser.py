@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -162,3 +164,11 @@ def test_other_ports_and_files(chromium: Chromium, tmp_path: Path) -> None:
             chromium.visit((tmp_path / "page.html").as_uri(), forgiven="ERR_CONNECTION_REFUSED"),
         ):
             pass
+
+
+def test_frameworks_need_no_browser() -> None:
+    """What the tests of frameworks share with others can be imported in their environment, which has no Playwright."""
+    files = (Path(__file__).parent / "frameworks").glob("test_*.py")
+    lines = {line for file in files for line in file.read_text().splitlines() if line.startswith("from tests.")}
+    program = "\n".join(["import sys", "sys.modules['playwright'] = None", *sorted(lines)])
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
