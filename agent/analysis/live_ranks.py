@@ -29,14 +29,23 @@ def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
 
 
 def of_this_run(job: Job) -> Iterator[RankTotals]:
-    """Yield the totals of the job's latest life, one per rank."""
-    began = max(
-        (int(totals.identity.get("started_ns", 0)) for totals in job.rank_totals.values() if totals.alive), default=0
-    )
-    life = max((int(totals.identity["restart"]) for totals in job.rank_totals.values()), default=0)
-    last = {totals.rank: totals for totals in job.rank_totals.values() if int(totals.identity["restart"]) == life}
+    """Yield the totals of the job's latest life, one per rank, the latest started last; none for a job without ranks.
+
+    The life is that of the process that started last: a job of the same name that is started anew counts its restarts from 0 again.
+    """
+    oldest_first = sorted(job.rank_totals.values(), key=started_ns)
+    if not oldest_first:
+        return
+    life = int(oldest_first[-1].identity["restart"])
+    began = max((started_ns(totals) for totals in oldest_first if totals.alive), default=0)
+    last = {totals.rank: totals for totals in oldest_first if totals.alive or int(totals.identity["restart"]) == life}
     # A rank that ended before a live rank began is of an earlier run of that name.
     yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
+
+
+def started_ns(totals: RankTotals) -> int:
+    """Return when a rank's process started, on the monotonic clock."""
+    return int(totals.identity.get("started_ns", 0))
 
 
 def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
@@ -76,6 +85,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
         probe_s=totals.probe_ns / 1e9,
         probe_budget=budget(identity),
         ended_at=None if totals.ending is None else totals.ending.until_ns / 1e9,
+        started_at=(started_ns(totals) + totals.offset_ns) / 1e9,
         raised=(totals.ending and totals.ending.raised) or None,
     )
 

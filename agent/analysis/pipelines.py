@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TypeVar
 
+from commwatch.analysis.live_ranks import of_this_run
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo, Messages
 from commwatch.ingest.jobs import Job
@@ -84,11 +85,11 @@ def directions(totals: RankTotals) -> dict[tuple[str, str], Messages]:
 
 
 def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
-    """Return every pipeline of the jobs."""
+    """Return every pipeline of the jobs, of their latest lives."""
     found = []
     for job in jobs:
         by_group: dict[str, list[tuple[RankTotals, int]]] = {}
-        for totals in job.rank_totals.values():
+        for totals in of_this_run(job):
             for small_id in {small_id for small_id, _, _ in totals.messages}:
                 by_group.setdefault(totals.group(small_id).group_id, []).append((totals, small_id))
         for members in by_group.values():

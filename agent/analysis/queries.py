@@ -363,8 +363,8 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
     """
     unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
     running = any(ring.running for ring in rings)
-    life = max(ring.restart for ring in rings)
-    began = max(ring.started_ns for ring in rings)
+    latest = max(rings, key=lambda ring: ring.started_ns)
+    began, life = latest.started_ns, latest.restart
     ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
     # A rank that ended before that is of an earlier run of that name.
     endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
@@ -372,7 +372,7 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
     return JobView(
         job_id=job,
         state="running" if running else "ended",
-        world_size=rings[-1].world_size,
+        world_size=latest.world_size,
         ranks=sorted({ring.rank for ring in rings}),
         restarts=life,
         started_at=min(ring.started_ns for ring in rings) / 1e9,
@@ -409,5 +409,6 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         gpu_timing=mode,
         gpu_timing_reason=reason,
         ended_at=None if ring.ending is None else ring.ending.until_ns / 1e9,
+        started_at=ring.started_ns / 1e9,
         raised=(ring.ending and ring.ending.raised) or None,
     )

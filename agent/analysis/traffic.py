@@ -16,6 +16,7 @@ from statistics import StatisticsError, correlation
 from types import MappingProxyType
 from typing import NamedTuple
 
+from commwatch.analysis.live_ranks import of_this_run
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import GroupInfo
@@ -71,8 +72,7 @@ def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
     """Return the part of every rank in every group that has ranks on other nodes."""
     found = {}
     for job in jobs:
-        life = max(int(totals.identity.get("restart", 0)) for totals in job.rank_totals.values())
-        here = {totals.rank for totals in job.rank_totals.values() if int(totals.identity.get("restart", 0)) == life}
+        here = {totals.rank for totals in of_this_run(job)}
         for uid, totals in job.rank_totals.items():
             for group_id, part in _of_rank(totals, here).items():
                 found[Key(job.id, group_id, uid)] = part

@@ -7,9 +7,11 @@ trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from commwatch.analysis.ended_operations import Disagreement
 from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
@@ -24,6 +26,8 @@ from commwatch.ingest.stragglers import Late
 CERTAIN_S = 2.0
 #: Why a rank is absent, worst first; the worst cause names the culprits.
 _CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
+#: Those of a rank that may itself wait for others.
+_ALIVE = frozenset({"not_joined", "silent"})
 #: By cause, of one rank and of several.
 _SAYS = {
     "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
@@ -92,12 +96,15 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         ranks: of any number of nodes, each rank once, in its latest life.
         groups: of any number of nodes; a group may occur once per node.
     """
-    known = _latest(ranks)
+    known = latest_life(ranks)
     merged: dict[tuple[str, str], GroupView] = {}
     for group in groups:
-        merged.setdefault((group.job_id, group.group_id), group)
+        first = merged.setdefault((group.job_id, group.group_id), group)
+        if not group.aligned:
+            merged[group.job_id, group.group_id] = replace(first, aligned=False)
     users = _users(known)
-    found, certain = [], []
+    certain: list[Verdict] = []
+    found: list[_Found] = []
     for group in merged.values():
         if not group.aligned:  # its sequence numbers are not comparable
             continue
@@ -108,10 +115,10 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         behind = _behind(group, here)
         if behind is not None:
-            certain.append(behind)
+            found.append(_Found(behind.waiting, behind, behind.since_s))
             continue
-        found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, merged, known)]
-    return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+        found += [each for wait in waits(group, here, known) for each in _judge(wait, merged, known)]
+    return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
 
 
 def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
@@ -168,18 +175,24 @@ def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
     return sorted({rank for each in late for rank in each.ranks}) if 2 * cost >= (waiting or 0.0) else []
 
 
-def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
-    """Return each rank in the job's latest life; ranks of earlier lives are left out."""
-    seen = list(ranks)
-    life: dict[str, int] = {}
-    for rank in seen:
-        life[rank.job_id] = max(life.get(rank.job_id, 0), rank.restart)
+def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
+    """Return each rank of any number of nodes once, by job and number, in the job's latest life; ranks of earlier lives are left out.
+
+    A rank that moved to another node is reported by both agents: the one that runs counts, else the one that ended last. Those that
+    run are of the latest life, although nodes may count its restarts differently. Others are if they have the count of those that run,
+    or ended after all of them had started.
+    """
+    by_job: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        by_job.setdefault(rank.job_id, []).append(rank)
     known: dict[tuple[str, int], RankView] = {}
-    for rank in seen:
-        if rank.restart == life[rank.job_id]:
-            at = (rank.job_id, rank.rank)
-            if at not in known or known[at].state != "running":
-                known[at] = rank
+    for job_id, views in by_job.items():
+        running = [view for view in views if view.state == "running"]
+        life = max(view.restart for view in running or views)
+        began = max((view.started_at for view in running if view.started_at is not None), default=math.inf)
+        for view in sorted(views, key=lambda view: (view.state == "running", view.restart, view.ended_at or 0.0)):
+            if view.state == "running" or view.restart == life or (view.ended_at or -math.inf) >= began:
+                known[job_id, view.rank] = view
     return known
 
 
@@ -299,9 +312,20 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
 # -- what a wait means --------------------------------------------------------------------------
 
 
+class _Found(NamedTuple):
+    """A verdict, and the ranks that are inside what it is about."""
+
+    inside: Collection[int]
+    verdict: Verdict
+    #: How long they have been inside, in s.
+    since_s: float
+    #: Whether that is long enough for the verdict to be given.
+    is_due: bool = True
+
+
 def _judge(
     wait: Wait, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
-) -> Iterator[Verdict]:
+) -> Iterator[_Found]:
     if wait.since_s < CERTAIN_S:
         return
     if wait.missing:
@@ -310,16 +334,20 @@ def _judge(
         kind, cause, culprits, says = _blame({rank: known.get((job_id, rank)) for rank in sorted(blamed)})
         # A missing rank may go on without one that has ended properly.
         certain = cause == "dead" or (cause == "gone" and blamed <= set(wait.missing))
-        if certain or (wait.since_s > wait.limit_s and not wait.raised):
-            yield _verdict(wait, kind, cause, culprits, says)
+        is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
+        if is_due or not wait.raised:
+            yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
     elif wait.since_s > wait.limit_s:
         stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
         if stopped:
-            yield _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped))
+            yield _Found(
+                wait.inside, _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped)), wait.since_s
+            )
             return
         first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
         says = f"stuck inside: every rank has entered{first}; check the network between them"
-        yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+        verdict = _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+        yield _Found(wait.inside, verdict, wait.since_s)
 
 
 def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
@@ -361,15 +389,32 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
 # -- causes before consequences -------------------------------------------------------------------
 
 
-def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
+def _due(found: list[_Found]) -> list[_Found]:
+    """Return the verdicts to be given, with those on the waits in which the culprits are that live.
+
+    Such a wait must be at least half as long as that for the culprit. A culprit that was in other waits meanwhile goes on with its work.
+    """
+    due = [each for each in found if each.is_due]
+    too_short: dict[tuple[str, int], list[_Found]] = {}
+    for each in found:
+        for rank in () if each.is_due else each.inside:
+            too_short.setdefault((each.verdict.job_id, rank), []).append(each)
+    for each in due:  # which grows
+        for rank in each.verdict.ranks if each.verdict.cause in _ALIVE else ():
+            of_rank = too_short.get((each.verdict.job_id, rank), [])
+            due += [other for other in of_rank if 2 * other.since_s >= each.since_s and other not in due]
+    return due
+
+
+def _roots(found: list[_Found]) -> list[Verdict]:
     """Remove verdicts whose culprits only wait themselves; if they wait for each other in a ring, report that."""
     where: dict[tuple[str, int], list[Verdict]] = {}
-    for wait, verdict in found:
-        for rank in wait.inside:
-            where.setdefault((verdict.job_id, rank), []).append(verdict)
+    for each in found:
+        for rank in each.inside:
+            where.setdefault((each.verdict.job_id, rank), []).append(each.verdict)
     kept: list[Verdict] = []
-    for _, verdict in found:
-        if verdict.cause not in ("not_joined", "silent"):
+    for verdict in (each.verdict for each in found):
+        if verdict.cause not in _ALIVE:
             kept.append(verdict)
             continue
         free = [
@@ -395,7 +440,7 @@ def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> 
         seen.add(id(verdict))
         for rank in verdict.ranks:
             following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
-            if not following or verdict.cause not in ("not_joined", "silent"):
+            if not following or verdict.cause not in _ALIVE:
                 return False  # this rank waits for none: that verdict is the root
             back = back or start in following
             todo += following

@@ -174,6 +174,8 @@ class RankView:
     probe_budget: float | None = None
     #: Unix time of its end, perhaps a moment late where the rank did not record it; ``None``: it runs, or not known.
     ended_at: float | None = None
+    #: When its process started, in s of Unix time; ``None``: not known.
+    started_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.
     raised: str | None = None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch.analysis.ended_operations import RankParts, put_together
-from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
+from commwatch.analysis.verdicts import Verdict, combined, lateness, latest_life, verdicts
 from commwatch.core.views import GroupView, JobView, RankView
 from commwatch.ingest.stragglers import Late
 from commwatch.nodes.replica_parts import RankChecks, corruptions_across
@@ -137,18 +137,8 @@ def across_nodes(groups: list[GroupView]) -> list[GroupView]:
 
 
 def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:
-    """Return each rank once, in the job's latest run, by job and number.
-
-    A rank that moved to another node is reported by both agents: the one that runs counts, else the one that ended last.
-    """
-    every = list(ranks)
-    restarts: dict[str, int] = {}
-    for view in every:
-        restarts[view.job_id] = max(restarts.get(view.job_id, 0), view.restart)
-    latest: dict[tuple[str, int], RankView] = {}
-    for view in sorted(every, key=lambda view: (view.restart, view.state == "running", view.ended_at or 0.0)):
-        if view.restart == restarts[view.job_id]:
-            latest[view.job_id, view.rank] = view
+    """Return the ranks of each job's ``latest_life``, by job and number."""
+    latest = latest_life(ranks)
     return [latest[at] for at in sorted(latest)]
 
 
@@ -161,8 +151,8 @@ def merged_jobs(jobs: Iterable[JobView]) -> list[JobView]:
 
 
 def _merged_job(views: list[JobView]) -> JobView:
-    latest = max(views, key=lambda view: (view.restarts, view.started_at))
     running = any(view.state == "running" for view in views)
+    latest = max(views, key=lambda view: (view.state == "running", view.restarts, view.started_at))
     failures = [view.failed for view in views]
     codes = sorted({view.exit_code for view in views if view.exit_code is not None}, key=lambda code: (code == 0, code))
     by_first = sorted(views, key=lambda view: min(view.ranks, default=0))

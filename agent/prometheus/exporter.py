@@ -153,7 +153,7 @@ class Exporter(Collector):
     def _job(self, families: Families, job: Job) -> None:
         sums = self._sum(job)
         _operations(families, job.id, sums)
-        latest = max(job.rank_totals.values(), key=lambda totals: int(totals.identity["restart"]))
+        latest = max(live_ranks.of_this_run(job), key=live_ranks.started_ns)
         size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
         families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
         if checks := sum(join.checks for join in job.replicas.values()):

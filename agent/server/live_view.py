@@ -14,7 +14,7 @@ from commwatch.analysis.timeline import MOST_RANKS
 from commwatch.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
 from commwatch.core.views import RankView
-from commwatch.nodes.merging import Seen, conclude
+from commwatch.nodes.merging import Seen, conclude, merged_ranks
 from commwatch.server.node_now import NodeNow, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
@@ -81,10 +81,11 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         nodes: the parts of its nodes; at least one has ranks.
         more: verdicts that need the records of several nodes.
     """
-    life = max(node.restarts for node in nodes)
-    nodes = [node for node in nodes if node.restarts == life]
-    ranks = sorted({one.line.rank: one for node in nodes for one in node.ranks}.values(), key=lambda one: one.line.rank)
-    views = [one.view for one in ranks]
+    views = merged_ranks(one.view for node in nodes for one in node.ranks)
+    latest = {id(view) for view in views}
+    nodes = [node for node in nodes if node.running or any(id(one.view) in latest for one in node.ranks)]
+    ranks = [one for node in nodes for one in node.ranks if id(one.view) in latest]
+    ranks.sort(key=lambda one: one.line.rank)
     groups = [group for node in nodes for group in node.groups]
     reported = [verdict for node in nodes for verdict in node.reported]
     found = conclude(Seen(views, groups, [*reported, *more], {}))
@@ -101,7 +102,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         job_id=nodes[0].job_id,
         state="running" if running else "ended",
         world_size=max(node.world_size for node in nodes),
-        restarts=life,
+        restarts=max(node.restarts for node in nodes),
         started_at=min(node.started_at for node in nodes),
         steps_per_s=_median(one.pace for one in ranks),
         step_s=_median(one.line.step_s for one in ranks),

@@ -108,16 +108,14 @@ class Card:
 def pick(jobs: Iterable[Job], wanted: str | None) -> Job | None:
     """Return the job named ``wanted``; without a name the latest that runs, else the latest; ``None``: none."""
     known = [job for job in jobs if wanted in (None, job.id) and job.rank_totals]
-    return max(known, key=lambda job: (running(job), min(map(_started_ns, job.rank_totals.values()))), default=None)
+    return max(
+        known, key=lambda job: (running(job), min(map(live_ranks.started_ns, job.rank_totals.values()))), default=None
+    )
 
 
 def running(job: Job) -> bool:
     """Return True if at least one of its ranks is alive."""
     return any(totals.alive for totals in job.rank_totals.values())
-
-
-def _started_ns(totals: RankTotals) -> int:
-    return int(totals.identity.get("started_ns", 0))
 
 
 def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], now_ns: int) -> NodeNow:
@@ -130,13 +128,13 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         now_ns: the monotonic clock.
     """
     rank_totals = sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
-    latest = max(rank_totals, key=lambda totals: int(totals.identity["restart"]))
+    latest = max(rank_totals, key=live_ranks.started_ns)
     return NodeNow(
         job_id=job.id,
         running=running(job),
         world_size=int(latest.identity["world_size"]),
         restarts=int(latest.identity["restart"]),
-        started_at=min(_started_ns(totals) + totals.offset_ns for totals in rank_totals) / 1e9,
+        started_at=min(live_ranks.started_ns(totals) + totals.offset_ns for totals in rank_totals) / 1e9,
         steps_unavailable=next((totals.steps.unavailable for totals in rank_totals if totals.steps.unavailable), None),
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
         ranks=[_rank(job.id, totals, cards.get(totals.rank), now_ns) for totals in rank_totals],
@@ -197,7 +195,7 @@ def _covered_s(rank_totals: list[RankTotals], now_ns: int) -> float:
     begin_ns = min(
         -(-(now_ns + totals.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - totals.offset_ns for totals in rank_totals
     )
-    return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, rank_totals)))) / 1e9)
+    return max(1e-3, (now_ns - max(begin_ns, min(map(live_ranks.started_ns, rank_totals)))) / 1e9)
 
 
 def _waiting(totals: RankTotals, now_ns: int) -> tuple[float | None, float | None]:
@@ -206,7 +204,7 @@ def _waiting(totals: RankTotals, now_ns: int) -> tuple[float | None, float | Non
         return None, None
     begun_ns = (now_ns + totals.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
     cells = [cell for slot_ns, _, cell in totals.lately(now_ns) if slot_ns >= begun_ns]
-    covered_ns = max(1, now_ns - max(begun_ns - totals.offset_ns, _started_ns(totals)))
+    covered_ns = max(1, now_ns - max(begun_ns - totals.offset_ns, live_ranks.started_ns(totals)))
     late = sum(cell.wait_ns for cell in cells) / covered_ns if any(cell.joined for cell in cells) else None
     return late, sum(cell.p2p_wait_ns for cell in cells) / covered_ns
 
@@ -269,7 +267,7 @@ def _waits_in(
     symmetric = [cell for op, cell in cells if op in SYMMETRIC and cell.bus_bytes]
     began_ns, end_ns = slot_ns - totals.offset_ns, slot_ns - totals.offset_ns + SLOT_NS
     in_it = sum(step.end_ns >= began_ns and step.start_ns < end_ns for step in long)
-    part = slot_ns > complete_ns or not totals.alive or _started_ns(totals) > began_ns
+    part = slot_ns > complete_ns or not totals.alive or live_ranks.started_ns(totals) > began_ns
     return WaitSums(
         covered=SLOT_NS,
         waited=sum(cell.wait_ns + cell.p2p_wait_ns for _, cell in cells),

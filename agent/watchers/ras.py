@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from commwatch.analysis.live_ranks import of_this_run
 from commwatch.analysis.verdicts import Verdict
 from commwatch.analysis.wait_graph import HANG_S
 from commwatch.collectors.nccl import ras
@@ -326,11 +327,9 @@ class Ras:
 
 
 def _known(job: Job) -> Known:
-    latest = max(int(totals.identity.get("restart", 0)) for totals in job.rank_totals.values())
-    rank_totals = [totals for totals in job.rank_totals.values() if int(totals.identity.get("restart", 0)) == latest]
     return Known(
         job.id,
-        {totals.rank: int(totals.identity.get("pid", 0)) for totals in rank_totals},
+        {totals.rank: int(totals.identity.get("pid", 0)) for totals in of_this_run(job)},
         list(groups_of(job).values()),
     )
 

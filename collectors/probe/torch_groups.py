@@ -16,13 +16,15 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 
-def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
-    """Return a short hash that is equal on all members of one group, and different for any other group.
+def group_id(job: str, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
+    """Return a short hash that is equal on all members of one group, and different for any other group of the process.
+
+    The restart count is no part of it, because nodes of one run may count differently: torchrun counts the failures of its own workers.
 
     Args:
         generation: how many groups of this name and these ranks this rank had made before.
     """
-    return hashlib.sha256(json.dumps([job, restart, name, ranks, generation]).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([job, name, ranks, generation]).encode()).hexdigest()[:12]
 
 
 def label(name: str, description: str) -> str:
@@ -97,8 +99,8 @@ class Group:
 class Groups:
     """The groups of this process; counts creations from ``watch`` on."""
 
-    def __init__(self, job: str, restart: int) -> None:
-        self.job, self.restart = job, restart
+    def __init__(self, job: str) -> None:
+        self.job = job
         #: By ``id`` of the ProcessGroup; ids of dead objects are used again, so compare ``ref()`` too.
         self.known: dict[int, Group] = {}
         self._made: dict[int, tuple[Callable[[], Any], int]] = {}
@@ -134,7 +136,7 @@ class Groups:
             generation, aligned = made[1], True
         else:
             generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
-        identity = group_id(self.job, self.restart, name, ranks, generation)
+        identity = group_id(self.job, name, ranks, generation)
         group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
         return group, self._entry(group, name, description)
 
@@ -146,7 +148,7 @@ class Groups:
         known = self._strangers.get((name, size))
         if known is not None:
             return known, None
-        identity = group_id(self.job, self.restart, name, None, self._generations[name, ()]())
+        identity = group_id(self.job, name, None, self._generations[name, ()]())
         group = self._strangers[name, size] = Group(lambda: None, size, None, identity, aligned=False)
         return group, self._entry(group, name, description)
 

@@ -56,7 +56,7 @@ class Probe(GraphEvents, ABC):
         at_batch = partial(self._protect, "at a batch")
         self._coalesced = Batches(partial(at_batch, self._begin_batch), partial(at_batch, self._end_batch))
         self._graphs = GraphHooks(self, partial(self._protect, "at a CUDA graph"))
-        self.groups = Groups(identity.job_id(env), identity.restart_count(env))
+        self.groups = Groups(identity.job_id(env))
         self.steps = StepHooks(self._mark)
         #: Printed by rank 0 once it records.
         self.remark = ""
@@ -236,7 +236,7 @@ class Probe(GraphEvents, ABC):
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
-        self.groups.job, self.groups.restart = who["job"], who["restart"]
+        self.groups.job = who["job"]
         if (nccl := nccl_version()) is not None:
             who["nccl"] = ".".join(map(str, nccl))
         who["timing"], who["budget"] = self.timing._asdict(), self.budget

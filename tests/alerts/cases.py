@@ -87,10 +87,12 @@ def rank_info(**more: str) -> Series:
 
 def _shares() -> list[Case]:
     found = []
-    # One of two ranks waits 3 s in two groups of each 15 s.
+    # One of two ranks waits 3 s in two groups of each 15 s; a third one lived before the job was restarted with two.
     waits = counter("collective_wait_seconds_total", 3, group="dp", **RANK)
     waits |= counter("collective_wait_seconds_total", 3, group="tp", **RANK)
     waits |= counter("collective_wait_seconds_total", 0, group="dp", job_id="j", rank="1")
+    waits |= gauge("collective_wait_seconds_total", 70, group="dp", job_id="j", rank="2")
+    waits |= rank_info() | rank_info(rank="1")
     late = gauge("straggler_wait_ratio", 0.4, **RANK, group="dp", group_id="d")
     late |= gauge("straggler_wait_ratio", 0.2, job_id="j", rank="1", group="dp", group_id="d")
     for alert, limit, for_s, loud in (
@@ -164,6 +166,9 @@ def _links() -> list[Case]:
     device = {**NODE, "device": "eth0"}
     job = gauge("job_info", 1, job_id="j", world_size="16", restart="0")
     alone = gauge("job_info", 1, job_id="j", world_size="1", restart="0")
+    # Another job on the node that has ranks elsewhere, and hardly communicates.
+    wide = gauge("job_info", 1, job_id="w", world_size="16", restart="0") | rank_info(job_id="w")
+    wide |= gauge("comm_share_ratio", 0.05, job_id="w", rank="0")
     busy = later(share(0.301))
     idle, under = nic(99) | busy | rank_info() | job, "LinkUnderused"
     speed = {"speed": 1000.0}
@@ -175,6 +180,7 @@ def _links() -> list[Case]:
         Case(under, "at the threshold", nic(100) | busy | rank_info() | job),
         Case(under, "all ranks on this node", nic(99) | busy | rank_info() | alone),
         Case(under, "communication is no bottleneck", nic(99) | share(0.3) | rank_info() | job),
+        Case(under, "the busy job is another one", nic(99) | busy | rank_info() | alone | wide),
     ]
 
 

@@ -12,12 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from commwatch.analysis.live_ranks import rank as view
+from commwatch.analysis.live_ranks import ranks
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
+from commwatch.server.node_now import node_now
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
@@ -108,6 +110,22 @@ def test_rank_up_is_of_the_latest_life() -> None:
     assert scraped(again, "rank_up") == {("job", "0"): 1}
     lost(rank(again, 1, started_ns=61 * S), gone_ns=70 * S)
     assert scraped(again, "rank_up") == {("job", "0"): 1, ("job", "1"): 0}
+
+
+def test_name_used_again_after_restarts() -> None:
+    """A job that is started anew counts its restarts from 0: it is the latest life, with its own size, whatever count the earlier one had."""
+    aggregate = Aggregate()
+    for number in (0, 1):
+        lost(rank(aggregate, number, restart=2, started_ns=0), gone_ns=50 * S)
+    for number in (0, 1, 2):
+        rank(aggregate, number, size=3, started_ns=60 * S)
+    lost(rank(aggregate, 3, size=4, started_ns=61 * S), gone_ns=70 * S)
+    assert scraped(aggregate, "rank_up") == {("job", str(number)): number < 3 for number in range(4)}
+    assert scraped(aggregate, "job_info") == {("job", "4", "0"): 1}
+    job = aggregate.jobs["job"]
+    assert {(each.rank, each.restart) for each in ranks([job], NOW)} == {(number, 0) for number in range(4)}
+    now = node_now(job, {}, [], NOW)
+    assert (now.world_size, now.restarts, len(now.ranks)) == (4, 0, 4)
 
 
 def test_verdict_of_a_lost_rank() -> None:

@@ -110,6 +110,8 @@ def test_rooted_operations_are_named() -> None:
 def test_an_earlier_life_elsewhere() -> None:
     """A rank that ran here in an earlier life of the job is not here any more."""
     aggregate = node((0, 1), (0, 1), one())
+    for totals in aggregate.rank_totals():
+        totals.alive = False
     add(aggregate, 0, (0, 1), one(), restart=1, group_id="second")
     (part,) = [part for part in parts(aggregate.jobs.values()).values() if part.group.group_id == "second"]
     assert part.sent == MB

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from commwatch.analysis.ended_operations import Disagreement
-from commwatch.analysis.verdicts import Verdict, combined, disagreement, for_others, lateness, verdicts, waited_for
+from commwatch.analysis.verdicts import (
+    Verdict,
+    combined,
+    disagreement,
+    for_others,
+    lateness,
+    latest_life,
+    verdicts,
+    waited_for,
+)
 from commwatch.analysis.wait_graph import HANG_S
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.stragglers import Late
@@ -323,6 +332,29 @@ def test_cause_before_consequence() -> None:
     assert (verdict.group, verdict.ranks, verdict.waiting) == ("pair", [3], [2])
 
 
+@pytest.mark.parametrize(
+    ("inside_s", "usual_s", "culprit"), [(59.0, 20.0, 2), (31.0, 20.0, 2), (29.0, 20.0, 1), (31.0, 0.01, 2)]
+)
+def test_culprit_in_a_wait_that_may_be_long(inside_s: float, usual_s: float, culprit: int) -> None:
+    """A rank that waits in a group whose operations usually take long is no culprit, unless it came there much later: then it goes on."""
+    ab, bc = replace(LEFT, members=[0, 1]), replace(RIGHT, ranks=[1, 2], members=[1, 2])
+    waits = rank(1, op(group="r", age_s=inside_s, usual_s=usual_s))
+    (verdict,) = judged(rank(0, op(group="l")), waits, rank(2), groups=(ab, bc))
+    assert (verdict.cause, verdict.ranks, verdict.group_id) == ("not_joined", [culprit], "l" if culprit == 1 else "r")
+
+
+def test_behind_in_a_group_and_waiting_in_another() -> None:
+    """Where ends are not seen, a rank that has launched less is no culprit if it waits in another group for one that has."""
+    dp, tp = replace(LEFT, ranks=[0, 2], members=[0, 2]), replace(RIGHT, ranks=[2, 3], members=[2, 3])
+    idle = [
+        rank(0, last_seq={"l": 10}, launched_s={"l": 30.0}),
+        rank(2, last_seq={"l": 9, "r": 50}, launched_s={"l": 31.0, "r": 30.0}),
+        rank(3, last_seq={"r": 49}, launched_s={"r": 31.0}),
+    ]
+    (verdict,) = judged(*idle, groups=(dp, tp))
+    assert (verdict.ranks, verdict.waiting, verdict.group_id) == ([3], [2], "r")
+
+
 def test_ring_of_waits() -> None:
     """Two ranks that wait for each other in different groups have called them in different orders."""
     found = judged(rank(0, op(group="l")), rank(1, op(group="r")), groups=(LEFT, RIGHT))
@@ -370,6 +402,32 @@ def test_lives_apart() -> None:
     assert (verdict.cause, verdict.ranks) == ("unseen", [3])
     (verdict,) = judged(*now, *old)
     assert (verdict.cause, verdict.ranks) == ("unseen", [3])
+
+
+def test_nodes_that_count_restarts_differently() -> None:
+    """All ranks that run are of the job's life, as are those that ended in it; a rank of an earlier run never replaces one that runs."""
+    failed = [rank(n, op(), restart=1, started_at=60.0) for n in (0, 1)]
+    others = [rank(n, op(), restart=0, started_at=61.0) for n in (2, 3)]
+    (verdict,) = judged(*failed, *others)
+    assert verdict.cause == "stuck", "every rank has entered"
+    (verdict,) = judged(*failed, others[0], rank(3, state="gone", restart=0, started_at=61.0, ended_at=70.0))
+    assert (verdict.cause, verdict.ranks) == ("dead", [3])
+    dead = [rank(n, state="gone", restart=1, started_at=60.0, ended_at=70.0) for n in (0, 1)]
+    (verdict,) = judged(*dead, *others)
+    assert (verdict.cause, verdict.ranks) == ("dead", [0, 1])
+    earlier = [rank(n, state="gone", restart=2, started_at=1.0, ended_at=50.0) for n in range(4)]
+    for views in ([*failed, *others, *earlier], [*earlier, *failed, *others]):
+        assert {(view.rank, view.state) for view in latest_life(views).values()} == {(n, "running") for n in range(4)}
+        assert sorted(latest_life([view for view in views if view.rank != 3 or view.state == "gone"])) == [
+            ("job", 0), ("job", 1), ("job", 2)
+        ]  # fmt: skip
+
+
+def test_group_used_before_the_probe_on_one_node() -> None:
+    """A group of which some node does not know the numbers is not judged, in whatever order the nodes answer."""
+    views = [rank(0, op("all_reduce", 9), last=8), rank(1, op("all_reduce", 5), last=4)]
+    here, there = replace(WORLD, ranks=[0]), replace(WORLD, ranks=[1], aligned=False)
+    assert judged(*views, groups=(here, there)) == judged(*views, groups=(there, here)) == []
 
 
 def test_known_before_unseen() -> None:
