@@ -12,9 +12,10 @@ from typing import Any
 from commwatch.config import Config
 from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import DEFAULT_PORT
-from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import complain, line
 from commwatch.core.units import counted
+from commwatch.runtime.whole_files import write
 
 _LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
 
@@ -94,10 +95,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print(text, end="")
         return 0
-    try:
-        arguments.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommwatchError(f"cannot write {arguments.output}: {error.strerror}") from None
+    write(arguments.output, text)
     return 0
 
 

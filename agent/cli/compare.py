@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config
-from commwatch.core.errors import INCOMPLETE
+from commwatch.core.errors import INCOMPLETE, UsageError
 from commwatch.core.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ def _condition(text: str) -> Condition:
 
 
 def _compare(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.cli.stored import write
     from commwatch.comparison import pages
     from commwatch.comparison.comparison import compare
+    from commwatch.runtime.whole_files import write
 
     of_b = config if arguments.state_b is None else replace(config, state=arguments.state_b)
     found = compare(_run(config, arguments.job_a), _run(of_b, arguments.job_b))
     if arguments.html is not None:
-        write(arguments.html, pages.html(found))
+        write(arguments.html, pages.html(found), UsageError)
     else:
         print(pages.as_json(found) if arguments.json else pages.text(found, output_cells()))
     return _judged(found, arguments.fail_if)

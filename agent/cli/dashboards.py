@@ -8,6 +8,7 @@ from typing import Any
 
 from commwatch.config import Config
 from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.runtime.whole_files import write
 
 FORMATS = ("json", "configmap", "provisioning")
 
@@ -54,7 +55,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     try:
         for name, text in files.items():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            (to / name).write_text(text, encoding="utf-8")
+            write(to / name, text)
     except OSError as error:
         raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
     return 0

@@ -18,6 +18,7 @@ from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.deploy.launchers import LAUNCHERS
 from commwatch.deploy.slurm import FILES, scripts
+from commwatch.runtime.whole_files import write
 
 if TYPE_CHECKING:
     from commwatch.deploy.kubernetes import Site
@@ -317,7 +318,7 @@ def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     try:
         for name, text in chosen.items():
             arguments.to.mkdir(parents=True, exist_ok=True)
-            (arguments.to / name).write_text(text, encoding="utf-8")
+            write(arguments.to / name, text)
             (arguments.to / name).chmod(0o755)
     except OSError as error:
         raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None

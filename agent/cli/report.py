@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from commwatch.cli.common_flags import add_node, last_seconds
 from commwatch.config import Config
 from commwatch.core.durations import LAST, parse_age
+from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import output_cells
 
 if TYPE_CHECKING:
@@ -48,15 +49,16 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from functools import cache, partial
 
     from commwatch.alerting.marks import corruption_of
-    from commwatch.cli.stored import job_in, reading, write
+    from commwatch.cli.stored import job_in, reading
     from commwatch.report import report
     from commwatch.report.recorded_steps import known_steps
+    from commwatch.runtime.whole_files import write
     from commwatch.watchers.nccl_archive import kept
 
     with reading(config) as agent:
         view = job_in(agent, arguments.job)
         job = view.job_id
-        command = f"{again(arguments)}{_other_last(arguments.last)} {job}"
+        command = f"{again(arguments)}{_other_last(arguments.last)} {shlex.quote(job)}"
         wide = None if arguments.node else _of_all_nodes(config, job, arguments)
         page = built = None
         if wide is None:
@@ -81,7 +83,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         else:
             page = wide.decode()
     if page is not None:
-        write(arguments.html, page)
+        write(arguments.html, page, UsageError)
     elif built is not None:
         print(report.as_json(built) if arguments.json else report.text(built, output_cells()))
     return 0

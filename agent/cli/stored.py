@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from commwatch.analysis.queries import QueryService
 from commwatch.config import Config
@@ -33,11 +32,3 @@ def job_in(agent: QueryService, name: str | None) -> JobView:
         known = f"{', '.join(list(jobs)[:5])}{' ...' if len(jobs) > 5 else ''}"
         raise UsageError(f"no job '{name}' in {agent.path}; it has {known}")
     return found
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file for the user; raise ``UsageError`` if that fails."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -45,7 +45,8 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.cli.stored import job_in, reading
     from commwatch.commands.timeline import traces_of_others
     from commwatch.nodes.merging import Nodes, covered
-    from commwatch.report.timeline_export import Window, own_trace, write, writing
+    from commwatch.report.timeline_export import Window, own_trace, write
+    from commwatch.runtime.whole_files import writing
     from commwatch.watchers.profiles import kept_in, traces_of
 
     with reading(config) as agent:

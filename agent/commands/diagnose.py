@@ -13,7 +13,7 @@ from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import ranks
 from commwatch.core import terminal_text
-from commwatch.core.errors import UsageError
+from commwatch.core.errors import INCOMPLETE, UsageError
 from commwatch.core.units import counted
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
@@ -25,7 +25,11 @@ _T = TypeVar("_T")
 
 
 class CannotDiagnose(UsageError):
-    """No agent answers, or an address is wrong; the message names it."""
+    """There is no agent, none answers, or the job is unknown; the message names it."""
+
+    def __init__(self, message: str, exit_code: int = UsageError.exit_code) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
@@ -42,15 +46,17 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
     """Query all agents at once; then, again at once, those with cross-node groups for the collectives of these groups.
 
     Raises:
-        CannotDiagnose: no agent answers.
+        CannotDiagnose: no agent answers, or those that answer do not know the job.
     """
+    known: set[str] = set()
     seen = Seen([], [], [], {})
     jobs_at: dict[str, tuple[str, ...]] = {}
     for url, answer in _all(urls, lambda url: _views(url, job, keys)):
         if isinstance(answer, str):
             seen.silent[url] = answer
             continue
-        ranks, groups, reported = answer
+        jobs_known, ranks, groups, reported = answer
+        known |= jobs_known
         seen.ranks += ranks
         seen.groups += groups
         seen.reported += reported
@@ -68,7 +74,11 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
             seen.replicas += columns_of[1]
     if len(seen.silent) == len(urls):
         reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
-        raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
+        if reasons:
+            raise CannotDiagnose(reasons, INCOMPLETE)
+        raise CannotDiagnose("no agent runs here; name one, or give its run directory with --dir")
+    if job is not None and job not in known and not seen.silent:
+        raise CannotDiagnose(f"no job '{job}'")
     return seen
 
 
@@ -86,23 +96,20 @@ def _answer(question: Callable[[str], _T], url: str) -> _T | str:
         return reason(error)
 
 
-def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[GroupView], list[Verdict]]:
-    """Return one agent's ranks, groups, and the verdicts that need its own records, of running jobs."""
-    jobs = [
-        each["job_id"]
-        for each in get(url, "jobs", keys)
-        if each["state"] == "running" and job in (None, each["job_id"])
-    ]
+def _views(url: str, job: str | None, keys: Keys) -> tuple[set[str], list[RankView], list[GroupView], list[Verdict]]:
+    """Return the jobs that one agent knows; and ranks, groups, and the verdicts that need its own records, of running jobs."""
+    known = {each["job_id"]: each["state"] for each in get(url, "jobs", keys)}
+    jobs = [name for name, state in known.items() if state == "running" and job in (None, name)]
     ranks, groups, reported = [], [], []
-    for each in jobs:
-        query = f"?job={urllib.parse.quote(each, safe='')}"
+    for name in jobs:
+        query = f"?job={urllib.parse.quote(name, safe='')}"
         for answer in get(url, f"ranks{query}", keys):
             ops = [_view(InFlight, op) for op in answer["in_flight"]]
             failed = [_view(Failed, op) for op in answer["failed"]]
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
         groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
         reported += own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys))
-    return ranks, groups, reported
+    return set(known), ranks, groups, reported
 
 
 def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> tuple[list[RankParts], list[RankChecks]]:

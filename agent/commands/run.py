@@ -247,13 +247,8 @@ def _find_agent(config: Config) -> _JobAgent | None:
 def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     """Start our own agent, in a folder of its own so that concurrent runs do not collide; ``None`` if that fails."""
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
-    flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
-    flags += ["--insecure"] if config.insecure else []
-    flags += ["--require-token"] if config.require_token else []
-    flags += [] if config.token_file is None else ["--token-file", str(config.token_file)]
-    flags += [] if config.port is None else ["--port", str(config.port)]
-    flags += [] if file is None else ["--config", str(file.absolute())]
-    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]
+    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes"]
+    command += _flags(directory, config, file)
     agent = _JobAgent(directory, config.history, command)
     try:
         make_private_dir(config.dir, os.environ)
@@ -273,6 +268,18 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     return agent
 
 
+def _flags(directory: Path, config: Config, file: Path | None) -> list[str]:
+    """Return the flags of our own agent: those that were given to this command."""
+    flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
+    flags += ["--insecure"] if config.insecure else []
+    flags += ["--require-token"] if config.require_token else []
+    files = {"--token-file": config.token_file, "--ca-file": config.ca_file, "--client-cert": config.client_cert}
+    flags += [str(word) for flag, path in files.items() if path is not None for word in (flag, path)]
+    flags += [] if config.port is None else ["--port", str(config.port)]
+    flags += [] if file is None else ["--config", str(file.absolute())]
+    return flags
+
+
 def _run_job(
     command: list[str],
     env: Mapping[str, str],
@@ -284,8 +291,7 @@ def _run_job(
 ) -> int:
     passing = None if nccl.directory is None else Passing(nccl.directory, sys.stdout.fileno(), nccl.shown)
     try:
-        # The job inherits the caller's descriptors (such as ``<(...)`` of a shell); ours are close-on-exec.
-        child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
+        child = signals.start(command, env)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     progress = Progress(history, job) if history is not None and is_terminal() else None
@@ -311,6 +317,8 @@ class Signals:
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        #: Those that came while the job was being started.
+        self._held: list[int] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -323,8 +331,22 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def start(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the job and return it; signals that come meanwhile are sent to it, because it may run already. Raises ``OSError``."""
+        self._held = []
+        try:
+            # The job inherits the caller's descriptors (such as ``<(...)`` of a shell); ours are close-on-exec.
+            self.child = subprocess.Popen(command, env=dict(env), close_fds=False)
+        finally:
+            held, self._held = self._held, None
+            for number in held:
+                self._forward(number, None)
+        return self.child
+
     def _forward(self, number: int, _: object) -> None:
-        if self.child is None:
+        if self._held is not None:
+            self._held.append(number)
+        elif self.child is None:
             if not self._stopped:  # only once: a second signal must not interrupt the cleanup
                 self._stopped = True
                 raise Stopped(number)
@@ -376,7 +398,7 @@ def _report(config: Config, history: Path, job: str, report_command: str, probe_
         topology = kept(history.parent, job)
         corruption = corruption_of(history.parent / config.evidence.name, job)
         known = [] if topology is None else topology.findings
-        built = report.build(agent, job, history, f"{opens} {job}", known, corruption=corruption)
+        built = report.build(agent, job, history, f"{opens} {shlex.quote(job)}", known, corruption=corruption)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

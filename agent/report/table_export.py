@@ -73,7 +73,7 @@ def _tables(agent: QueryService, history: History, job: str, last_s: float | Non
     return {
         "operations": Reader(history, rings).newest_first(from_ns, until_ns, None, lambda _: True),
         "steps": (step_view(rings[step.ring], step) for step in history.each_step(from_ns, until_ns, list(rings))),
-        "waits": [wait for wait in agent.totals(job, []).waits if wait.start_at >= from_ns / 1e9],
+        "waits": [wait for wait in agent.totals(job, []).waits if wait.start_at + wait.length_s > from_ns / 1e9],
     }
 
 

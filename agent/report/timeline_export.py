@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +19,6 @@ from commwatch.history.history import History
 from commwatch.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceStep
 from commwatch.report.profile_trace import PlacedProfile, ProfileSlices, ProfileTrace
 from commwatch.report.timeline_source import Source
-
-#: Compression of the file: a higher one takes twice the time, and saves a tenth.
-LEVEL = 4
 
 
 class Exported(NamedTuple):
@@ -256,19 +252,3 @@ def _write(out: IO[str], events: Iterable[Event], about: Mapping[str, object]) -
         out.write(encode(event))
         separator = ",\n"
     out.write(f'\n],"otherData":{encode(about)}}}\n')
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[IO[str]]:
-    """Yield a text file that becomes ``path`` when it is complete, compressed if the name ends in ``.gz``; raise ``OSError``."""
-    hidden = path.with_name(f".{path.name}.new")
-    try:
-        with (
-            gzip.open(hidden, "wt", LEVEL, encoding="utf-8")
-            if path.suffix == ".gz"
-            else hidden.open("w", encoding="utf-8") as out
-        ):
-            yield out
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)

@@ -11,8 +11,9 @@ from typing import IO, Any
 from commwatch.analysis.queries import QueryService
 from commwatch.nodes.merging import Heard
 from commwatch.report.chrome_trace import TraceMark
-from commwatch.report.timeline_export import LEVEL, Window, export, write
+from commwatch.report.timeline_export import Window, export, write
 from commwatch.report.timeline_parts import Page, TimelinePart, part_of, trace_of
+from commwatch.runtime.whole_files import LEVEL
 from commwatch.server.history_queries import ApiError, Text, as_file, job_exists
 from commwatch.server.job_questions import read
 

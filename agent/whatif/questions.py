@@ -63,6 +63,8 @@ def changes_of(question: Question, measured: Mapping[str, Curve]) -> Mapping[str
     """
     if question.shard and question.replicate:
         raise BadQuestion("shard, replicate: choose one of them")
+    if question.compress_cost and question.compress is None:
+        raise BadQuestion("compress-cost: needs compress")
     return dict((*_of_compute(question), *_of_exchange(question), *_of_link(question, measured)))
 
 

@@ -190,7 +190,11 @@ def test_several_runs(tmp_path: Path) -> None:
             assert points[ranks]["step_s"] == pytest.approx((STEP - EXCHANGE + exchange) / 1e3, rel=0.01)
         text = commwatch("whatif", "train", "--with", "wide", "--dir", tmp_path).stdout
         assert "ranks    step  communication  efficiency  measured step" in text
-        for query, says in (("with=other", "no job 'other'"), ("with=wide&scope=job", "commwatch whatif --with")):
+        for query, says in (
+            ("with=other", "no job 'other'"),
+            ("with=wide&scope=job", "commwatch whatif --with"),
+            ("compress_cost=5", "compress-cost: needs compress"),
+        ):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{running.url}/api/v1/whatif?job=train&{query}")
             assert says in json.load(refused.value)["detail"]

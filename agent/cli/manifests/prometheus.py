@@ -13,6 +13,7 @@ from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT, hosts_and_ports
 from commwatch.core.durations import parse_age
 from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.runtime.whole_files import write
 
 _PARTS = ("scrape", "rules", "alertmanager")
 
@@ -55,6 +56,7 @@ def add_parser(verbs: Any) -> None:
     add_runbook_url(manifest)
     manifest.add_argument("--only", choices=_PARTS, help="print only this part")
     manifest.add_argument("--out", type=Path, metavar="DIR", help="write the files into this folder")
+    manifest.add_argument("--force", action="store_true", help="also replace files there that have another content")
     manifest.set_defaults(command=_prometheus)
 
 
@@ -86,11 +88,20 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
         return 0
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        for name, text in chosen.items():
-            (arguments.out / name).write_text(text, encoding="utf-8")
+        edited = [name for name, text in chosen.items() if _has_other(arguments.out / name, text)]
     except OSError as error:
         raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
+    if edited and not arguments.force:
+        names = ", ".join(str(arguments.out / name) for name in edited)
+        raise UsageError(f"{names}: exists, with another content; --force replaces it, --only chooses one file")
+    for name, text in chosen.items():
+        write(arguments.out / name, text)
     return 0
+
+
+def _has_other(path: Path, text: str) -> bool:
+    """Whether a file is there that does not have this text."""
+    return path.exists() and path.read_bytes() != text.encode()
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from tests.helpers import (
     agent,
     commwatch,
     end_rank,
+    free_port,
     group_entry,
     identity,
     operation,
@@ -48,6 +49,8 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
             assert conclude(seen) == []  # they raised when this machine was started
             done = commwatch("diagnose", "--dir", tmp_path)
             assert (done.returncode, done.stderr) == (0, "")
+            done = commwatch("diagnose", "--dir", tmp_path, "--job", "jbo")
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", "commwatch: diagnose: no job 'jbo'\n")
         finally:
             for trainer in trainers:
                 trainer.kill()
@@ -96,6 +99,13 @@ def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
                 ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
         finally:
             pouring.join()
+
+
+def test_no_agent_answers() -> None:
+    """An answer without any agent is incomplete, not a mistake of the user."""
+    done = commwatch("diagnose", f"127.0.0.1:{free_port()}")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "refused" in done.stderr
 
 
 def test_addresses_of_something_else() -> None:

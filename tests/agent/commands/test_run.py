@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -113,17 +114,42 @@ def test_job_knows_where_to_record(tmp_path: Path) -> None:
 
 def test_report_at_the_end(tmp_path: Path) -> None:
     """At the end the report of the job is printed, with the command that shows it again."""
-    done = run(tmp_path / "run", *python(TRAINS))
+    done = run(tmp_path / "run", *python(TRAINS), env=clean_env(COMMWATCH_JOB="it's <one> job"))
     assert done.returncode == 0
     assert "all_gather" in done.stderr
     assert "1.5 GB/s" in done.stderr  # 3 MB in 1 ms, 1/2 of it over the link
-    again = next(line for line in done.stderr.splitlines() if line.split()[:1] == ["again"]).split()
+    again = shlex.split(next(line for line in done.stderr.splitlines() if line.split()[:1] == ["again"]))
+    assert again[-1] == "it's <one> job"
     assert again[1:3] == ["commwatch", "report"]
     shown = commwatch(*again[2:])
     assert (shown.returncode, "1.5 GB/s" in shown.stdout) == (0, True)
     page = tmp_path / "page.html"
     assert commwatch(*again[2:], "--html", page).returncode == 0
     assert elsewhere(page.read_text(encoding="utf-8")) == []
+
+
+def test_signal_while_the_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes while the job is being started reaches the job, which may run already."""
+    start = subprocess.Popen
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        child = start(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", slowly)
+    with commands_run.Signals() as signals:
+        child = signals.start(["sleep", "600"], dict(os.environ))
+        assert child.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_flags_of_the_agent(tmp_path: Path) -> None:
+    """The agent has the files that requests to other agents need."""
+    files = {"token_file": tmp_path / "token", "ca_file": tmp_path / "ca.pem", "client_cert": tmp_path / "cert.pem"}
+    flags = commands_run._flags(tmp_path, load({"HOME": str(tmp_path)}, **files), None)
+    assert {flag: flags[flags.index(flag) + 1] for flag in ("--token-file", "--ca-file", "--client-cert")} == {
+        f"--{name.replace('_', '-')}": str(path) for name, path in files.items()
+    }
 
 
 def test_agent_that_was_killed(tmp_path: Path) -> None:

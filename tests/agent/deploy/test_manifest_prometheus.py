@@ -162,6 +162,22 @@ def test_prints_all() -> None:
     assert printed.partition("\n")[2] == exported_rules(rules, "https://example.com/r")
 
 
+def test_edited_files(tmp_path: Path) -> None:
+    """A file that the user has edited is replaced only on request, and then as a whole."""
+    made = written(tmp_path, "node1")
+    edited = made / "alertmanager.yml"
+    generated = edited.read_text()
+    edited.write_text("receivers: []\n")
+    done = commwatch("manifest", "prometheus", "--out", made, "node1", "node2")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert all(name in done.stderr for name in ("alertmanager.yml", "prometheus.yml", "--force", "--only"))
+    assert edited.read_text() == "receivers: []\n"
+    assert "node2" not in (made / "prometheus.yml").read_text()
+    assert commwatch("manifest", "prometheus", "--out", made, "--force", "node1", "node2").returncode == 0
+    assert edited.read_text() == generated
+    assert "node2" in (made / "prometheus.yml").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

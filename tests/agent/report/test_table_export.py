@@ -117,6 +117,10 @@ def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], 
     newest = max(row["end_at"] for row in expected["steps"])
     table = pandas.read_parquet(exported(watched, tmp_path, "--last", "1s")["steps"])
     assert len(table) == sum(row["end_at"] > newest - 1 for row in expected["steps"])
+    every, waits = (
+        pandas.read_parquet(exported(watched, tmp_path / last, "--last", last)["waits"]) for last in ("all", "1s")
+    )
+    assert len(waits) == sum(every["start_at"] == every["start_at"].max()) > 0, "those of the slot of this second"
 
 
 def test_columns() -> None:

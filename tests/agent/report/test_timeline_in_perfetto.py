@@ -24,7 +24,8 @@ from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCoun
 from commwatch.history.store import Writer
 from commwatch.report.chrome_trace import TraceMark
 from commwatch.report.profile_trace import ProfileTrace
-from commwatch.report.timeline_export import Window, export, own_trace, write, writing
+from commwatch.report.timeline_export import Window, export, own_trace, write
+from commwatch.runtime.whole_files import writing
 from tests.agent.report.test_report_page import job_of
 from tests.chrome_trace import read
 from tests.helpers import PATIENCE_S

@@ -1,0 +1,48 @@
+"""Files for the user: whole, or as they were."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from commwatch.core.errors import CommwatchError
+from commwatch.runtime.whole_files import write, writing
+
+
+def test_file_that_was_there(tmp_path: Path) -> None:
+    """A file is replaced when the new one is complete, through a link too; if that fails, it is as it was."""
+    old, link = tmp_path / "old", tmp_path / "link"
+    link.symlink_to(old)
+    write(old, "first")
+    write(link, "second")
+    assert (old.read_text(), link.is_symlink()) == ("second", True)
+    with pytest.raises(OSError, match="full"), writing(old) as out:  # noqa: PT012
+        out.write("half")
+        out.flush()
+        raise OSError("full")
+    assert old.read_text() == "second"
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "link"}
+
+
+@pytest.mark.parametrize("name", [".", "folder", "/", "no/file"])
+def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A folder, or a file in a folder that does not exist, is named in the error."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    with pytest.raises(CommwatchError, match=r"cannot write .*: (Is a|No such file or) directory"):
+        write(Path(name), "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_pipe(tmp_path: Path) -> None:
+    """A pipe is written, and stays a pipe."""
+    pipe, read = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write(pipe, "text")
+    reader.join(30)
+    assert (read, pipe.is_fifo()) == (["text"], True)
