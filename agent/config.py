@@ -31,6 +31,8 @@ class Config:
     dir: Path
     #: Directory of the history.
     state: Path
+    #: Name of the node in the names of the agent's files; not set: the host name.
+    node: str | None = None
     #: Address the agent listens on.
     host: str = "127.0.0.1"
     #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
@@ -107,24 +109,29 @@ class Config:
         return self.ca_file is not None or self.client_cert is not None
 
     @property
+    def node_name(self) -> str:
+        """The node in the names of files, of which there is one per node, because hosts may share the state directory."""
+        return self.node or gethostname()
+
+    @property
     def evidence(self) -> Path:
-        """Directory for evidence of alerts, one per host, because hosts may share the state directory."""
-        return self.state / f"evidence-{gethostname()}"
+        """Directory for evidence of alerts."""
+        return self.state / f"evidence-{self.node_name}"
 
     @property
     def history(self) -> Path:
-        """The history file, one per host, because hosts often share home directories."""
-        return self.state / f"history-{gethostname()}.sqlite"
+        """The history file."""
+        return self.state / f"history-{self.node_name}.sqlite"
 
     @property
     def alerts(self) -> Path:
-        """File of active and past alerts, one per host."""
-        return self.state / f"alerts-{gethostname()}.json"
+        """File of active and past alerts."""
+        return self.state / f"alerts-{self.node_name}.json"
 
     @property
     def sent_alerts(self) -> Path:
-        """File of the alerts that were sent to receivers, one per host."""
-        return self.state / f"told-{gethostname()}.json"
+        """File of the alerts that were sent to receivers."""
+        return self.state / f"told-{self.node_name}.json"
 
 
 #: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
@@ -139,6 +146,7 @@ _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 _ENVIRONMENT = {
     "dir": "COMMWATCH_DIR",
     "state": "COMMWATCH_STATE",
+    "node": "COMMWATCH_NODE",
     "host": "COMMWATCH_HOST",
     "port": "COMMWATCH_PORT",
     "token_file": "COMMWATCH_TOKEN_FILE",

@@ -96,6 +96,12 @@ def _checked_text(key: str, value: Any, where: str) -> str | Path:
         raise ConfigError(f"{where}: no such user: {text}") from None
 
 
+def _checked_node(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", value):
+        raise ConfigError(f"{where}: needs a name of letters, digits, '.', '_' and '-', not {value!r}")
+    return value
+
+
 def _checked_hosts(value: Any, where: str) -> tuple[str, ...]:
     named = r"\.?[A-Za-z0-9_](?:[A-Za-z0-9._-]*)|[0-9A-Fa-f:]+"
     if not isinstance(value, list) or not all(isinstance(each, str) and re.fullmatch(named, each) for each in value):
@@ -182,6 +188,7 @@ def _checked_receivers(value: Any, where: str) -> tuple[ReceiverConfig, ...]:
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(_SWITCHES, _checked_switch),
     "allowed_hosts": _checked_hosts,
+    "node": _checked_node,
     "peers": _checked_peers,
     "gpus": _checked_gpus,
     "links": _checked_links,

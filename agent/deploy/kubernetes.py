@@ -83,6 +83,7 @@ def sidecar(site: Site, trainer: Trainer) -> list[str]:
         "workers": trainer.nodes - 1,
         "meeting": trainer.launcher and meeting(trainer.launcher, f"{site.name}-job"),
         "state_size": None if site.history_claim else "1Gi",
+        "node_field": None,
         "access_mode": "ReadWriteMany",
     }
     job, *others = templates("sidecar")
@@ -100,6 +101,7 @@ def daemon_set(site: Site) -> list[str]:
         "dns_policy": host and "ClusterFirstWithHostNet",
         "peers": peers,
         "peer_name": peers and site.name,
+        "node_field": "spec.nodeName",
     }
     *objects, policy = _documents(templates("daemonset"), site, fields)
     return objects if host else [*objects, policy]  # policies do not apply to the node's network

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import resource
-import socket
 from dataclasses import replace
 
 from commwatch.collectors.wire.identity import make_private_dir
@@ -62,7 +61,7 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
         CannotStart: both are locked, or a lock file cannot be opened.
     """
     for place in (config.state, config.dir):
-        lock = place / f"alerts-{socket.gethostname()}.lock"
+        lock = place / f"alerts-{config.node_name}.lock"
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import fields
 from pathlib import Path
+from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from commwatch.config import Config, load
 from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import hosts_and_ports
+from commwatch.runtime.run_lock import place_of_alerts
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"
@@ -99,6 +101,23 @@ def test_precedence(tmp_path: Path, key: str, default: Any, in_file: Any, variab
     assert got({name: ""}, file) == str(in_file)  # an empty variable is none
     if key in ("port", "host"):
         assert got({}, None) == str(default)
+
+
+def test_files_of_a_node(tmp_path: Path) -> None:
+    """The agent's files are named for the host, or for the node if it has a name, so that a pod that is replaced has those of the one before."""
+    env = {"HOME": str(tmp_path), "COMMWATCH_STATE": str(tmp_path)}
+    files = ("history", "alerts", "sent_alerts", "evidence")
+    for names, node in ((env, gethostname()), ({**env, "COMMWATCH_NODE": "gpu-7.rack1"}, "gpu-7.rack1")):
+        config = load(names)
+        assert [getattr(config, file).name.partition("-")[2].partition(".sqlite")[0] for file in files] == [
+            node, f"{node}.json", f"{node}.json", node
+        ]  # fmt: skip
+        placed, lock = place_of_alerts(config)
+        os.close(lock)
+        assert (placed.state, (tmp_path / f"alerts-{node}.lock").exists()) == (tmp_path, True)
+    for wrong in ("a/b", "..", "-", "a b", "x" * 300):
+        with pytest.raises(ConfigError, match="COMMWATCH_NODE: needs a name of letters"):
+            load({**env, "COMMWATCH_NODE": wrong})
 
 
 def test_settings_without_flag(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@
 {{- end }}
 {{- $_ := merge $fields (dict
   "host_network" $v.hostNetwork
+  "node_field" "spec.nodeName"
   "dns_policy" (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork)
   "peer_name" (ternary $name "" (not (empty $fields.peers)))
 ) }}
