@@ -206,6 +206,10 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import dumped
 
+    files = ("token_file", "ca_file", "client_cert")
+    _refuse(arguments, "the pods have files and addresses of their own", "dir", "state", "host", *files)
+    if arguments.port == 0:
+        raise UsageError("--port 0: the Service needs a fixed port")
     check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
@@ -331,19 +335,28 @@ def _program() -> Path:
 
 def _given(arguments: argparse.Namespace) -> list[str]:
     """Return the agent's flags that were given to this command; the agent reads all other settings when it starts."""
+    files = ("config", "token_file", "ca_file", "client_cert")
+    given = {name: getattr(arguments, name, None) for name in (*files, "host", "port")}
     flags = {
-        "--config": arguments.config and arguments.config.absolute(),
-        "--host": arguments.host,
-        "--port": arguments.port,
+        f"--{name.replace('_', '-')}": Path(value).absolute() if name in files and value is not None else value
+        for name, value in given.items()
     }
     words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
 
 
+def _refuse(arguments: argparse.Namespace, why: str, *names: str) -> None:
+    """Raise ``UsageError`` for flags that would have no effect."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)}: {why}")
+
+
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.deploy.systemd import unit
 
-    check_utf8(arguments, "config", "host")
+    _refuse(arguments, "the unit has folders of its own; change its Environment= for others", "dir", "state")
+    check_utf8(arguments, "config", "host", "token_file", "ca_file", "client_cert")
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):

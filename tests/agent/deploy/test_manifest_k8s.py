@@ -330,6 +330,7 @@ def test_thresholds() -> None:
         ("--trainer-command", "a 'b"), ("--trainer-command", ""), ("--token-secret", "My_Secret"), ("--peers", "node1"),
         ("--history-claim", "A_B"), ("--history-claim", "runs", "--daemonset"), ("--history-size", "1Gi"),
         ("--history-size", "10GB", "--history-claim", "runs"), ("--node-label", "zone"), ("--node-label", "a/b=c-d"),
+        ("--port", "0"), ("--dir", "/x"), ("--state", "/x"), ("--host", "::"), ("--token-file", "/x"), ("--ca-file", "/x"), ("--client-cert", "/x"),
     ],
 )  # fmt: skip
 def test_refused(flags: tuple[str, ...]) -> None:

@@ -120,11 +120,22 @@ def test_bounds() -> None:
     assert "COMMWATCH_DIR=/run/watch" in values(text, "Environment")[0]
 
 
+def test_files_for_requests() -> None:
+    """The agent has the token and the certificates that were named, by absolute paths."""
+    (start,) = values(
+        written("--token-file", "/etc/cw/token", "--ca-file", "ca.pem", "--client-cert", "/c.pem"), "ExecStart"
+    )
+    assert f"--token-file /etc/cw/token --ca-file {Path.cwd()}/ca.pem --client-cert /c.pem" in start
+
+
 @pytest.mark.parametrize(
-    "flags", [("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--cpu", "2")]
-)
+    "flags",
+    [
+        ("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
+    ],
+)  # fmt: skip
 def test_refused(flags: tuple[str, str]) -> None:
-    """What systemd would misunderstand is refused in one line that names the flag."""
+    """What systemd would misunderstand, and what the unit cannot follow, is refused in one line that names the flag."""
     done = commwatch("manifest", "systemd", *flags)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert flags[0] in done.stderr
