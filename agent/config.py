@@ -205,7 +205,8 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
             origins[f"{table}.{entry}"] = variable
     for key, value in flags.items():
         if value is not None:
-            given[key], origins[key] = checked(key, value, f"--{key}"), f"--{key}"
+            flag = f"--{key.replace('_', '-')}"
+            given[key], origins[key] = checked(key, value, flag), flag
     directory = Path(given.get("dir", run_dir(env))).absolute()
     if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
         origins["state"] = origins["dir"]

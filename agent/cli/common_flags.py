@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from commwatch.config import Config, load
 from commwatch.core.durations import parse_last
@@ -72,15 +73,12 @@ def last_seconds(text: str) -> float | None:
 def settings_of(arguments: argparse.Namespace) -> Config:
     """Return the settings of a command; raise ``ConfigError`` if one is wrong."""
     with explained_if_deleted():  # here, too, as an agent reads its settings again
-        return load(
-            os.environ,
-            arguments.config,
-            dir=arguments.dir,
-            state=arguments.state,
-            host=arguments.host,
-            port=arguments.port,
-            **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
-        )
+        return load(os.environ, arguments.config, **flags_of(arguments))
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that flags of the command gave; ``None``: not given."""
+    return {name: getattr(arguments, name, None) for name in ("dir", "state", "host", "port", *_ACCESS)}
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from commwatch.cli.common_flags import flags_of
 from commwatch.config import Config, check_variables, explained
 from commwatch.core.terminal_text import line
 
@@ -93,8 +94,7 @@ def _without_secrets(receiver: ReceiverConfig) -> str:
 
 
 def _show(config: Config, arguments: argparse.Namespace) -> int:
-    flags = {name: getattr(arguments, name) for name in ("dir", "state", "host", "port")}
-    found = list(settings(*explained(os.environ, arguments.config, **flags)))
+    found = list(settings(*explained(os.environ, arguments.config, **flags_of(arguments))))
     if arguments.json:
         print(json.dumps({one.key: {"value": one.value, "origin": one.origin} for one in found}, indent=2))
         return 0
@@ -106,10 +106,12 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
 
 def _check(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerting.alert_rules import catalogue
-    from commwatch.otlp.opening import check
+    from commwatch.otlp import opening
+    from commwatch.server import listener
 
     check_variables(os.environ)
     catalogue(config)
-    check(config)
+    listener.check(config)
+    opening.check(config)
     print("the settings are valid")
     return 0

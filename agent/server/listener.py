@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -17,8 +18,11 @@ from starlette.types import ASGIApp
 
 from commwatch.alerting.notifications import url_of
 from commwatch.config import Config
+from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import DEFAULT_PORT
+from commwatch.core.errors import CommwatchError
 from commwatch.runtime import tokens
+from commwatch.runtime.client import tls_context
 from commwatch.runtime.offload import Aside
 from commwatch.runtime.run_lock import CannotStart, bind_remedy
 from commwatch.server import access, tls
@@ -51,15 +55,42 @@ def listen(config: Config) -> socket.socket:
         CannotStart: there is no such address, the port is taken, or other machines can reach it without TLS or ``insecure``.
     """
     listener = _bound(config)
-    address = listener.getsockname()[0]
-    if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
+    try:
+        _check_encrypted(config, listener.getsockname()[0])
+    except CannotStart:
         listener.close()
+        raise
+    listener.listen(128)
+    return listener
+
+
+def check(config: Config) -> None:
+    """Check without a socket what the agent needs to listen, and the files of its requests to other agents.
+
+    Raises:
+        ConfigError: other machines can reach the agent without TLS or ``insecure``, or a file cannot be used.
+    """
+    try:
+        with contextlib.suppress(ValueError):  # a name, whose address the agent finds when it starts
+            _check_encrypted(config, str(ipaddress.ip_address(config.host)))
+        if config.tls_cert is not None:
+            _certificates(config)
+        if config.token_file is not None:
+            tokens.read(config.token_file)
+        tls_context(config.ca_file, config.client_cert)
+    except CommwatchError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        # Of the system if it is about the token; the others name the setting themselves.
+        raise ConfigError(f"token_file {config.token_file}: {error.strerror}" if error.errno else str(error)) from None
+
+
+def _check_encrypted(config: Config, address: str) -> None:
+    if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
         raise CannotStart(
             f"host {config.host} can be reached from other machines, and connections are not encrypted: "
             "set tls_cert and tls_key, or --insecure (insecure = true) if the network is private"
         )
-    listener.listen(128)
-    return listener
 
 
 def _bound(config: Config) -> socket.socket:

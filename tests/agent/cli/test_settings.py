@@ -122,6 +122,10 @@ def test_no_secret(tmp_path: Path) -> None:
         ("[labels]\nuser = 1", {}, "labels: user: needs one line of text"),
         ("labels = 'x'", {}, "labels: needs a table"),
         ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of commwatch"),
+        ("host = '0.0.0.0'", {}, "host 0.0.0.0 can be reached from other machines"),
+        ("tls_cert = '/no/cert'\ntls_key = '/no/key'", {}, "tls_cert /no/cert, tls_key /no/key: No such file"),
+        ("token_file = '/no/token'", {}, "/no/token"), ("ca_file = '/no/ca'", {}, "ca_file /no/ca: No such file"),
+        ("", {"COMMWATCH_CLIENT_CERT": "/no/cert"}, "client_cert /no/cert: No such file"),
     ],
 )  # fmt: skip
 def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) -> None:
@@ -133,10 +137,30 @@ def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) 
     assert says in done.stderr
 
 
+def test_flags_are_shown() -> None:
+    """`config show` has every flag that it takes, with the flag as the origin."""
+    flags = {
+        "port": 1234,
+        "require_token": True,
+        "insecure": True,
+        "token_file": "/t",
+        "ca_file": "/ca",
+        "client_cert": "/cc",
+    }
+    words = [
+        word
+        for key, value in flags.items()
+        for word in (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
+    ]
+    found = json.loads(commwatch("config", "show", "--json", *words).stdout)
+    for key, value in flags.items():
+        assert found[key] == {"value": value, "origin": f"--{key.replace('_', '-')}"}
+
+
 def test_right(tmp_path: Path) -> None:
     """What is right passes: the probe's variables, those that Kubernetes makes of a Service, and an empty environment."""
     file = tmp_path / "some.toml"
-    file.write_text(EVERYTHING)
+    file.write_text(f"insecure = true\n{EVERYTHING}")
     probe = {
         "COMMWATCH": "1",
         "COMMWATCH_JOB": "j",
