@@ -46,10 +46,6 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
-    try:
-        client.tls_context(config.ca_file, config.client_cert)
-    except OSError as error:
-        raise UsageError(str(error)) from None
     keys = client.keys_of(config)
     urls = (
         agents.addresses(arguments.agents, config.expects_tls)

@@ -13,7 +13,7 @@ from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import ranks
 from commwatch.core import terminal_text
-from commwatch.core.errors import INCOMPLETE, UsageError
+from commwatch.core.errors import UsageError
 from commwatch.core.units import counted
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.nodes.merging import Seen, across_nodes, own_records
@@ -26,10 +26,6 @@ _T = TypeVar("_T")
 
 class CannotDiagnose(UsageError):
     """There is no agent, none answers, or the job is unknown; the message names it."""
-
-    def __init__(self, message: str, exit_code: int = UsageError.exit_code) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
@@ -74,9 +70,7 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
             seen.replicas += columns_of[1]
     if len(seen.silent) == len(urls):
         reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
-        if reasons:
-            raise CannotDiagnose(reasons, INCOMPLETE)
-        raise CannotDiagnose("no agent runs here; name one, or give its run directory with --dir")
+        raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
     if job is not None and job not in known and not seen.silent:
         raise CannotDiagnose(f"no job '{job}'")
     return seen
