@@ -36,7 +36,8 @@ def gaps(numbers: Iterable[int], size: int) -> list[range]:
 def missing_ranks(numbers: Iterable[int], size: int) -> str:
     """Return the ranks that ``gaps`` finds as text, as ``ranks`` does; empty if there are none."""
     found = gaps(numbers, size)
-    return f"rank{'s' * (len(found) > 1 or len(found[0]) > 1)} {_written(found)}" if found else ""
+    many = len(found) > 1 or any(run.start + 1 < run.stop for run in found)  # the length of a huge run is no int of C
+    return f"rank{'s' * many} {_written(found)}" if found else ""
 
 
 def _written(runs: Iterable[range]) -> str:

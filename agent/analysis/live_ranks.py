@@ -29,7 +29,7 @@ def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
 
 
 def of_this_run(job: Job) -> Iterator[RankTotals]:
-    """Yield the totals of the job's latest life, one per rank, the latest started last; none for a job without ranks.
+    """Yield the totals of the job's latest life, one per rank; none for a job without ranks.
 
     The life is that of the process that started last: a job of the same name that is started anew counts its restarts from 0 again.
     """

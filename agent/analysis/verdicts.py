@@ -97,11 +97,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         groups: of any number of nodes; a group may occur once per node.
     """
     known = latest_life(ranks)
-    merged: dict[tuple[str, str], GroupView] = {}
-    for group in groups:
-        first = merged.setdefault((group.job_id, group.group_id), group)
-        if not group.aligned:
-            merged[group.job_id, group.group_id] = replace(first, aligned=False)
+    merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
     users = _users(known)
     certain: list[Verdict] = []
     found: list[_Found] = []
@@ -194,6 +190,18 @@ def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
             if view.state == "running" or view.restart == life or (view.ended_at or -math.inf) >= began:
                 known[job_id, view.rank] = view
     return known
+
+
+def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:
+    """Return each group once, with the ranks that used it on any node, and aligned if it is on every node."""
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        at = (group.job_id, group.group_id)
+        known = merged.setdefault(at, group)
+        if known is not group:
+            ranks = sorted({*known.ranks, *group.ranks})
+            merged[at] = replace(known, ranks=ranks, aligned=known.aligned and group.aligned)
+    return list(merged.values())
 
 
 # -- what ranks do ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch.analysis.ended_operations import RankParts, put_together
-from commwatch.analysis.verdicts import Verdict, combined, lateness, latest_life, verdicts
+from commwatch.analysis.verdicts import Verdict, combined, lateness, latest_life, merged_groups, verdicts
 from commwatch.core.views import GroupView, JobView, RankView
 from commwatch.ingest.stragglers import Late
 from commwatch.nodes.replica_parts import RankChecks, corruptions_across
@@ -114,16 +114,6 @@ def late_across(parts: Iterable[RankParts]) -> Iterator[tuple[str, str, Late]]:
 
         # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
         yield from ((job, group_id, late) for late in stragglers_in(window, 0, least_ns=0))
-
-
-def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:
-    """Return each group once, with the ranks that used it on any node."""
-    merged: dict[tuple[str, str], GroupView] = {}
-    for group in groups:
-        known = merged.setdefault((group.job_id, group.group_id), group)
-        ranks = sorted({*known.ranks, *group.ranks})
-        merged[group.job_id, group.group_id] = replace(known, ranks=ranks, aligned=known.aligned and group.aligned)
-    return list(merged.values())
 
 
 def across_nodes(groups: list[GroupView]) -> list[GroupView]:

@@ -8,9 +8,10 @@ from heapq import merge
 from itertools import islice
 
 from commwatch.analysis.queries import QueryService
+from commwatch.analysis.verdicts import merged_groups
 from commwatch.core.cells import CELL_SUMS, DURATION_BOUNDS_NS, Cell, Counted
 from commwatch.core.views import GroupView, RankView, StepView
-from commwatch.nodes.merging import merged_groups, merged_ranks
+from commwatch.nodes.merging import merged_ranks
 
 
 @dataclass(frozen=True)

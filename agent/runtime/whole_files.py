@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,10 @@ def writing(path: Path) -> Iterator[IO[str]]:
     Raises:
         OSError: the file cannot be written, or is a folder. A file that was there is unchanged.
     """
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     is_new = target.is_file() or not target.exists()
     written = target.with_name(f".{target.name}.new") if is_new else target
     try:

@@ -23,3 +23,8 @@ def test_missing_ranks(numbers: set[int], size: int) -> None:
     missing = set(range(size)) - numbers
     assert [number for run in gaps(numbers, size) for number in run] == sorted(missing)
     assert missing_ranks(numbers, size) == (ranks(missing) if missing else "")
+
+
+def test_huge_sizes() -> None:
+    """A size that was read from a file may be larger than any list."""
+    assert missing_ranks([0], 1 << 70) == f"ranks 1-{(1 << 70) - 1}"

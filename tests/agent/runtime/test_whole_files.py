@@ -27,6 +27,15 @@ def test_file_that_was_there(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"old", "link"}
 
 
+def test_links_in_a_ring(tmp_path: Path) -> None:
+    """Links that lead to each other are an error of the file, as for ``open``."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(CommwatchError, match=f"cannot write {one}: Too many levels"):
+        write(one, "text")
+
+
 @pytest.mark.parametrize("name", [".", "folder", "/", "no/file"])
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A folder, or a file in a folder that does not exist, is named in the error."""
