@@ -85,15 +85,15 @@ def test_slower_link(directory: Path) -> None:
 
 
 def test_larger_buckets(directory: Path) -> None:
-    """Larger buckets are in the settings that differ, and their operations are of kinds that only one job has."""
+    """Larger buckets are in the settings that differ, and their operations are of kinds that only one job has, but for its first step."""
     code, found, _ = compared(directory, "same", "large")
     assert code == 0
     (name,) = found["settings"]
     assert name == "all_reduce in default_pg, each step"
     assert found["settings"][name] == ["8 × 256 KiB", "1 × 2 MiB"]
-    counts = {
-        kind["size"]: (kind["count_a"] > 0, kind["count_b"] > 0)
-        for kind in found["kinds"]
-        if kind["count_a"] + kind["count_b"] > STEPS
+    # DDP has one bucket in the first step, which is compared if the agent has seen the job begin early enough.
+    often = {kind["size"]: (kind["count_a"] > STEPS, kind["count_b"] > STEPS) for kind in found["kinds"]}
+    assert {size: sides for size, sides in often.items() if any(sides)} == {
+        1 << 18: (True, False),
+        1 << 21: (False, True),
     }
-    assert counts == {1 << 18: (True, False), 1 << 21: (False, True)}
