@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist docs clean sync frameworks hooks test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist docs clean sync frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -92,6 +92,10 @@ $(CUDA_READY): pyproject.toml
 test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
+
+test-gpu: $(CUDA_READY)  ## run those jobs on the machine's NVIDIA GPU (two ranks share it: NCCL 2.30 and an MPS server)
+	$(call install,$(CUDA),.)
+	REAL_GPU=1 $(CUDA)/bin/python -m pytest -n 3 -m real_gpu tests/cuda_rig
 
 test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
 	$(call install,$(CUDA),.)

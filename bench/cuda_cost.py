@@ -6,19 +6,22 @@ caches, and there are several jobs, because the addresses of a process make a di
 blocks: what disturbs a block makes it slower, never faster. Two times are measured: the thread's CPU time, to which the budget refers, and
 wall time, which includes locks and, where cores are few, the turns of other threads.
 
-The driver is simulated, so its calls cost less or more than a real one's. One row shows what the calls that the hook makes for an
+``--real-gpu``: on this machine's GPUs instead, or on one GPU that both ranks share, which NCCL allows since 2.30.
+
+The simulated driver's calls cost less or more than a real one's. One row shows what the calls that the hook makes for an
 operation cost here if they are made by hand: PyTorch's timing of the operation, an event, and a query whether the stream is captured. The
 next row is the difference, our own code.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import Random
 from statistics import quantiles
@@ -175,7 +178,7 @@ def lower_quartile(costs: Iterable[Cost]) -> Cost:
 def measure() -> None:
     """Measure in one rank; rank 0 prints the times of all blocks."""
     torch.set_num_threads(1)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl")
     ranks, random = Ranks(), Random(0)  # noqa: S311  both ranks have the same order
     ranks.one_round(random)
@@ -185,18 +188,11 @@ def measure() -> None:
     dist.destroy_process_group()
 
 
-def job(libraries: Path) -> dict[str, list[Cost]]:
-    """Run both ranks on the simulated driver, and return the times of all blocks, by arm."""
+def job(device: Mapping[str, str]) -> dict[str, list[Cost]]:
+    """Run both ranks with the settings of a device, and return the times of all blocks, by arm."""
     with scratch(in_memory=True) as directory:
-        env = {
-            **os.environ,
-            "COMMWATCH_DIR": str(directory),
-            "LD_LIBRARY_PATH": str(libraries),
-            "LD_PRELOAD": str(libraries / "libcuda.so.1"),
-            "FAKE_NVML": str(GPUS),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
+        common = {"COMMWATCH_DIR": str(directory), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        env = {**os.environ, **common, **device}
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -204,15 +200,27 @@ def job(libraries: Path) -> dict[str, list[Cost]]:
     return {name: [Cost(*times) for times in blocks] for name, blocks in last_json(done.stdout).items()}
 
 
+def simulated() -> dict[str, str]:
+    """Settings of a job on the simulated driver."""
+    libraries = build()
+    preloaded = str(libraries / "libcuda.so.1")
+    return {"LD_LIBRARY_PATH": str(libraries), "LD_PRELOAD": preloaded, "FAKE_NVML": str(GPUS)}
+
+
 def launch() -> None:
     """Run the jobs, and print a table."""
-    libraries = build()
-    jobs = [job(libraries) for _ in range(JOBS)]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--real-gpu", action="store_true")
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    given = parser.parse_args()
+    device = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if given.real_gpu else simulated()
+    jobs = [job(device) for _ in range(given.jobs)]
     found = {name: lower_quartile(cost for each in jobs for cost in each[name]) for name in jobs[0]}
     plain = found["plain"]
     added = {name: cost.over(plain) for name, cost in found.items()}
     calls = found["calls"].over(found["empty_calls"])
-    print(f"| one NCCL operation, torch {torch.__version__}, simulated driver | CPU time | wall time |\n|---|---|---|")
+    on = torch.cuda.get_device_name() if given.real_gpu else "simulated driver"
+    print(f"| one NCCL operation, torch {torch.__version__}, {on} | CPU time | wall time |\n|---|---|---|")
     print(f"| without a tool | {plain.cpu_us:.1f} µs | {plain.wall_us:.1f} µs |")
     print(f"| without a tool, again (noise) | {_cells(added['again'])} |")
     print(

@@ -29,7 +29,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         const=_RESULT,
         metavar="FILE",
         help="instead, run small jobs on one NVIDIA GPU without and with commwatch, compare, and write the result to FILE "
-        f"(default: {_RESULT}); about two minutes. Exit code 1: at least one check does not hold; 2: no GPU or no torch",
+        f"(default: {_RESULT}); about four minutes. Exit code 1: at least one check does not hold; 2: no GPU or no torch",
     )
     doctor.set_defaults(command=_doctor)
 

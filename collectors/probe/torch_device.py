@@ -211,8 +211,13 @@ class Devices:
             watch.flights.append(flight)
             self._watch(watch, work)
         else:
+            watch.first |= batch[0] is not None and batch[0].first
             batch[0] = watch
             batch[1].append(flight)
+
+    def in_batch(self, pg: Any) -> bool:
+        """Return whether a batch of this group has begun in this thread."""
+        return id(pg) in getattr(self._batches, "open", ())
 
     def begin_batch(self, pg: Any) -> None:
         """Begin a batch: the next operations of this group in this thread end together."""

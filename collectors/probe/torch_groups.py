@@ -72,7 +72,11 @@ class Group:
         self._on_device: set[Any] = set()
 
     def begins_on_device(self, queue: Any, device: Any) -> bool:
-        """Return whether a queue has had no operation on this device before this one."""
+        """Return whether a queue has had no operation on this device before this one.
+
+        Args:
+            queue: with whether a batch is open: messages in a batch have another communicator than those outside of one.
+        """
         begins = (queue, device) not in self._on_device
         self._on_device.add((queue, device))
         return begins

@@ -1,7 +1,7 @@
 """Whether NCCL loads our profiler plugin (``collectors/nccl_plugin``) in this process.
 
 The plugin reports when the kernels of each operation ran, by the GPU's clock, what NCCL chose for it, and operations of NCCL's that c10d did
-not make. It is off by default, because it has not run on a real GPU yet, and NCCL does more work with any such plugin.
+not make. It is off by default: NCCL does more work with any such plugin, and what that costs on a real GPU has not been measured.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commwatch.collectors.probe.torch_timing import nccl_version
+
 WARM_UP, LAYERS = 5, 8
 #: Width of a layer and rows of a batch, by type of device. On a GPU a step is so long that the host is ahead of it, as in real jobs.
 WIDTH, BATCH = {"cuda": 4096, "cpu": 256}, {"cuda": 256, "cpu": 64}
@@ -216,7 +218,7 @@ def about() -> dict[str, Any]:
     found["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     found["uuid"] = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     if dist.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["nccl"] = ".".join(map(str, nccl_version() or ()))
     return found
 
 

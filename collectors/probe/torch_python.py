@@ -226,7 +226,9 @@ class PythonProbe(Probe):
                     queue, numbered = None, None
                 for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
                     break
-                first = device is not None and group.begins_on_device(queue, device)
+                first = device is not None and group.begins_on_device(
+                    (queue, is_p2p and self.devices.in_batch(pg)), device
+                )
                 mode = governor.mode
                 if mode and not is_recorded(mode, seq):  # no call in the usual mode
                     counts.add((code, group.small_id, flags & COUNTED_FLAGS, size, 0 if is_p2p else seq, now))

@@ -63,11 +63,29 @@ def choose(env: Mapping[str, str], *, runtime: bool, rocm: bool = False) -> Timi
 
 
 def nccl_version() -> tuple[int, ...] | None:
-    """Return the version of this torch's NCCL; ``None`` if it has none, or has RCCL."""
+    """Return the version of this process's NCCL; ``None`` if this torch has none, or has RCCL."""
     if torch.version.hip is not None or not torch.distributed.is_nccl_available():
         return None
     version = torch.cuda.nccl.version()
-    return tuple(version) if isinstance(version, tuple) else None
+    return loaded_nccl() or (tuple(version) if isinstance(version, tuple) else None)
+
+
+def loaded_nccl() -> tuple[int, ...] | None:
+    """Return the version of the ``libnccl.so.2`` in this process; ``None``: there is none, as in a torch that contains NCCL.
+
+    ``torch.cuda.nccl.version()`` is that of the headers with which torch was built. NCCL may have been updated since, or preloaded.
+    """
+    number = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        failed: int = library.ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    if failed:
+        return None
+    # Before 2.9, the major version had a thousand.
+    major, rest = divmod(number.value, 10_000 if number.value >= 10_000 else 1000)
+    return major, *divmod(rest, 100)
 
 
 # -- CUDA without names in torch --------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from tests.helpers import needs
 
 
 @pytest.fixture(scope="session")
-def libraries() -> Path:
-    """The folder of the played driver."""
+def libraries() -> Path | None:
+    """The folder of the played driver; ``None`` with ``REAL_GPU=1``: tests run on the machine's GPU."""
     import torch
 
     needs(torch.version.cuda, "the CUDA build of torch (make test-cuda)")
+    if os.environ.get("REAL_GPU") == "1":
+        needs(torch.cuda.is_available(), "a GPU")
+        return None
     try:
         return build()
     except NotAvailable as reason:
@@ -24,6 +28,6 @@ def libraries() -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(libraries: Path, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(libraries: Path | None, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs a scene under commwatch, each with the same settings once."""
     return runner(libraries, tmp_path_factory.mktemp)

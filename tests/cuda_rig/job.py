@@ -12,24 +12,33 @@ SCENES = Path(__file__).with_name("scenes.py")
 GPUS = TREE / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"
 
 
-def environment(libraries: Path, directory: Path, **settings: str) -> dict[str, str]:
+def environment(libraries: Path | None, directory: Path, **settings: str) -> dict[str, str]:
     """Return the environment of a job under commwatch, with this run directory.
 
     Args:
-        libraries: the folder of the played driver.
+        libraries: the folder of the played driver; ``None``: the job runs on a real GPU, which both ranks share if there is only one.
     """
     return clean_env(
         **{
             "COMMWATCH": "1",
             "COMMWATCH_DIR": str(directory),
-            "LD_LIBRARY_PATH": str(libraries),
-            "LD_PRELOAD": str(libraries / "libcuda.so.1"),
-            "FAKE_NVML": str(GPUS),
             "TORCH_FR_BUFFER_SIZE": "20000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
             "PYTHONWARNINGS": "ignore",
+            **(_REAL if libraries is None else _played(libraries)),
             **settings,
         }
     )
+
+
+#: Since 2.30, NCCL allows several ranks on a GPU. Its kernels wait for each other, so those of all jobs that run at once must fit on the GPU.
+#: Layers are large, so that communication takes time.
+_REAL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "TRACED": "1", "WIDTH": "4096"}
+
+
+def _played(libraries: Path) -> dict[str, str]:
+    preloaded = str(libraries / "libcuda.so.1")
+    return {"LD_LIBRARY_PATH": str(libraries), "LD_PRELOAD": preloaded, "FAKE_NVML": str(GPUS)}
 
 
 def command_of(scene: str, directory: Path, restarts: int = 0) -> list[str]:

@@ -25,6 +25,8 @@ from commwatch.collectors.probe.torch_proof import recorded
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 #: Cycles of a millisecond.
 MS = 1_980_000
+#: Of a layer. With large ones, a real GPU communicates for some time.
+WIDTH = int(os.environ.get("WIDTH", "512"))
 
 
 def busy(ms: float) -> None:
@@ -73,7 +75,9 @@ def coalesced() -> None:
     """Operations that NCCL runs as one."""
     tensors = [data(16) for _ in range(4)]
     for asynchronous in (True, False) * 6:
-        with _coalescing_manager(device=torch.device("cuda", RANK), async_ops=asynchronous) as batch:
+        with _coalescing_manager(
+            device=torch.device("cuda", torch.cuda.current_device()), async_ops=asynchronous
+        ) as batch:
             for tensor in tensors:
                 dist.all_reduce(tensor)
         if asynchronous:
@@ -125,7 +129,7 @@ def tensors() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    network = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+    network = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)).cuda()
     mesh = init_device_mesh("cuda", (WORLD,))
     _train(parallelize_module(network, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()}))
 
@@ -416,7 +420,7 @@ def sharded() -> None:
     """FSDP2 on a small network."""
     from torch.distributed.fsdp import fully_shard
 
-    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    network = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))).cuda()
     for layer in network:
         fully_shard(layer)
     fully_shard(network)
@@ -425,7 +429,7 @@ def sharded() -> None:
 
 def replicated() -> None:
     """DDP on a small network, in several buckets."""
-    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    network = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))).cuda()
     _train(torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=1))
 
 
@@ -433,7 +437,7 @@ def _zero(stage: int) -> None:
     """ZeRO of DeepSpeed on a small network, with two micro-batches in a step."""
     import deepspeed  # type: ignore[import-not-found]  # in the environment of `make test-cuda` only
 
-    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    network = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
     # With small sub-groups and no threshold, stage 3 gathers and steps often.
     more = {"sub_group_size": 100_000, "stage3_param_persistence_threshold": 0} if stage == 3 else {}
     settings = {
@@ -446,7 +450,7 @@ def _zero(stage: int) -> None:
     }
     engine, *_ = deepspeed.initialize(model=network, model_parameters=network.parameters(), config=settings)
     for _ in range(8):
-        engine.backward(engine(torch.ones(8, 512, device="cuda", dtype=torch.bfloat16)).sum())
+        engine.backward(engine(torch.ones(8, WIDTH, device="cuda", dtype=torch.bfloat16)).sum())
         engine.step()
 
 
@@ -487,7 +491,7 @@ class _Layer(torch.nn.Linear):
 
 
 def _slow(layers: int = 4) -> torch.nn.Sequential:
-    return torch.nn.Sequential(*(_Layer(512, 512) for _ in range(layers))).cuda()
+    return torch.nn.Sequential(*(_Layer(WIDTH, WIDTH) for _ in range(layers))).cuda()
 
 
 def slow_replicated() -> None:
@@ -519,7 +523,7 @@ def _train(network: torch.nn.Module, logged: bool = False) -> None:
     """Ten steps, or twenty whose loss is logged, so that the host waits for each."""
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
     for _ in range(20 if logged else 10):
-        loss = network(torch.ones(8, 512, device="cuda")).sum()
+        loss = network(torch.ones(8, WIDTH, device="cuda")).sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -530,7 +534,7 @@ def _train(network: torch.nn.Module, logged: bool = False) -> None:
 @contextmanager
 def job() -> Iterator[None]:
     """The default group, from beginning to end."""
-    torch.cuda.set_device(RANK)
+    torch.cuda.set_device(RANK % torch.cuda.device_count())
     dist.init_process_group(os.environ.get("BACKEND", "nccl"))
     yield
     dist.destroy_process_group()
@@ -543,10 +547,23 @@ def dump(path: Path) -> None:
     path.write_bytes(recorded(torch.device("cuda")) or b"")
 
 
+@contextmanager
+def traced(path: Path) -> Iterator[None]:
+    """With ``TRACED=1``, write a trace of what the GPU does, for which this driver has no interface and a real one has."""
+    if os.environ.get("TRACED") != "1":
+        yield
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        yield
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
+
+
 def main() -> None:
     scene, folder = sys.argv[1:]
     with job():
-        globals()[scene]()
+        with traced(Path(folder) / f"trace-{RANK}.json"):
+            globals()[scene]()
         if scene != "destroyed":
             dump(Path(folder) / f"recorder-{RANK}.pickle")
     print(f"rank {RANK} is done", flush=True)

@@ -37,6 +37,7 @@ def sized(op: str, size_bytes: int | None) -> tuple[str, int | None]:
     return op, None if op in ("barrier", "scatter") else size_bytes
 
 
+@pytest.mark.real_gpu
 @pytest.mark.parametrize("hook", ["native", "python"])
 @pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "coalesced"])
 def test_every_operation(run: Run, scene: str, hook: str) -> None:
@@ -47,6 +48,15 @@ def test_every_operation(run: Run, scene: str, hook: str) -> None:
         expected = Counter(sized(entry.op, entry.size_bytes) for entry in dump.entries if entry.op != "coalesced")
         assert Counter(sized(rank.op(record), record.size_bytes) for record in rank.operations) == expected
         assert not any(record.flags & ev.FAILED for record in rank.operations)
+
+
+@pytest.mark.real_gpu
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_first_messages(run: Run, hook: str) -> None:
+    """The first send, the first recv and the first batch make communicators or connections, which is no part of a duration: they have none."""
+    for rank in run("messages", hook).ranks:
+        untimed = [(rank.op(record), record.seq) for record in rank.operations if record.flags & ev.UNTIMED]
+        assert sorted(untimed) == [("recv", 0), ("recv", 1), ("send", 0), ("send", 1)]
 
 
 @pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "pipelined"])

@@ -62,13 +62,15 @@ struct Queue {
   std::atomic<uint64_t> last_end_ns{0};
   // The latest operation was only counted, so the begin of the next one is unknown.
   std::atomic<bool> skipped{false};
-  // A bit for each device on which it has had an operation.
-  std::atomic<uint64_t> devices{0};
+  // A bit for each device on which it has had an operation, and on which it has had a message in a batch.
+  std::atomic<uint64_t> devices{0}, batch_devices{0};
 
-  // An operation begins on this device. Returns whether it is the first of this queue there.
-  bool first_on(int device) {
+  // An operation begins on this device. Returns whether it is the first of this queue there. Messages in a batch have another communicator
+  // than those outside of one.
+  bool first_on(int device, bool message_in_batch) {
+    std::atomic<uint64_t>& seen = message_in_batch ? batch_devices : devices;
     const uint64_t bit = uint64_t{1} << (device % 64);
-    return (devices.load(std::memory_order_relaxed) & bit) == 0 && (devices.fetch_or(bit) & bit) == 0;
+    return (seen.load(std::memory_order_relaxed) & bit) == 0 && (seen.fetch_or(bit) & bit) == 0;
   }
 
   // An operation ended at `end_ns`. Returns when the previous one ended, or 0.

@@ -86,6 +86,7 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
     alone.push_back(std::move(flight));
     return look_after(session, std::move(noted), std::move(work), std::move(alone));
   }
+  noted.first |= batch->last && batch->last->first;
   batch->last.emplace(std::move(noted));
   batch->flights.push_back(std::move(flight));
 }
@@ -204,7 +205,7 @@ struct Kernel : c10::OperatorKernel {
       return {};  // it runs at each replay
     }
     Queue& queue = numbered(*group, op.p2p, &record);
-    const bool first = device && queue.first_on(device->index());
+    const bool first = device && queue.first_on(device->index(), op.p2p && batch_of(&process_group) != nullptr);
     if (!records(session, *group, queue, op.p2p, record)) return {};
     launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     launched.flight->within(nccl_call);

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from commwatch.collectors.probe.torch_timing import Timing, choose
+from tests.helpers import clean_env
 
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
@@ -49,3 +54,22 @@ def test_without_cuda(mode: str) -> None:
 def test_codes() -> None:
     """The numbers are those of native/device.h."""
     assert [Timing(mode, "").code for mode in ("off", "poll", "events")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(23007, "(2, 30, 7)"), (22803, "(2, 28, 3)"), (2804, "(2, 8, 4)"), (None, "None")]
+)
+def test_loaded_nccl(tmp_path: Path, number: int | None, version: str) -> None:
+    """The version of NCCL is that of the library in the process, which may be newer than the one with which torch was built."""
+    env = clean_env(COMMWATCH="0")
+    if number is not None:
+        library = tmp_path / "libnccl.so.2"
+        (tmp_path / "nccl.c").write_text(f"int ncclGetVersion(int* version) {{ return *version = {number}, 0; }}\n")
+        compiler = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", str(tmp_path / "nccl.c"), "-o", str(library)]
+        subprocess.run(compiler, check=True, timeout=60)
+        env["LD_PRELOAD"] = str(library)
+    script = "from commwatch.collectors.probe.torch_timing import loaded_nccl; print(loaded_nccl())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == version, done.stderr
