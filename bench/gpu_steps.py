@@ -37,13 +37,10 @@ def measure() -> None:
     """Measure in one rank; rank 0 prints the median time of a step, and that of a small operation."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl")
-    emit_in_rank_0(median(_step_times()), median(_small_times()))
-    dist.destroy_process_group()
-
-
-def emit_in_rank_0(step_s: float, small_s: float) -> None:
+    found = {"step_s": median(_step_times()), "small_s": median(_small_times())}
     if dist.get_rank() == 0:
-        emit({"step_s": step_s, "small_s": small_s})
+        emit(found)
+    dist.destroy_process_group()
 
 
 def _step_times() -> list[float]:
@@ -96,15 +93,22 @@ def launch() -> None:
     """Run the jobs, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = [{name: job(settings) for name, settings in ARMS.items()} for _ in range(parser.parse_args().rounds)]
+    rounds: list[dict[str, dict[str, float]]] = []
+    for _ in range(parser.parse_args().rounds):
+        rounds.append({})
+        for name, settings in ARMS.items():
+            found = rounds[-1][name] = job(settings)
+            print(f"{name}: {_cells(found['step_s'], found['small_s'])}", file=sys.stderr, flush=True)
     print(
         f"| two ranks on {torch.cuda.get_device_name()}, torch {torch.__version__} | step | an all_reduce of 4 KiB |\n|---|---|---|"
     )
     for name in ARMS:
-        step_s, small_s = (median(each[name][figure] for each in rounds) for figure in ("step_s", "small_s"))
-        print(f"| {name} | {step_s * 1e3:.2f} ms | {small_s * 1e6:.1f} µs |")
-    for name in ARMS:
-        print(name, [(f"{each[name]['step_s'] * 1e3:.2f}", f"{each[name]['small_s'] * 1e6:.1f}") for each in rounds])
+        medians = (median(each[name][figure] for each in rounds) for figure in ("step_s", "small_s"))
+        print(f"| {name} | {_cells(*medians)} |")
+
+
+def _cells(step_s: float, small_s: float) -> str:
+    return f"{step_s * 1e3:.2f} ms | {small_s * 1e6:.1f} µs"
 
 
 if __name__ == "__main__":

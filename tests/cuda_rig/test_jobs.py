@@ -83,7 +83,8 @@ def test_other_backends(run: Run, backend: str, hook: str) -> None:
             by_events = [record for record in rank.operations if record.timing == ev.BY_EVENTS]
             polled = [record for record in rank.operations if record.timing == ev.BY_POLL]
             if backend == "nccl2":
-                assert (len(polled), len(by_events) >= len(rank.operations) - 2) == (0, True)
+                # The first collective has none, or the first messages: alone, and in a batch.
+                assert (len(polled), len(by_events) >= len(rank.operations) - 4) == (0, True)
             else:
                 assert all(record.flags & ev.ASYNC or rank.op(record) in ("send", "recv") for record in polled)
                 assert not any(record.flags & ev.ASYNC for record in by_events)
