@@ -150,10 +150,15 @@ def test_graph(hook: str, gpu: Path, tmp_path: Path) -> None:
 
 
 def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:
-    """Operations of a batch end together, when the batch does; what its user broke off has no end; the next are as ever."""
+    """Operations of a batch end together, when the batch does; what its user broke off has no end; the next are as ever.
+
+    The first batch with a peer makes a communicator, and has no duration.
+    """
     _, rank = play(tmp_path, gpu, "batch")
-    *messages, blocking, broken, last = rank.operations
-    assert [rank.op(r) for r in messages] == ["send", "recv", "send"]
+    *both, blocking, broken, last = rank.operations
+    assert [rank.op(r) for r in both] == ["send", "recv", "send"] * 2
+    assert [bool(record.flags & ev.UNTIMED) for record in both] == [True] * 3 + [False] * 3
+    messages = both[3:]
     for record in messages:
         assert took(record) == pytest.approx(3 * OP_NS, rel=1e-3)
         assert record.start_ns - record.launch_ns >= COMPUTE_NS / 2

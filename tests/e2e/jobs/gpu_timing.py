@@ -209,24 +209,30 @@ class Scene:
         del captured, after
 
     def batch(self) -> None:
-        """A batch of three behind compute, one that blocks, one whose user raises, and one operation after all."""
-        self.compute()
-        with coalescing(self.group, self.device, async_ops=True) as manager:
-            for send in (True, False, True):
-                (self.group.send if send else self.group.recv)([torch.ops.fake_gpu.tensor(256)], 0, 0)
-        manager.wait()
+        """Two batches of three, the second behind compute, one that blocks, one whose user raises, and one operation after all."""
+        self.exchange()
         self.recorded(3)
+        self.compute()
+        self.exchange()
+        self.recorded(6)
         self.group._start_coalescing(self.device)
         self.reduce_now()
         self.group._end_coalescing(self.device)
-        self.recorded(4)
+        self.recorded(7)
         with contextlib.suppress(ZeroDivisionError), coalescing(self.group, self.device):
             self.reduce_now()
             print(1 / 0)
         self.group._start_coalescing(self.device)
         self.group._end_coalescing(self.device)
         self.reduce_now()
-        self.recorded(6)
+        self.recorded(9)
+
+    def exchange(self) -> None:
+        """A batch of three messages."""
+        with coalescing(self.group, self.device, async_ops=True) as manager:
+            for send in (True, False, True):
+                (self.group.send if send else self.group.recv)([torch.ops.fake_gpu.tensor(256)], 0, 0)
+        manager.wait()
 
     def reduce_now(self) -> None:
         """A blocking all_reduce that the coalescing manager does not collect."""
