@@ -62,10 +62,15 @@ class Part(NamedTuple):
     #: Begin of the rank on the monotonic clock.
     began_ns: int
 
-    @property
-    def sent(self) -> float:
-        """Bytes that should have left this node."""
-        return self.ring * self.ring_share + self.exchange * self.exchange_share + self.messages
+    def sent_since(self, earlier: Part | None, latest: Part) -> float:
+        """Return the bytes that should have left this node since an earlier look.
+
+        Args:
+            latest: has the shares. Those of an earlier look may lack a rank of this node whose ring was not found yet.
+        """
+        ring, exchange, messages = (earlier.ring, earlier.exchange, earlier.messages) if earlier else (0.0, 0.0, 0.0)
+        collectives = (self.ring - ring) * latest.ring_share + (self.exchange - exchange) * latest.exchange_share
+        return max(0.0, collectives) + max(0.0, self.messages - messages)
 
 
 def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
@@ -161,7 +166,7 @@ def traffic(
     if not samples:
         return TrafficView(0.0, [], 0.0, {}, None, "no samples yet")
     first, last = samples[0], samples[-1]
-    steps = [_expected(before, after, watched_ns) for before, after in pairwise(samples)]
+    steps = [_expected(before, after, watched_ns, last.parts) for before, after in pairwise(samples)]
     names = [name for name in last.sent if name in first.sent and name not in set(beside)]
     sent = {name: last.sent[name] - first.sent[name] for name in names if last.sent[name] >= first.sent[name]}
     series = {
@@ -180,14 +185,14 @@ def traffic(
     )
 
 
-def _expected(before: Sample, after: Sample, watched_ns: int) -> dict[Key, float]:
-    """Return the bytes that should have been sent between two samples."""
+def _expected(before: Sample, after: Sample, watched_ns: int, latest: Mapping[Key, Part]) -> dict[Key, float]:
+    """Return the bytes that should have been sent between two samples, with the shares of the ``latest``."""
     found = {}
     for key, part in after.parts.items():
         known = before.parts.get(key)
         if known is None and part.began_ns < watched_ns:
             continue
-        found[key] = max(0.0, part.sent - (known.sent if known is not None else 0.0))
+        found[key] = part.sent_since(known, latest.get(key, part))
     return found
 
 

@@ -40,7 +40,7 @@ def add(aggregate: Aggregate, rank: int, members: tuple[int, ...], *made: tuple[
 
 def sent(aggregate: Aggregate) -> float:
     """What all ranks of a node should have sent to others."""
-    return sum(part.sent for part in parts(aggregate.jobs.values()).values())
+    return sum(part.sent_since(None, part) for part in parts(aggregate.jobs.values()).values())
 
 
 def one(op: str = "all_reduce", size: int = MB, **more: Any) -> tuple[int, ...]:
@@ -93,6 +93,16 @@ def test_untimed_operations_count() -> None:
     assert sent(node((0,), (0, 1), one(flags=ev.UNTIMED, timing=ev.BY_NONE))) == MB
 
 
+def test_a_ring_that_is_found_later() -> None:
+    """Where a look finds one of a node's two ranks first, its bytes count by the edges that leave the node, as in later looks."""
+    aggregate = node((2,), (0, 1, 2, 3), one(), backend="gloo")
+    early = parts(aggregate.jobs.values())
+    add(aggregate, 3, (0, 1, 2, 3), one(), backend="gloo")
+    late = parts(aggregate.jobs.values())
+    samples = [Sample(0, {}, {}), Sample(S, {}, early), Sample(2 * S, {}, late)]
+    assert traffic(samples, 0, None, ()).expected_sent_bytes == pytest.approx(1.5 * MB)
+
+
 def test_within_the_node() -> None:
     """Groups of which all ranks are here send nothing out, nor do those of unknown members."""
     assert parts(node((0, 1), (0, 1), one()).jobs.values()) == {}
@@ -104,7 +114,7 @@ def test_within_the_node() -> None:
 def test_rooted_operations_are_named() -> None:
     """What a broadcast sends depends on the place in its tree: it is named and not reckoned."""
     (part,) = parts(node((0,), (0, 1), one(), one("broadcast", seq=1)).jobs.values()).values()
-    assert (part.sent, sorted(part.left_out)) == (MB, ["broadcast"])
+    assert (part.sent_since(None, part), sorted(part.left_out)) == (MB, ["broadcast"])
 
 
 def test_an_earlier_life_elsewhere() -> None:
@@ -114,7 +124,7 @@ def test_an_earlier_life_elsewhere() -> None:
         totals.alive = False
     add(aggregate, 0, (0, 1), one(), restart=1, group_id="second")
     (part,) = [part for part in parts(aggregate.jobs.values()).values() if part.group.group_id == "second"]
-    assert part.sent == MB
+    assert part.sent_since(None, part) == MB
 
 
 # -- windows ------------------------------------------------------------------------------------
