@@ -217,8 +217,8 @@ def about() -> dict[str, Any]:
         return found
     found["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     found["uuid"] = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-    if dist.is_nccl_available():
-        found["nccl"] = ".".join(map(str, nccl_version() or ()))
+    if (nccl := nccl_version()) is not None:
+        found["nccl"] = ".".join(map(str, nccl))
     return found
 
 

@@ -120,10 +120,10 @@ def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], 
     every, waits = (
         pandas.read_parquet(exported(watched, tmp_path / last, "--last", last)["waits"]) for last in ("all", "1s")
     )
-    # Those of the slots of this second: two, if it contains the begin of the second.
-    later = sorted(set(every["start_at"]))[-2:]
-    assert len(waits) in {sum(every["start_at"] >= start) for start in later}
-    assert len(waits) > 0
+    ended = max(row["end_at"] for table in ("steps", "operations") for row in expected[table])
+    slot_ends = every["start_at"] + pandas.to_timedelta(every["length_s"], unit="s")
+    since = pandas.Timestamp(ended - 1, unit="s", tz="UTC")
+    assert len(waits) == sum(slot_ends > since) > 0, "those of the slots of this second"
 
 
 def test_columns() -> None:
