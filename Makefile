@@ -43,11 +43,18 @@ demo: sync  ## train a small transformer on two ranks, watch it, and report
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
+# Runs the tests $(2) with the flags $(1), and once more alone those that failed: three jobs at a time overload a small
+# machine. A test that fails twice fails the run. What failed once is printed, and is to be mended.
+define tested
+$(BIN)/python -m pytest $(1) $(2) || { echo "again, one by one:" && \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --exitfirst --verbose $(2); }
+endef
+
 # Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
 test: sync parts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m by_the_clock tests/e2e
+	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,\
+		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests)
+	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
 FRAMEWORKS := .venv-frameworks
