@@ -106,7 +106,6 @@ test-gpu: $(CUDA_READY)  ## run those jobs on the machine's NVIDIA GPU (two rank
 
 test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
 	$(call install,$(CUDA),.)
-	$(CUDA)/bin/python -m pip install --quiet 'nvidia-cuda-crt==13.0.*'
 	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
 
 image-proof: sync  ## build the image on a base of Debian's packages, and run it beside a trainer (as root, on Debian, 2 min)

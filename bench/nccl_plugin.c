@@ -68,16 +68,19 @@ int main(int count, char** args) {
     fprintf(stderr, "%s: no plugin of version 5 or 6: %s\n", args[1], plugin == NULL ? dlerror() : "no such symbol");
     return 1;
   }
-  uint64_t* (*const call)(void) = (uint64_t * (*)(void)) dlsym(plugin, "commwatch_nccl_call");
+  struct commwatch_nccl_here* (*const here)(void) = (struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
   void (*const sink_to)(const struct commwatch_nccl_sink*) = (void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to");
   if (sink_to != NULL) sink_to(&sink);
   int mask = 0;
-  if (profiler->init(&context, 42, &mask, "bench", 1, 2, 0, log_nothing) != 0) return 1;
+  if (profiler->init(&context, 42, &mask, "bench", 1, 2, 0, log_nothing) != 0 || (mask & kKernelCh) == 0) {
+    fprintf(stderr, "%s: asks NCCL for no kernels\n", args[1]);
+    return 1;
+  }
   uint64_t number = 0, began = 0;
   long before = 0;
   for (int i = -collectives / 10; i < collectives; ++i) {
     if (i == 0) before = mallocs, began = now_ns(CLOCK_THREAD_CPUTIME_ID);
-    if (call != NULL) *call() = in_calls ? ++number : 0;
+    if (here != NULL) here()->call = in_calls ? ++number : 0;
     collective((unsigned)channels);
   }
   const uint64_t took = now_ns(CLOCK_THREAD_CPUTIME_ID) - began;

@@ -1,7 +1,8 @@
 """What a profiler plugin costs NCCL's threads: ns of a collective, and of each of its channels.
 
 Calls the plugin as NCCL does. The cost of a channel is the slope between one and sixteen channels. An empty plugin shows what the calls
-themselves cost; all figures are without it. Other plugins are measured in the same run: ``NAME=PATH`` in NCCL_PLUGINS.
+themselves cost; all figures are without it. NVIDIA's example and Inspector are measured in the same run if NCCL_SOURCES is a checkout of
+NVIDIA/nccl. They are on the simulated driver of ``tests/cuda_rig`` then, which Inspector asks for the name of the GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, scratch
 from commwatch.collectors.probe.native.library import PLUGIN
+from tests.cuda_rig.build import build
+from tests.cuda_rig.nccl_sources import build_plugin
 
 COLLECTIVES, ROUNDS, MANY = 200_000, 7, 16
+#: Of NCCL's sources.
+PEERS = ("example", "inspector")
+#: What the peers take: operations, messages and kernels of any size. Without a file the example writes nothing.
+ON = {"NCCL_PROFILE_EVENT_MASK": "70", "NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES": "0"}
 #: It returns a handle for each event, and does nothing with it.
 EMPTY = """#include "interface.h"
 static int init(void** c, uint64_t i, int* m, const char* n, int o, int r, int k, log_function l) {
@@ -50,8 +57,9 @@ class Cost(NamedTuple):
 
 def once(program: Path, plugin: str, channels: int, in_calls: bool) -> dict[str, float]:
     """ns and calls of malloc for one collective."""
-    # The setting of NVIDIA's example: operations, messages and kernels. Without a file it writes nothing.
-    env = {**os.environ, "NCCL_PROFILE_EVENT_MASK": "70", "COMMWATCH_NCCL_CHAIN": "/nowhere"}
+    env = {**os.environ, **ON, "COMMWATCH_NCCL_CHAIN": "/nowhere", "NCCL_INSPECTOR_DUMP_DIR": str(program.parent)}
+    if "NCCL_SOURCES" in os.environ:
+        env["LD_LIBRARY_PATH"] = f"{build()}:{env.get('LD_LIBRARY_PATH', '')}"
     command = [str(program), plugin, str(COLLECTIVES), str(channels), str(int(in_calls))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -79,8 +87,9 @@ def figures(rounds: list[dict[str, Cost]], name: str) -> dict[str, float]:
 
 def main() -> None:
     """Measure all plugins in turn, round by round, and print."""
-    others = dict(other.split("=", 1) for other in os.environ.get("NCCL_PLUGINS", "").split())
+    sources = os.environ.get("NCCL_SOURCES")
     with scratch() as where:
+        others = {name: str(build_plugin(Path(sources), name, where)) for name in PEERS} if sources else {}
         (where / "empty.c").write_text(EMPTY)
         gcc = ["gcc", "-std=c11", "-O2", f"-I{PLUGIN}"]
         shared = ["-fPIC", "-shared", "-fvisibility=hidden"]

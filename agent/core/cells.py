@@ -211,10 +211,13 @@ class Compared:
 class Ran:
     """Sums over operations of one kind and size class that NCCL timed, and for which it chose the same."""
 
-    __slots__ = ("bus_bytes", "bytes", "count", "duration_ns", "queued_ns")
+    __slots__ = ("apart_us", "bus_bytes", "bytes", "count", "duration_ns", "last", "queued_ns")
 
     def __init__(self) -> None:
         self.count = self.bytes = self.duration_ns = 0
+        #: How many of them a channel ended last, and the sum of the times from the end of their first channel to that of their last.
+        self.last: dict[int, int] = {}
+        self.apart_us = 0
         #: From their launch to the begin of their kernels.
         self.queued_ns = 0
         self.bus_bytes = 0.0
@@ -226,6 +229,11 @@ class Ran:
         self.bus_bytes += bus_bytes
         self.duration_ns += duration_ns
         self.queued_ns += queued_ns
+
+    def add_ends(self, last: int, apart_us: int, count: int = 1) -> None:
+        """Note that a channel ended last in operations."""
+        self.last[last] = self.last.get(last, 0) + count
+        self.apart_us += apart_us
 
 
 class Messages:

@@ -52,7 +52,12 @@ class NcclOperations:
     queued_s: float
     #: Bus bandwidth in bytes per second while the kernels ran; ``None``: the operation has none.
     busbw: float | None
-    #: What is wrong with the choice; empty if nothing is known to be.
+    #: The channel whose kernel ended last most often, from 0, and in which part of the operations (0 to 1); ``None``: not known, or they have one channel.
+    last_channel: int | None
+    last_share: float | None
+    #: Mean time from the end of an operation's first channel to that of its last, in seconds; ``None`` as above.
+    apart_s: float | None
+    #: What is wrong with the choice, or with a channel; empty if nothing is known to be.
     remark: str
 
 

@@ -57,6 +57,9 @@ class Operation:
     channels: int | None
     #: NCCL ran it in one kernel with others, and its times are those of all of them.
     shared_kernel: bool
+    #: The channel whose kernel ended last, from 0, and how long before it that of the first channel ended; by NCCL's profiler plugin.
+    last_channel: int | None
+    channels_apart_s: float | None
 
 
 def place_of(operation_id: str) -> Cursor:
@@ -96,6 +99,7 @@ class Reader:
         factor = bus_factor(op, group.size)
         rate = algbw(size, duration) if size is not None and duration is not None and op != "barrier" else None
         offset = ring.wall_offset_ns
+        ends = ev.ChannelEnds() if op in ev.P2P else ev.channel_ends(record.timing, record.tag)
         return Operation(
             id=f"{record.end_ns + offset}-{ring.id}-{record.stamp}",
             job_id=ring.job,
@@ -123,6 +127,8 @@ class Reader:
             aligned=not record.flags & ev.UNALIGNED,
             **ev.nccl_choice(record.timing, record.aux)._asdict(),
             shared_kernel=record.timing == ev.BY_NCCL and bool(record.aux & ev.SHARED_KERNEL),
+            last_channel=ends.last,
+            channels_apart_s=ends.apart_s,
         )
 
     def filter(self, same: Mapping[str, str | int | None], least_s: float | None) -> Filter:

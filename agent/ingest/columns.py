@@ -1,7 +1,7 @@
 """Records of several rings as columns: one array per field. Pure.
 
 All arrays of a ``Columns`` have the shape [records], in the order of the rings and within a ring in the order in which it was written.
-Every field is an ``int64``: values that do not fit make a record implausible, and those are left out.
+Every field is an ``int64``: values that do not fit make a record implausible, and those are left out. An array is made when it is first used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
-_FIELDS = ("op", "dtype", "group", "peer", "size", "launch", "seq", "waited", "start", "end", "flags", "timing", "aux")
 #: Powers of two, after a zero: the place of a size in it is its class plus 1 (``events.size_log2``).
 _CLASSES = np.array([0, *(1 << n for n in range(63))], np.int64)
 #: Floats hold all integers up to this.
@@ -44,12 +43,9 @@ class Batch(NamedTuple):
 
 
 class Columns:
-    """The plausible records of some batches; ``waited`` is in µs.
+    """The plausible records of some batches; ``waited`` is in µs."""
 
-    Args:
-        fields: the arrays by name; ``ring`` is the index of each record's batch, ``place`` its index among those that were read.
-    """
-
+    #: Index of each record's batch, and its index among those that were read.
     ring: Ints
     place: Ints
     op: Ints
@@ -65,15 +61,16 @@ class Columns:
     flags: Ints
     timing: Ints
     aux: Ints
+    tag: Ints
 
-    def __init__(self, fields: dict[str, Ints]) -> None:
-        self.__dict__.update(fields)
+    def __init__(self, ring: Ints) -> None:
+        self.ring = ring
 
     def __len__(self) -> int:
         return len(self.ring)
 
     def of(self, wanted: Ints) -> Columns:
-        """Return the records at some places; each array is made when it is first used."""
+        """Return the records at some places."""
         return _Some(self, wanted)
 
     @property
@@ -83,11 +80,24 @@ class Columns:
         return np.where(shared, OTHER_ID, self.group) if shared.any() else self.group
 
 
+class _Read(Columns):
+    """Records with the fields ``RECORD``."""
+
+    def __init__(self, ring: Ints, place: Ints, raw: npt.NDArray[np.void]) -> None:
+        super().__init__(ring)
+        self.place, self._raw = place, raw
+
+    def __getattr__(self, name: str) -> Ints:
+        values: Ints = self._raw[name].astype(np.int64)
+        self.__dict__[name] = values
+        return values
+
+
 class _Some(Columns):
     """Some records of others."""
 
     def __init__(self, source: Columns, wanted: Ints) -> None:
-        super().__init__({"ring": source.ring.take(wanted)})
+        super().__init__(source.ring.take(wanted))
         self._source, self._wanted = source, wanted
 
     def __getattr__(self, name: str) -> Ints:
@@ -110,8 +120,7 @@ def read(batches: Sequence[Batch]) -> tuple[Columns, bytes, list[int]]:
     else:
         wrong = counts(ring[~sound], len(batches)).tolist()
         raw, ring, place = raw[sound], ring[sound], place[sound]
-    fields = {name: raw[name].astype(np.int64) for name in _FIELDS}
-    return Columns({"ring": ring, "place": place, **fields}), data, wrong
+    return _Read(ring, place, raw), data, wrong
 
 
 def classes(sizes: Ints) -> Ints:

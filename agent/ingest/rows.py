@@ -131,7 +131,7 @@ class Rows:
         return (self.numbers[of] * BINS + bins).astype(np.int32)
 
     def count_nccl(self, columns: Columns, of: Ints) -> None:
-        """Count the operations that NCCL timed, by what it chose."""
+        """Count the operations that NCCL timed, by what it chose; and which of their channels ended last."""
         at = np.flatnonzero((columns.timing == ev.BY_NCCL) & (columns.aux & ev.SHARED_KERNEL == 0))
         if not len(at):
             return
@@ -147,6 +147,20 @@ class Rows:
         for _, (row, choice, count, total, total_ns, queued_ns) in sorted(zip(first.tolist(), each, strict=True)):
             cell = self.cells[row]
             cell.owner.ran_of(cell.key, choice).add(total, total * cell.factor, total_ns, queued_ns, count)
+        at = at[(columns.tag[at] > 0) & ~self.p2p[of[at]]]
+        if len(at):
+            self._count_ends(of[at], columns.aux[at], columns.tag[at])
+
+    def _count_ends(self, of: Ints, aux: Ints, tag: Ints) -> None:
+        kinds, which = distinct(combined(of, aux, tag & (1 << ev.CHANNEL_BITS) - 1))
+        first = first_of(which, len(kinds))
+        each = zip(
+            of[first].tolist(), aux[first].tolist(), tag[first].tolist(), counts(which, len(kinds)).tolist(),
+            sums(which, len(kinds), tag >> ev.CHANNEL_BITS).tolist(), strict=True,
+        )  # fmt: skip
+        for row, choice, ends, count, apart_us in each:
+            cell, last = self.cells[row], (ends & (1 << ev.CHANNEL_BITS) - 1) - 1
+            cell.owner.ran_of(cell.key, choice).add_ends(last, apart_us, count)
 
 
 def bins_of(durations: Ints) -> Ints:

@@ -10,7 +10,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
 from commwatch.core.api_views import Advice
 from commwatch.core.nccl_views import NcclOperations, Topology
-from commwatch.core.units import counted, moment, rate, seconds, size
+from commwatch.core.units import counted, moment, percent, rate, seconds, size
 from commwatch.core.views import GroupView
 from commwatch.report import html_frame
 from commwatch.report.charts import Material, figures
@@ -118,7 +118,19 @@ def _chosen(choices: list[NcclOperations]) -> list[str]:
     """Return a table of what NCCL chose, with its own times; nothing where its plugin reports nothing."""
     if not choices:
         return []
-    head = ("group", "op", "size up to", "algorithm", "protocol", "channels", "count", "mean", "in the queue", "busbw")
+    head = (
+        "group",
+        "op",
+        "size up to",
+        "algorithm",
+        "protocol",
+        "channels",
+        "count",
+        "mean",
+        "in the queue",
+        "busbw",
+        "last channel",
+    )
     rows = [
         (
             each.group,
@@ -131,12 +143,16 @@ def _chosen(choices: list[NcclOperations]) -> list[str]:
             seconds(each.mean_s),
             seconds(each.queued_s),
             rate(each.busbw),
+            "–"
+            if each.last_channel is None
+            else f"{each.last_channel} ({percent(each.last_share)}, +{seconds(each.apart_s)})",
         )
         for each in choices[:_MOST_CHOICES]
     ]
     legend = (
         f"By NCCL's own times, of the latest {MOST_TIMED:,} operations that it timed, those with the most time first. "
-        "In the queue: from the launch to the start of the kernels, behind earlier work of the stream and until the inputs are ready."
+        "In the queue: from the launch to the start of the kernels, behind earlier work of the stream and until the inputs are ready. "
+        "Last channel: the one that ended last most often, in which part of the operations, and how long after the first channel the last one ended on average."
     )
     queues = html_frame.text(f"Mean time in the queue by group: {', '.join(_queues(choices))}.")
     return ["<h2>What NCCL chose</h2>", html_frame.table(head, rows, "numbers"), f"<p>{legend}</p><p>{queues}</p>"]

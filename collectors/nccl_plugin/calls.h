@@ -18,6 +18,7 @@ struct call {
   uint64_t begin_ns, end_ns;
   uint64_t running_ns;  // since when an operation of it is known to run; 0: not known
   uint16_t choice;
+  int32_t apart;
 };
 
 static struct call calls[CALLS];
@@ -63,13 +64,14 @@ static inline void call_runs(uint64_t number, uint64_t since_ns) {
 }
 
 // It has ended; end_ns 0: its times are not known. flags: kShared and kUncertain, or 0.
-static inline void call_ends(uint64_t number, uint64_t begin_ns, uint64_t end_ns, uint16_t flags) {
+static inline void call_ends(uint64_t number, uint64_t begin_ns, uint64_t end_ns, uint16_t flags, int32_t apart) {
   struct call* call = 0;
   while (call == 0) call = call_take(number);  // the other thread needs a few instructions
   if (call->number == number) {
     ++call->ended;
     if (end_ns == 0) call->untimed = true;
     call->choice |= flags;
+    call->apart = call->ended == 1 ? apart : 0;
     if (begin_ns < call->begin_ns) call->begin_ns = begin_ns;
     if (end_ns > call->end_ns) call->end_ns = end_ns;
   }
@@ -85,6 +87,7 @@ static inline enum commwatch_nccl_state call_times(uint64_t number, struct commw
     times->begin_ns = state == kCallPending ? call->running_ns : call->begin_ns;
     times->end_ns = call->end_ns;
     times->choice = call->choice;
+    times->apart = call->apart;
   }
   call_give_back(call);
   return state;

@@ -101,9 +101,9 @@ static void* chain_handle(void* handle) {
   return handle_is(handle, kOperation) && theirs->generation == handle_generation(handle) ? theirs->handle : 0;
 }
 
-// Bytes of an event that may be read: the descriptor of version 5 ends with its largest member.
+// Bytes of an event that may be read: the descriptor of version 5 ends with its largest member. Those of version 4 have been copied.
 static size_t chain_size(int version) {
-  return version >= 6 ? sizeof(struct event) : offsetof(struct event, coll) + sizeof((struct event*)0)->coll;
+  return version == 5 ? offsetof(struct event, coll) + sizeof((struct event*)0)->coll : sizeof(struct event);
 }
 
 // Pass an event on; returns their handle. version: in which NCCL has called us.

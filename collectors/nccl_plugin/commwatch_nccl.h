@@ -18,6 +18,10 @@ static const char* const kAlgorithms[] = {"Tree", "Ring", "CollNetDirect", "Coll
 static const char* const kProtocols[] = {"LL", "LL128", "Simple"};
 enum { kProtocolAt = 4, kChannelsAt = 6, kShared = 1 << 13, kUncertain = 1 << 14 };
 
+// How far apart the kernels of an operation's channels ended, as one number: bits 0 to 6 the channel that ended last, plus 1; the others how many
+// µs before it the first channel ended. 0: not known, or there is one channel.
+enum { kApartAt = 7 };
+
 // A communicator, as NCCL describes it.
 struct commwatch_nccl_comm {
   uint64_t id;
@@ -32,6 +36,7 @@ struct commwatch_nccl_op {
   uint64_t count;        // elements, as NCCL counts them
   int32_t peer;          // of send and recv, a rank of the communicator; else the root
   uint16_t choice;
+  int32_t apart;
   uint64_t launch_ns;            // when NCCL began to launch it
   uint64_t begin_ns, end_ns;     // on the GPU; 0: not known
 };
@@ -47,6 +52,7 @@ struct commwatch_nccl_sink {
 struct commwatch_nccl_times {
   uint64_t begin_ns, end_ns;  // pending: begin_ns is when a kernel of a replay has begun, 0 if none has
   uint16_t choice;
+  int32_t apart;  // of a call with one operation
 };
 
 enum commwatch_nccl_state {
@@ -55,9 +61,16 @@ enum commwatch_nccl_state {
   kCallOver,
 };
 
-// The calling thread's call of c10d: the probe sets a number, unique in this process, before the call, and what was there after it.
-// 0: none. A batch of operations that run later has a number, too, which each of its calls sets.
-uint64_t* commwatch_nccl_call(void);
+// What the probe notes of a thread.
+struct commwatch_nccl_here {
+  // The call of c10d that it is in: the probe sets a number, unique in this process, before the call, and what was there after it. 0: none. A
+  // batch of operations that run later has a number, too, which each of its calls sets.
+  uint64_t call;
+  uint64_t launch_ns;  // when its latest call of c10d began; 0: it has made none
+};
+
+// The calling thread's.
+struct commwatch_nccl_here* commwatch_nccl_here(void);
 
 // Bytes of an element, by NCCL's name of its type, such as ncclBfloat16.
 static inline uint64_t commwatch_nccl_size(const char* datatype) {

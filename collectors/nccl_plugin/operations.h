@@ -21,6 +21,8 @@ struct operation {
   atomic_uint_fast64_t began, ended;  // channels, one bit each
   atomic_bool launched;             // NCCL has launched it
   atomic_uint_fast64_t begin, end;  // first and last, by the GPU's clock
+  atomic_uint_fast64_t first_end;   // of its channels
+  atomic_uint last;                 // the channel that ended last, plus 1
   _Atomic(struct comm*) comm;       // null while it is made: then it is not to be ended
   uint64_t call;  // of c10d; 0: none, it goes to the sink
   void* group;    // handle of its group
@@ -170,10 +172,12 @@ static inline void group_add(struct group* group, uint64_t call) {
   if (!atomic_compare_exchange_strong(&group->first, &first, call) && first != call) atomic_store(&group->shared, true);
 }
 
-static inline void raise_to(atomic_uint_fast64_t* most, uint64_t value) {
+// Returns whether the value is larger than what was there.
+static inline bool raise_to(atomic_uint_fast64_t* most, uint64_t value) {
   uint_fast64_t seen = atomic_load_explicit(most, memory_order_relaxed);
   while (seen < value && !atomic_compare_exchange_weak_explicit(most, &seen, value, memory_order_relaxed, memory_order_relaxed)) {
   }
+  return seen < value;
 }
 
 static inline void lower_to(atomic_uint_fast64_t* least, uint64_t value) {

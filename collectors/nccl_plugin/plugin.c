@@ -59,7 +59,7 @@ static struct comm comms[COMMS];
 static atomic_int this_process;
 // The chained plugin's activation mask; it may change it at any time. NCCL has one for all communicators, too.
 static int theirs_mask;
-static _Thread_local uint64_t this_call;
+static _Thread_local struct commwatch_nccl_here here;
 
 static uint64_t now_ns(void) {
   struct timespec now;
@@ -97,6 +97,14 @@ static void times(struct comm* comm, struct commwatch_nccl_op* of, uint64_t begi
   of->end_ns = end_ns + early;
 }
 
+// How far apart its channels have ended.
+static int32_t apart(const struct operation* operation) {
+  if ((operation->of.choice >> kChannelsAt & 127) < 2 || operation->of.end_ns == 0) return 0;
+  const uint64_t us = (atomic_load_explicit(&operation->end, memory_order_relaxed) - atomic_load_explicit(&operation->first_end, memory_order_relaxed)) / 1000;
+  const uint64_t most = INT32_MAX >> kApartAt;
+  return (int32_t)((us < most ? us : most) << kApartAt | atomic_load_explicit(&operation->last, memory_order_relaxed));
+}
+
 // Hand over what is known of an operation that is over, and free its place.
 static void complete(struct operation* operation, bool timed) {
   struct comm* const comm = operation_claim(operation);
@@ -113,8 +121,9 @@ static void complete(struct operation* operation, bool timed) {
     if (timed) of->choice |= kUncertain;
   }
   if (timed && begin <= end && !atomic_load_explicit(&comm->odd, memory_order_relaxed)) times(comm, of, begin, end);
+  of->apart = apart(operation);
   if (operation->call != 0) {
-    call_ends(operation->call, of->begin_ns, of->end_ns, of->choice & (kShared | kUncertain));
+    call_ends(operation->call, of->begin_ns, of->end_ns, of->choice & (kShared | kUncertain), of->apart);
   } else {
     const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
     const int number = atomic_load_explicit(&comm->group, memory_order_relaxed);
@@ -173,7 +182,7 @@ static bool breaks_times(const struct comm* comm, const char* func) {
 static void* api_begins(struct comm* comm, const char* func, bool captured, _Atomic(void*)** theirs) {
   atomic_store_explicit(&comm->eager, !captured, memory_order_relaxed);
   if (breaks_times(comm, func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
-  const uint64_t call = this_call;
+  const uint64_t call = here.call;
   if (call == 0) has_group(comm, true);
   return api_new(call, now_ns(), (call != 0 ? kWithinCall : 0) | (captured ? kCaptured : 0), theirs);
 }
@@ -196,9 +205,9 @@ static uint64_t replay_of(const void* parent, uint64_t call) {
 }
 
 static struct belonging belongs(struct comm* comm, const void* parent) {
-  struct api_facts api = {this_call, 0, 0};
-  // NCCL makes the messages of an all-to-all without a call of their own; in a replay, their call of c10d is not known.
-  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, false, api.call, now_ns()};
+  // NCCL makes the messages of an all-to-all without a call of their own; in a replay, their call of c10d is not known. Version 4 has no calls.
+  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){here.call != 0, false, here.call, here.launch_ns};
+  struct api_facts api;
   const unsigned flags = handle_channel(parent);
   const bool known = api_read(parent, &api);
   const bool replayed = flags & kCaptured;
@@ -233,7 +242,7 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
   atomic_store_explicit(&comm->begun, number, memory_order_relaxed);
   if (belonging.call != 0 && channels == 0) {
     // The times of its call are not known.
-    if (belonging.recorded && call_begins(belonging.call, 0)) call_ends(belonging.call, 0, 0, 0);
+    if (belonging.recorded && call_begins(belonging.call, 0)) call_ends(belonging.call, 0, 0, 0, 0);
     return 0;
   }
   struct operation* const operation = belonging.recorded ? operation_new() : 0;
@@ -244,10 +253,10 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
   struct commwatch_nccl_op* const of = &operation->of;
   if (type == kColl) {
     *of = (struct commwatch_nccl_op){event->coll.func, event->coll.datatype, event->coll.count, event->coll.root,
-                                     choice_of(event->coll.algo, event->coll.proto, channels), belonging.launch_ns, 0, 0};
+                                     choice_of(event->coll.algo, event->coll.proto, channels), 0, belonging.launch_ns, 0, 0};
   } else {
     *of = (struct commwatch_nccl_op){event->p2p.func, event->p2p.datatype, event->p2p.count, event->p2p.peer, choice_of(0, 0, event->p2p.channels),
-                                     belonging.launch_ns, 0, 0};
+                                     0, belonging.launch_ns, 0, 0};
   }
   operation->timed = channels > 0 && channels <= 64;
   operation->replayed = belonging.replayed;
@@ -266,6 +275,7 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
   atomic_store_explicit(&operation->ended, 0, memory_order_relaxed);
   atomic_store_explicit(&operation->begin, UINT64_MAX, memory_order_relaxed);
   atomic_store_explicit(&operation->end, 0, memory_order_relaxed);
+  atomic_store_explicit(&operation->first_end, UINT64_MAX, memory_order_relaxed);
   atomic_store_explicit(&operation->missing, operation->timed ? channels + 1 : 1, memory_order_release);
   atomic_store_explicit(&operation->comm, comm, memory_order_release);
   return handle_of(kOperation, 0, (uint64_t)(operation - operations), atomic_load_explicit(&operation->generation, memory_order_relaxed));
@@ -342,6 +352,22 @@ static int start(void* context, void** handle, struct event* event) {
   return 0;
 }
 
+// NCCL 2.27 reports no calls of its functions: the parent of an operation is its group. The thread that has called NCCL begins it, when its kernel
+// has been launched, or a thread of CUDA's, at a replay.
+static int start_v4(void* context, void** handle, struct event* event) {
+  struct event later;
+  memset(&later, 0, sizeof later);
+  memcpy(&later, event, offsetof(struct event, coll.group));
+  later.type = *(const uint8_t*)event;
+  if (later.type == kColl) later.coll.group = later.parent, later.parent = 0;
+  if (later.type == kP2p) later.p2p.group = later.parent, later.parent = 0;
+  // As in `replay_begins`; here it is not known what the communicator's latest call was.
+  const bool may_be_replay = (later.type == kColl || later.type == kP2p) && here.launch_ns == 0;
+  struct comm* const comm = may_be_replay ? comm_of(context, &later) : 0;
+  if (comm != 0) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  return start(context, handle, &later);
+}
+
 // An operation is over with its last end, so the chained plugin is called first.
 static int stop(void* handle) {
   void* const theirs = chain.version != 0 ? chain_handle(handle) : 0;
@@ -362,7 +388,10 @@ static int state(void* handle, int state, union state_args* args) {
   if (theirs != 0) chain.state(theirs, state, args);
   if (state != kKernelChStop || !handle_is(handle, kChannel)) return 0;
   struct operation* const operation = operation_of(handle);
-  if (operation != 0) raise_to(&operation->end, args->kernel_ch.timer);
+  if (operation == 0) return 0;
+  lower_to(&operation->first_end, args->kernel_ch.timer);
+  // One thread of NCCL's reports the channels of an operation.
+  if (raise_to(&operation->end, args->kernel_ch.timer)) atomic_store_explicit(&operation->last, handle_channel(handle) + 1, memory_order_relaxed);
   return 0;
 }
 
@@ -453,6 +482,9 @@ static int begin(int version, void** context, uint64_t id, int* mask, const char
   return 0;
 }
 
+static int init_v4(void** context, int* mask, const char* name, uint64_t id, int nodes, int ranks, int rank, log_function log) {
+  return begin(4, context, id, mask, name, nodes, ranks, rank, log);
+}
 static int init_v5(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
   return begin(5, context, id, mask, name, nodes, ranks, rank, log);
 }
@@ -460,12 +492,13 @@ static int init_v6(void** context, uint64_t id, int* mask, const char* name, int
   return begin(6, context, id, mask, name, nodes, ranks, rank, log);
 }
 
+API const struct profiler_v4 ncclProfiler_v4 = {"commwatch", init_v4, start_v4, stop, state, finalize};
 API const struct profiler ncclProfiler_v5 = {"commwatch", init_v5, start, stop, state, finalize};
 API const struct profiler ncclProfiler_v6 = {"commwatch", init_v6, start, stop, state, finalize};
 
 // -- the probe's calls
 
-API uint64_t* commwatch_nccl_call(void) { return &this_call; }
+API struct commwatch_nccl_here* commwatch_nccl_here(void) { return &here; }
 
 API enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct commwatch_nccl_times* times) { return call_times(call, times); }
 

@@ -15,8 +15,8 @@ from commwatch.collectors.wire.variables import ON
 SETTING, NCCL_VARIABLE, CHAIN = "COMMWATCH_NCCL_PLUGIN", "NCCL_PROFILER_PLUGIN", "COMMWATCH_NCCL_CHAIN"
 #: A part of the path of each built plugin.
 _OURS = "/commwatch/native/torch-"
-#: The first version that reports API calls: by these an operation belongs to a call of c10d.
-OLDEST = (2, 28, 0)
+#: The first version that reports when kernels ran.
+OLDEST = (2, 27, 0)
 #: Versions whose faults hit jobs with a profiler plugin; the plugin itself refuses them, too, as a process may have several NCCLs.
 FAULTY: dict[tuple[int, ...], str] = {
     (2, 30, 3): "NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)",
@@ -47,7 +47,7 @@ def choose(env: Mapping[str, str], version: tuple[int, ...] | None, plugin: Path
     obstacles: dict[str, bool] = {
         "this torch has no NCCL": version is None,
         "it needs the native hook, and is built with it (commwatch native status)": plugin is None,
-        f"NCCL {_text(version)} reports no API calls; {_text(OLDEST)} and later do": version is not None
+        f"NCCL {_text(version)} reports no times of kernels; {_text(OLDEST)} and later do": version is not None
         and version < OLDEST,
         FAULTY.get(version or (), ""): version in FAULTY,
         f"{NCCL_VARIABLE}={theirs}": theirs.lower() == "none",

@@ -105,6 +105,26 @@ def nccl_choice(timing: int, aux: int) -> NcclChoice:
     )
 
 
+class ChannelEnds(NamedTuple):
+    """How far apart the kernels of an operation's channels ended; ``None``: not known, or there is one channel."""
+
+    #: The channel that ended last, from 0.
+    last: int | None = None
+    #: How long before it the first channel ended, in seconds, to the microsecond.
+    apart_s: float | None = None
+
+
+#: Bits of ``tag`` of a collective that NCCL timed, below those of the time: the last channel plus 1.
+CHANNEL_BITS = 7
+
+
+def channel_ends(timing: int, tag: int) -> ChannelEnds:
+    """Return when the channels of a collective ended, from these fields of its record."""
+    if timing != BY_NCCL or tag <= 0:
+        return ChannelEnds()
+    return ChannelEnds((tag & (1 << CHANNEL_BITS) - 1) - 1, (tag >> CHANNEL_BITS) / 1e6)
+
+
 class Record(NamedTuple):
     """One record, with its fields in the order of the ring.
 
@@ -119,7 +139,7 @@ class Record(NamedTuple):
     group: int
     #: Global rank of the other side (send, recv) or of the root; -1 where there is none.
     peer: int
-    #: Tag of a send or recv; 0 for collectives.
+    #: Tag of a send or recv; of a collective: ``channel_ends``, 0 if not known.
     tag: int
     #: S as nccl-tests counts it.
     size_bytes: int

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commwatch.analysis.advice_input import nccl_choices
-from commwatch.analysis.nccl_operations import nccl_operations, slow_choices
+from commwatch.analysis.nccl_operations import channels_behind, nccl_operations, slow_choices
 from commwatch.collectors.probe.native.library import PLUGIN
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
@@ -25,9 +25,16 @@ from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, opera
 RING_SIMPLE_4, TREE_LL_1, TREE_LL_2 = 2 | 3 << 4 | 4 << 6, 1 | 1 << 4 | 1 << 6, 1 | 1 << 4 | 2 << 6
 
 
-def timed(aux: int, *, ms: int, size: int, op: str = "all_reduce", timing: int = ev.BY_NCCL) -> tuple[int, ...]:
+def timed(
+    aux: int, *, ms: int, size: int, op: str = "all_reduce", timing: int = ev.BY_NCCL, tag: int = 0
+) -> tuple[int, ...]:
     """An operation with this choice."""
-    return (*operation(op, start_ns=MS, end_ns=(1 + ms) * MS, size=size, group=1, timing=timing)[:-1], aux)
+    return (*operation(op, start_ns=MS, end_ns=(1 + ms) * MS, size=size, group=1, timing=timing, tag=tag)[:-1], aux)
+
+
+def ends(last: int, us: int) -> int:
+    """The ``tag`` of an operation whose channel ``last`` ended so long after the first one."""
+    return us << ev.CHANNEL_BITS | last + 1
 
 
 def recorded(*ranks: list[tuple[int, ...]]) -> Aggregate:
@@ -75,6 +82,32 @@ def test_remark(aux: int, size: int, wrong: bool) -> None:
     assert ("half of what LL sends are flags" in found.remark) is wrong
 
 
+def test_ends_of_channels() -> None:
+    """The channel that ended last most often, over all ranks, has its share of the operations; the time between first and last is a mean."""
+    of_one = [
+        timed(RING_SIMPLE_4, ms=4, size=1 << 21, tag=ends(last, us)) for last, us in ((3, 500), (3, 700), (0, 100))
+    ]
+    (found,) = of_ranks(of_one, [timed(RING_SIMPLE_4, ms=4, size=1 << 21, tag=ends(3, 300))])
+    assert (found.last_channel, found.last_share) == (3, 0.75)
+    assert found.apart_s == pytest.approx(4e-4)
+    assert found.remark == ""
+    (unknown,) = of_ranks([timed(RING_SIMPLE_4, ms=4, size=1 << 21), timed(RING_SIMPLE_4, ms=4, size=1 << 21, tag=-1)])
+    assert (unknown.last_channel, unknown.last_share, unknown.apart_s) == (None, None, None)
+    # The tag of a message is its own.
+    (message,) = of_ranks([timed(RING_SIMPLE_4, ms=4, size=1 << 21, op="send", tag=ends(3, 300))])
+    assert message.last_channel is None
+
+
+def test_channel_behind() -> None:
+    """A channel that is always last, and far behind, is remarked on; LL for a large operation is the first remark."""
+    (found,) = of_ranks([timed(RING_SIMPLE_4, ms=4, size=1 << 21, tag=ends(3, 500))] * 10)
+    assert found.remark == "channel 3 ended last in 100% of them, on average 500 µs after the first channel"
+    assert list(channels_behind([found])) == [found]
+    (slow,) = of_ranks([timed(TREE_LL_2, ms=4, size=1 << 25, tag=ends(1, 900))] * 10)
+    assert "half of what LL sends are flags" in slow.remark
+    assert list(channels_behind([slow])) == [slow]
+
+
 @pytest.mark.parametrize(("ranks", "wrong"), [(8, True), (32, True), (64, False)])
 def test_large_groups(ranks: int, wrong: bool) -> None:
     """Where each rank's part of an operation is small, latency counts, and NCCL may well choose LL: no remark."""
@@ -90,7 +123,8 @@ def test_of_the_history(tmp_path: Path) -> None:
     """The history gives the same sums as the live totals; operations of one kernel, and those with other times, are left out."""
     watch = Watch(tmp_path)
     shared = timed(RING_SIMPLE_4 | ev.SHARED_KERNEL, ms=9, size=1 << 20)
-    records = [timed(RING_SIMPLE_4, ms=4, size=1 << 20), timed(TREE_LL_1, ms=2, size=64 << 20), shared]
+    of_four = [timed(RING_SIMPLE_4, ms=4, size=1 << 20, tag=ends(2, us)) for us in (100, 250)]
+    records = [*of_four, timed(TREE_LL_1, ms=2, size=64 << 20), shared]
     with Trainer(watch.rings / "job.r0.0.ring") as trainer:
         trainer.call("name", [(group_entry(1, (0, 1), "pair"),)])
         trainer.write([*records, timed(RING_SIMPLE_4, ms=3, size=1 << 20, timing=ev.BY_EVENTS)])
@@ -103,7 +137,8 @@ def test_of_the_history(tmp_path: Path) -> None:
     for mine, other in zip(stored, live, strict=True):
         assert asdict(mine) == {name: pytest.approx(value) for name, value in asdict(other).items()}
     operations = watch.agent.operations(0, 1 << 62, None, lambda _: True, 10)
-    assert sorted(each.shared_kernel for each in operations) == [False, False, False, True]
+    assert sorted(each.shared_kernel for each in operations) == [False, False, False, False, True]
+    assert sorted(each.channels_apart_s or 0 for each in operations) == [0, 0, 0, 1e-4, 2.5e-4]
 
 
 def test_history_without_times_of_nccl(tmp_path: Path) -> None:

@@ -49,30 +49,32 @@ def build() -> Path:
     key = hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in inputs)).hexdigest()[:16]
     where = CACHE / key
     if not where.exists():
-        include = headers()
+        include = package(HEADERS) / "cu13" / "include"
         with tempfile.TemporaryDirectory(dir=CACHE) as made:
             _compile(Path(made), include)
             _publish(Path(made) / "lib", where)
     return where
 
 
-def headers() -> Path:
-    """Return the folder with NVIDIA's ``cuda.h``; pip installs it once.
+def package(requirement: str) -> Path:
+    """Return the folder ``nvidia`` of one of NVIDIA's packages; pip installs it once.
 
     Raises:
         NotAvailable: pip cannot get it.
     """
-    where = CACHE / HEADERS
+    where = CACHE / requirement
     if not where.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as made:
             target = Path(made) / "package"
             try:
-                _run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), HEADERS)
+                _run(
+                    sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), requirement
+                )
             except BuildFailed as reason:
-                raise NotAvailable(f"no headers of CUDA: {reason}") from None
+                raise NotAvailable(f"{requirement}: {reason}") from None
             _publish(target, where)
-    return where / "nvidia" / "cu13" / "include"
+    return where / "nvidia"
 
 
 def _compile(made: Path, include: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from commwatch.collectors.wire import events as ev
+from tests.cuda_rig.nccl_sources import build_plugin
 from tests.cuda_rig.played_jobs import Run
 
 pytestmark = [pytest.mark.nccl_example, pytest.mark.timeout(600)]
@@ -28,16 +27,7 @@ POOLS = {
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example, built in a temporary folder from the sources in NCCL_SOURCES."""
-    sources = Path(os.environ["NCCL_SOURCES"]) / "plugins" / "profiler" / "example"
-    built = tmp_path_factory.mktemp("example") / "libexample.so"
-    packages = find_spec("nvidia")
-    assert packages is not None
-    assert packages.submodule_search_locations
-    cuda = Path(packages.submodule_search_locations[0]) / "cu13"
-    where = [f"-I{sources / 'nccl'}", f"-I{cuda / 'include'}", f"-L{cuda / 'lib'}", "-l:libcudart.so.13"]
-    files = sorted(map(str, sources.glob("*.cc")))
-    subprocess.run(["g++", "-O2", "-shared", "-fPIC", *files, *where, "-o", str(built)], check=True, timeout=120)
-    return built
+    return build_plugin(Path(os.environ["NCCL_SOURCES"]), "example", tmp_path_factory.mktemp("example"))
 
 
 def seen(dump: Path) -> Counter[str]:

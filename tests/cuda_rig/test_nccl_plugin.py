@@ -112,6 +112,22 @@ def test_choices(run: Run, scene: str) -> None:
     assert recorded.total() >= (1 - LATE) * logged.total() > 0
 
 
+def test_channel_that_is_behind(run: Run) -> None:
+    """Of each collective it is known which channel ended last, and how long after the first, as it was played."""
+    played = run("sharded", **ON, PLAYED_NCCL_APART_US="90")
+    for rank in played.ranks:
+        found = [
+            (ev.nccl_choice(record.timing, record.aux).channels, ev.channel_ends(record.timing, record.tag))
+            for record in rank.operations
+            if record.timing == ev.BY_NCCL
+        ]
+        several = [(channels, ends) for channels, ends in found if channels is not None and channels > 1]
+        assert len(several) > 10
+        assert {ends.last for channels, ends in several} <= {channels - 1 for channels, _ in several}
+        assert all(ends.apart_s == pytest.approx(90e-6, abs=2e-6) for _, ends in several)
+        assert all(ends == ev.ChannelEnds() for channels, ends in found if channels == 1)
+
+
 def of_foreign(rank: RankRecords) -> list[ev.Record]:
     """The operations that PyTorch did not make."""
     return [record for record in rank.operations if rank.groups[record.group]["name"].startswith("nccl:")]

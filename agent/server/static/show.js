@@ -117,7 +117,10 @@ function ranks(job) {
 const CHOSEN = [
   ["group", true], ["op", true], ["size", false, "of the message, at most"], ["algorithm", true], ["protocol", true], ["channels"], ["count", false, "of all ranks, since the agent reads the job"],
   ["mean", false, "time of an operation's kernels"], ["queued", false, "mean time from the launch to the start of the kernels"], ["busbw", false, "while the kernels ran"],
+  ["last channel", false, "that ended last most often, in which part of the operations, and how long after the first channel the last one ended on average"],
 ];
+
+const lastChannel = (each) => each.last_channel === null ? UNKNOWN : `${each.last_channel} (${percent(each.last_share)}, +${seconds(each.apart_s)})`;
 
 export function showChosen({ chosen }) {
   find("chosen-section").hidden = !chosen.length;
@@ -126,8 +129,9 @@ export function showChosen({ chosen }) {
     cells: [
       plain(each.group), plain(each.op), each.size_log2 < 0 ? UNKNOWN : bytes(2 ** each.size_log2), each.algorithm ?? UNKNOWN, each.protocol ?? UNKNOWN,
       each.channels === null ? UNKNOWN : String(each.channels), String(each.count), seconds(each.mean_s), seconds(each.queued_s), rate(each.busbw),
+      lastChannel(each),
     ],
-    values: [, , each.size_log2, , , each.channels, each.count, each.mean_s, each.queued_s, each.busbw],
+    values: [, , each.size_log2, , , each.channels, each.count, each.mean_s, each.queued_s, each.busbw, each.last_share],
   }));
   table(find("chosen"), CHOSEN, rows, "");
 }

@@ -319,7 +319,8 @@ class DeviceWatch : public Watch {
         NcclPlugin::leave();
         return Session::say("NCCL's times are no longer used", "asking", ("a kernel of " + ran + " µs in an operation of " + took + " µs").c_str());
       }
-      flight->finish_by_nccl(times.begin_ns, times.end_ns, times.choice & ~kUncertain);
+      times.choice &= ~kUncertain;
+      flight->finish_by_nccl(times);
     }
   }
 

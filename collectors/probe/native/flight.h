@@ -116,10 +116,11 @@ class Flight {
   }
 
   // NCCL has told its times, and what it chose for it.
-  void finish_by_nccl(uint64_t began_ns, uint64_t ended_ns, uint16_t choice) {
+  void finish_by_nccl(const commwatch_nccl_times& times) {
     if (done_.load()) return;
-    record_.aux = choice;
-    finish(ended_ns, format::kByNccl, 0, began_ns, true);
+    record_.aux = times.choice;
+    record_.tag = times.apart;  // sends and receives, which have a tag, are not timed by NCCL
+    finish(times.end_ns, format::kByNccl, 0, times.begin_ns, true);
   }
 
   // The operation continues after its call: count it as in flight for the exposed time.

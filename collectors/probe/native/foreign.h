@@ -82,6 +82,7 @@ class Foreign {
     record.launch_ns = op->launch_ns;
     record.flags = format::kOnDevice | format::kUnaligned;
     record.aux = op->choice;
+    record.tag = op->apart;
     if (op->end_ns != 0) {
       record.start_ns = op->begin_ns;
       record.end_ns = op->end_ns;

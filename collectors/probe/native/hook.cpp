@@ -147,7 +147,7 @@ struct Kernel : c10::OperatorKernel {
     Launched launched;
     if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
       try {
-        launched = launch(*session, *stack, nccl_call.number());
+        launched = launch(*session, *stack, nccl_call);
       } catch (const abi::__forced_unwind&) {  // Python ends this thread because the interpreter is shutting down
         throw;
       } catch (const PythonIsGone&) {
@@ -175,13 +175,14 @@ struct Kernel : c10::OperatorKernel {
     }
   }
 
-  Launched launch(Session& session, const Stack& stack, uint64_t nccl_call) {
+  Launched launch(Session& session, const Stack& stack, const NcclPlugin::Call& nccl_call) {
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     if (session.ring() == nullptr && !open(session, process_group, args)) return {};
     const uint32_t cost_of = Cost::due();
     const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
+    nccl_call.begins(now);
     Group* const group = group_of(session, process_group);
     if (group == nullptr) {
       session.ring()->add(format::kDropped, 1);
@@ -201,14 +202,14 @@ struct Kernel : c10::OperatorKernel {
     record.op = static_cast<uint8_t>(code.load());
     if (op.p2p && op.tag_at >= 0) record.tag = static_cast<int32_t>(args[op.tag_at].toInt());
     if (device && session.graphs.capturing() && is_capturing(*device) &&
-        session.graphs.add(Captured{group->address, group->name, op.p2p, record, nccl_call})) {
+        session.graphs.add(Captured{group->address, group->name, op.p2p, record, nccl_call.number()})) {
       return {};  // it runs at each replay
     }
     Queue& queue = numbered(*group, op.p2p, &record);
     const bool first = device && queue.first_on(device->index(), op.p2p && batch_of(&process_group) != nullptr);
     if (!records(session, *group, queue, op.p2p, record)) return {};
     launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
-    launched.flight->within(nccl_call);
+    launched.flight->within(nccl_call.number());
     if (!device) launched.check = check_of(session, *group, record, args, process_group);
     if (device) {
       refuse_devices(session, op.name.c_str());

@@ -23,7 +23,7 @@ class NcclPlugin {
     };
     decltype(&commwatch_nccl_sink_to) to = nullptr;
     static Functions functions;
-    if (!look("commwatch_nccl_call", &functions.call) || !look("commwatch_nccl_times_of", &functions.times) ||
+    if (!look("commwatch_nccl_here", &functions.here) || !look("commwatch_nccl_times_of", &functions.times) ||
         !look("commwatch_nccl_lost", &functions.lost) || !look("commwatch_nccl_sink_to", &to)) {
       return false;
     }
@@ -53,28 +53,33 @@ class NcclPlugin {
       const Functions* const functions = used().load(std::memory_order_acquire);
       if (functions == nullptr) return;
       static std::atomic<uint64_t> numbers{0};
-      static thread_local uint64_t* const of_thread = functions->call();
-      place_ = of_thread;
-      before_ = *place_;
-      *place_ = number_ = numbers.fetch_add(1, std::memory_order_relaxed) + 1;
+      static thread_local commwatch_nccl_here* const of_thread = functions->here();
+      here_ = of_thread;
+      before_ = here_->call;
+      here_->call = number_ = numbers.fetch_add(1, std::memory_order_relaxed) + 1;
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     ~Call() {
-      if (place_ != nullptr) *place_ = before_;
+      if (here_ != nullptr) here_->call = before_;
+    }
+
+    // It begins now.
+    void begins(uint64_t now) const {
+      if (here_ != nullptr) here_->launch_ns = now;
     }
 
     // 0: there is no plugin.
     uint64_t number() const { return number_; }
 
    private:
-    uint64_t* place_ = nullptr;
+    commwatch_nccl_here* here_ = nullptr;
     uint64_t before_ = 0, number_ = 0;
   };
 
  private:
   struct Functions {
-    decltype(&commwatch_nccl_call) call;
+    decltype(&commwatch_nccl_here) here;
     decltype(&commwatch_nccl_times_of) times;
     decltype(&commwatch_nccl_lost) lost;
   };

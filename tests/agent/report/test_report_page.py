@@ -101,11 +101,11 @@ def choices(group: str = "dp") -> list[NcclOperations]:
     return [
         NcclOperations(
             **about, op="all_reduce", size_log2=26, algorithm="Tree", protocol="LL", channels=2, count=400, mean_s=0.036,
-            busbw=3.2e9, remark="slow",
+            busbw=3.2e9, last_channel=1, last_share=0.55, apart_s=2e-5, remark="slow",
         ),
         NcclOperations(
             **about, op="all_gather", size_log2=-1, algorithm=None, protocol=None, channels=None, count=7, mean_s=0.001,
-            busbw=None, remark="",
+            busbw=None, last_channel=None, last_share=None, apart_s=None, remark="",
         ),
     ]  # fmt: skip
 
@@ -157,8 +157,8 @@ def test_choices(chromium: Chromium, usual: str) -> None:
         expect(title).to_be_visible()
         rows = visit.page.locator("h2:text('What NCCL chose') + div tbody tr")
         assert [row.locator("td").all_inner_texts() for row in rows.all()] == [
-            ["dp", "all_reduce", "64 MiB", "Tree", "LL", "2", "400", "36 ms", "400 µs", "3.2 GB/s"],
-            ["dp", "all_gather", "–", "–", "–", "–", "7", "1 ms", "400 µs", "–"],
+            ["dp", "all_reduce", "64 MiB", "Tree", "LL", "2", "400", "36 ms", "400 µs", "3.2 GB/s", "1 (55%, +20 µs)"],
+            ["dp", "all_gather", "–", "–", "–", "–", "7", "1 ms", "400 µs", "–", "–"],
         ]
         expect(visit.page.get_by_text("Mean time in the queue by group: dp 400 µs.")).to_be_visible()
 

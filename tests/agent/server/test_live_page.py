@@ -101,6 +101,7 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
                 end_ns=ends_ns,
                 seq=20 + n,
                 size=size,
+                tag=300 << ev.CHANNEL_BITS | 2 if n == 0 else 0,
                 timing=ev.BY_NCCL,
             )
             job.writers[0].write(*fields[:-1], choice)
@@ -113,9 +114,10 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
                 visit.assert_readable()
                 visit.picture(f"live-chosen-{visit.window}")
     assert list(large.values()) == [
-        "dp", "all_reduce", "64 MiB", "Tree", "LL", "1", "1", "2 ms", "1 ms", "33.6 GB/s",
+        "dp", "all_reduce", "64 MiB", "Tree", "LL", "1", "1", "2 ms", "1 ms", "33.6 GB/s", "–",
     ]  # fmt: skip
     assert (small["size"], small["algorithm"], small["protocol"], small["channels"]) == ("1 MiB", "Ring", "Simple", "4")
+    assert small["last channel"] == "1 (100%, +300 µs)"
 
 
 def _shows_straggler(visit: Visit) -> None:

@@ -17,7 +17,8 @@
 #include "interface.h"
 
 static const struct profiler* profiler;
-static uint64_t* (*the_call)(void);
+static bool is_v4;
+static struct commwatch_nccl_here* (*here)(void);
 static enum commwatch_nccl_state (*the_times)(uint64_t, struct commwatch_nccl_times*);
 static uint64_t (*the_lost)(void);
 static atomic_int written, written_timed;
@@ -33,6 +34,7 @@ static void put(int group_id, const struct commwatch_nccl_op* op) {
   atomic_fetch_add(&written, 1);
   if (op->end_ns != 0) atomic_fetch_add(&written_timed, 1);
   assert(op->end_ns == 0 || (op->launch_ns <= op->begin_ns && op->begin_ns <= op->end_ns));
+  if (!quiet && op->apart != 0) printf("channel %d last, %d us\n", (op->apart & 127) - 1, op->apart >> kApartAt);
   if (!quiet) {
     printf("op %s %lu %s peer %d choice %d ns %ld\n", op->func, (unsigned long)op->count, op->datatype, op->peer, op->choice,
            op->end_ns == 0 ? -1 : (long)(op->end_ns - op->begin_ns));
@@ -67,12 +69,26 @@ static int nccl_mask;
 
 static void* comm_new(int id, const char* name) {
   void* context = NULL;
-  assert(profiler->init(&context, (uint64_t)id, &nccl_mask, name, 1, 2, 0, log_nothing) == 0 && context != NULL);
+  const int failed = is_v4 ? ((const struct profiler_v4*)(const void*)profiler)->init(&context, &nccl_mask, name, (uint64_t)id, 1, 2, 0, log_nothing)
+                           : profiler->init(&context, (uint64_t)id, &nccl_mask, name, 1, 2, 0, log_nothing);
+  assert(failed == 0 && context != NULL);
   return context;
+}
+
+// What NCCL makes of an event in version 4, where an operation's parent is its group; of what is beyond, nothing may be read.
+static struct event as_v4(struct event event) {
+  struct event early = event;
+  if (event.type == kColl) early.parent = event.coll.group;
+  if (event.type == kP2p) early.parent = event.p2p.group, early.p2p.group = (void*)3;
+  memset((char*)&early + 1, 0xFF, sizeof early.type - 1);
+  memset(&early.coll.group, 0xFF, sizeof early - offsetof(struct event, coll.group));
+  return early;
 }
 
 static void* begin(void* context, struct event event) {
   void* handle = (void*)1;
+  if (is_v4 && event.type > kNetPlugin) return NULL;
+  if (is_v4) event = as_v4(event);
   assert(profiler->start(context, &handle, &event) == 0);
   return handle;
 }
@@ -108,6 +124,12 @@ static void stop(void* handle) {
   if (handle != NULL) assert(profiler->stop(handle) == 0);
 }
 
+// A call of c10d begins in this thread; 0: it ends.
+static void set_call(uint64_t number) {
+  here()->call = number;
+  if (number != 0) here()->launch_ns = host_ns();
+}
+
 // Commands. Handles and contexts have numbers below 256.
 static void run(void) {
   static void* things[256];
@@ -119,7 +141,7 @@ static void run(void) {
     if (sscanf(line, "comm %d %d %63s", &a, &b, name) == 3) {
       things[a] = comm_new(b, name);
     } else if (sscanf(line, "call %d", &a) == 1) {
-      *the_call() = (uint64_t)a;
+      set_call((uint64_t)a);
     } else if (strncmp(line, "clock", 5) == 0) {
       zero = gpu_ns();
     } else if (sscanf(line, "api %d %d %d", &a, &b, &c) == 3) {
@@ -156,9 +178,10 @@ static void run(void) {
     } else if (sscanf(line, "stop %d", &a) == 1) {
       stop(things[a]);
     } else if ((b = 0, sscanf(line, "times %d %d", &a, &b)) >= 1) {  // of a call, or of one of its replays
-      struct commwatch_nccl_times times = {0, 0, 0};
+      struct commwatch_nccl_times times = {0, 0, 0, 0};
       const enum commwatch_nccl_state state = the_times(b != 0 ? commwatch_nccl_replay((uint64_t)a, (uint64_t)b) : (uint64_t)a, &times);
       const char* const names[] = {"unknown", "pending", "over"};
+      if (state == kCallOver && times.apart != 0) printf("channel %d last, %d us\n", (times.apart & 127) - 1, times.apart >> kApartAt);
       printf("times %s %ld choice %d\n", names[state], state == kCallOver ? (long)(times.end_ns - times.begin_ns) : -1, times.choice);
     } else if (sscanf(line, "finalize %d", &a) == 1) {
       assert(profiler->finalize(things[a]) == 0);
@@ -180,16 +203,17 @@ static atomic_int made_free, messages_free, made_in_call, untimed_in_call, over_
 static void* wild(void* seed_) {
   unsigned seed = (unsigned)(uintptr_t)seed_;
   void* context = comm_new((int)seed + 1000, "wild");
+  here()->launch_ns = host_ns();  // this thread makes calls of c10d
   for (int i = 0; i < operations_of_thread; ++i) {
     const bool in_call = rand_r(&seed) % 2 == 0, message = rand_r(&seed) % 4 == 0;
     const uint64_t number = (uint64_t)atomic_fetch_add(&numbers, 1);
-    *the_call() = in_call ? number : 0;
+    set_call(in_call ? number : 0);
     void* const called = api(context, false);
     const int channels = 1 + rand_r(&seed) % 5;
     void* const in_group = begin(context, (struct event){.type = kGroup});
     void* const op = message ? p2p(context, called, channels, in_group, 3) : coll(context, called, channels, in_group);
     stop(called);
-    *the_call() = 0;
+    set_call(0);
     const bool untimed = in_call && (message || op == NULL);  // a handle of such a message is the chained plugin's
     atomic_fetch_add(untimed ? &untimed_in_call : op == NULL ? &not_recorded : in_call ? &made_in_call : &made_free, 1);
     if (message && !in_call && op != NULL) atomic_fetch_add(&messages_free, 1);
@@ -200,7 +224,8 @@ static void* wild(void* seed_) {
     for (int k = 0; k < channels; ++k) kernels[k] = channel(context, op, (k * 7) % 64, now + (uint64_t)k);
     for (int k = channels - 1; k >= 0; --k) channel_ends(kernels[k], now + 1000 + (uint64_t)k);
     if (!early) stop(op);
-    if (!message && rand_r(&seed) % 8 == 0) stop(kernels[0]);  // once more, when it is over
+    const bool ours = !message && (in_call || !is_v4);  // other handles are the chained plugin's
+    if (ours && rand_r(&seed) % 8 == 0) stop(kernels[0]);  // once more, when it is over
     stop(in_group);
     struct commwatch_nccl_times times;
     if (in_call && the_times(number, &times) == kCallOver) {
@@ -234,7 +259,8 @@ int main(int count, char** args) {
     return 2;
   }
   profiler = dlsym(plugin, args[2]);
-  the_call = (uint64_t * (*)(void)) dlsym(plugin, "commwatch_nccl_call");
+  is_v4 = strcmp(args[2], "ncclProfiler_v4") == 0;
+  here = (struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
   the_times = (enum commwatch_nccl_state(*)(uint64_t, struct commwatch_nccl_times*))dlsym(plugin, "commwatch_nccl_times_of");
   the_lost = (uint64_t(*)(void))dlsym(plugin, "commwatch_nccl_lost");
   if (getenv("NO_SINK") == NULL) ((void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to"))(&the_sink);

@@ -1,5 +1,5 @@
 // Plays NCCL's calls, as recorder.c has written them, from standard input to the plugin. Arguments: the plugin, the name of its table, and `calls` if each
-// API call is within a call of c10d, whose number is its handle.
+// API call is within a call of c10d, whose number is its handle. In version 4, which has no API calls, each group is.
 //
 // The times of a kernel are a thousandth of the recorded ones, and begin when the kernel is played: NCCL's times are not in the future.
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@ static struct {
 } things[kMost];
 static void* comms[64];
 static const struct profiler* profiler;
-static bool in_calls;
+static bool in_calls, is_v4;
 
 static int group(const struct commwatch_nccl_comm* comm) {
   (void)comm;
@@ -62,11 +62,15 @@ static uint64_t played(unsigned long operation, uint64_t timer) {
 // NCCL's strings are constants: they are kept.
 static const char* kept(const char* text) { return strcmp(text, "-") == 0 ? NULL : strdup(text); }
 
-static void begin(unsigned long handle, unsigned long comm, struct event event, uint64_t* call) {
-  const bool api = event.type == kCollApi || event.type == kP2pApi;
-  if (api && in_calls) *call = handle;
+// Whether calls of c10d are told by events of this type.
+static bool is_call(uint64_t type) { return is_v4 ? type == kGroup : type == kCollApi || type == kP2pApi; }
+
+static void begin(unsigned long handle, unsigned long comm, struct event event, struct commwatch_nccl_here* here) {
+  const unsigned long call = is_v4 ? things[handle].parent : handle;
+  const bool within = is_v4 ? event.type == kColl || event.type == kP2p : is_call(event.type);
+  if (within && in_calls) here->call = call, here->launch_ns = now_ns();
   assert(profiler->start(comms[comm], &things[handle].handle, &event) == 0);
-  if (api) *call = 0;
+  if (within) here->call = 0;
 }
 
 static struct event event_of(uint64_t type, unsigned long parent, unsigned long in_group, unsigned channels, const char* const* texts, unsigned long count, int peer,
@@ -93,7 +97,7 @@ static struct event event_of(uint64_t type, unsigned long parent, unsigned long 
 static void times(unsigned long most, enum commwatch_nccl_state (*of)(uint64_t, struct commwatch_nccl_times*)) {
   for (unsigned long handle = 1; handle <= most; ++handle) {
     const uint64_t type = things[handle].type;
-    if (type != kCollApi && type != kP2pApi) continue;
+    if (!is_call(type)) continue;
     for (unsigned long replay = things[handle].captured;; ++replay) {
       struct commwatch_nccl_times found;
       const enum commwatch_nccl_state state = of(replay == 0 ? handle : commwatch_nccl_replay(handle, replay), &found);
@@ -108,7 +112,8 @@ int main(int count, char** args) {
   if (plugin == NULL) return 2;
   in_calls = count == 4;
   profiler = dlsym(plugin, args[2]);
-  uint64_t* const call = ((uint64_t * (*)(void)) dlsym(plugin, "commwatch_nccl_call"))();
+  is_v4 = strcmp(args[2], "ncclProfiler_v4") == 0;
+  struct commwatch_nccl_here* const here = ((struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here"))();
   ((void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to"))(&sink);
   char line[512], texts[4][32];
   unsigned long handle, comm, type, parent, in_group, number, timer, most = 0;
@@ -116,13 +121,15 @@ int main(int count, char** args) {
   int peer, captured, state, mask = 0;
   while (fgets(line, sizeof line, stdin) != NULL) {
     if (sscanf(line, "comm %lu %d %d", &comm, &peer, &state) == 3) {
-      assert(profiler->init(&comms[comm], comm, &mask, "", 1, state, peer, log_nothing) == 0);
+      const int failed = is_v4 ? ((const struct profiler_v4*)(const void*)profiler)->init(&comms[comm], &mask, "", comm, 1, state, peer, log_nothing)
+                               : profiler->init(&comms[comm], comm, &mask, "", 1, state, peer, log_nothing);
+      assert(failed == 0);
     } else if (sscanf(line, "begin %lu %lu %lu %lu %lu %u %31s %lu %31s %31s %31s %d %d %lu", &handle, &comm, &type, &parent, &in_group, &channels, texts[0],
                       &number, texts[1], texts[2], texts[3], &peer, &captured, &timer) == 14) {
       const char* const all[] = {kept(texts[0]), kept(texts[1]), kept(texts[2]), kept(texts[3])};
       assert(handle < kMost);
       things[handle].type = type, things[handle].parent = parent, things[handle].captured = captured != 0;
-      begin(handle, comm, event_of(type, parent, in_group, channels, all, number, peer, captured != 0, timer), call);
+      begin(handle, comm, event_of(type, parent, in_group, channels, all, number, peer, captured != 0, timer), here);
       most = handle;
     } else if (sscanf(line, "stop %lu", &handle) == 1) {
       if (things[handle].handle != NULL) assert(profiler->stop(things[handle].handle) == 0);

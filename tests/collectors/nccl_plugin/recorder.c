@@ -25,8 +25,7 @@ static FILE* out(void) {
 
 static const char* text(const char* value) { return value != NULL && *value != '\0' ? value : "-"; }
 
-static int init(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
-  (void)id, (void)name, (void)nodes, (void)log;
+static int begin(void** context, int* mask, int ranks, int rank) {
   __atomic_fetch_or(mask, kColl | kP2p | kKernelCh, __ATOMIC_RELAXED);
   pthread_mutex_lock(&lock);
   *context = (void*)++comms;
@@ -36,26 +35,26 @@ static int init(void** context, uint64_t id, int* mask, const char* name, int no
 }
 
 static int start(void* context, void** handle, struct event* event) {
+  const uint64_t type = VERSION == 4 ? *(const uint8_t*)event : event->type;
   const char *func = NULL, *datatype = NULL, *algo = NULL, *proto = NULL;
   unsigned long group = 0, channels = 0, count = 0, timer = 0;
   int peer = 0, captured = 0;
-  if (event->type == kCollApi) {
+  if (type == kCollApi) {
     func = event->coll_api.func, count = event->coll_api.count, datatype = event->coll_api.datatype, captured = event->coll_api.captured;
-  } else if (event->type == kP2pApi) {
+  } else if (type == kP2pApi) {
     func = event->p2p_api.func, count = event->p2p_api.count, datatype = event->p2p_api.datatype, captured = event->p2p_api.captured;
-  } else if (event->type == kColl) {
+  } else if (type == kColl) {
     func = event->coll.func, count = event->coll.count, datatype = event->coll.datatype, channels = event->coll.channels;
-    algo = event->coll.algo, proto = event->coll.proto, peer = event->coll.root, group = (unsigned long)event->coll.group;
-  } else if (event->type == kP2p) {
+    algo = event->coll.algo, proto = event->coll.proto, peer = event->coll.root, group = VERSION == 4 ? 0 : (unsigned long)event->coll.group;
+  } else if (type == kP2p) {
     func = event->p2p.func, count = event->p2p.count, datatype = event->p2p.datatype, channels = event->p2p.channels;
-    peer = event->p2p.peer, group = (unsigned long)event->p2p.group;
-  } else if (event->type == kKernelCh) {
+    peer = event->p2p.peer, group = VERSION == 4 ? 0 : (unsigned long)event->p2p.group;
+  } else if (type == kKernelCh) {
     channels = event->kernel_ch.channel, timer = event->kernel_ch.timer;
   }
   pthread_mutex_lock(&lock);
   *handle = (void*)++handles;
-  fprintf(out(), "begin %lu %lu %lu %lu %lu %lu %s %lu %s %s %s %d %d %lu\n", handles, (unsigned long)context, (unsigned long)event->type,
-          (unsigned long)event->parent, group, channels, text(func), count, text(datatype), text(algo), text(proto), peer, captured, timer);
+  fprintf(out(), "begin %lu %lu %lu %lu %lu %lu %s %lu %s %s %s %d %d %lu\n", handles, (unsigned long)context, (unsigned long)type, (unsigned long)event->parent, group, channels, text(func), count, text(datatype), text(algo), text(proto), peer, captured, timer);
   pthread_mutex_unlock(&lock);
   return 0;
 }
@@ -83,8 +82,20 @@ static int finalize(void* context) {
   return 0;
 }
 
+#if VERSION == 4
+static int init_v4(void** context, int* mask, const char* name, uint64_t id, int nodes, int ranks, int rank, log_function log) {
+  (void)id, (void)name, (void)nodes, (void)log;
+  return begin(context, mask, ranks, rank);
+}
+const struct profiler_v4 ncclProfiler_v4 = {"recorder", init_v4, start, stop, state, finalize};
+#else
+static int init(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
+  (void)id, (void)name, (void)nodes, (void)log;
+  return begin(context, mask, ranks, rank);
+}
 #if VERSION == 5
 const struct profiler ncclProfiler_v5 = {"recorder", init, start, stop, state, finalize};
 #else
 const struct profiler ncclProfiler_v6 = {"recorder", init, start, stop, state, finalize};
+#endif
 #endif

@@ -1,4 +1,4 @@
-"""The NCCL plugin, called as NCCL calls it, in both versions of the interface, under the sanitizers."""
+"""The NCCL plugin, called as NCCL calls it, in all versions of the interface, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from tests.collectors.nccl_plugin.conftest import Built
 
-VERSIONS = ("ncclProfiler_v5", "ncclProfiler_v6")
+#: The oldest has no API calls.
+OLDEST = "ncclProfiler_v4"
+VERSIONS = (OLDEST, "ncclProfiler_v5", "ncclProfiler_v6")
 #: Ring and LL128 on two channels, as the driver's collectives; its messages on one channel.
 RING_LL128_2, ONE_CHANNEL = 2 | 2 << 4 | 2 << 6, 1 << 6
 #: Operations of a thread, each with 15 calls on average.
@@ -32,7 +34,11 @@ def test_threads(built: Built, version: str) -> None:
     assert made + counts["not_recorded"] == 64 * EACH
     assert counts["written"] == counts["free"]
     assert counts["timed"] == counts["free"] - counts["messages"]
-    assert counts["lost"] == counts["not_recorded"] < 64 * 20
+    if version == OLDEST:
+        assert counts["free"] == counts["lost"] == 0
+        assert 0.4 < counts["in_call"] / 64 / EACH / 0.75 < 0.6  # half of the collectives
+    else:
+        assert counts["lost"] == counts["not_recorded"] < 64 * 20
     # A thread that is interrupted for thousands of calls does not find its times any more.
     assert counts["in_call"] - 64 * 20 < counts["over"] <= counts["in_call"]
 
@@ -50,6 +56,19 @@ def test_chain(built: Built, chained: int) -> None:
     assert theirs["512"] == (0 if chained == 4 else 8 * 500)  # API calls are newer than version 4
     assert theirs["64"] == theirs["states"] > 0
     assert theirs["stops"] == sum(theirs[kind] for kind in ("1", "2", "4", "64", "512"))
+
+
+@pytest.mark.parametrize("chained", [4, 5])
+def test_chain_of_the_oldest(built: Built, chained: int) -> None:
+    """In version 4, a chained plugin of version 4 gets what NCCL would have given it; one that has only a later version is not used."""
+    counts, mask, theirs = summary(built.play("8", "500", version=OLDEST, chained=chained))
+    assert (counts["written"], counts["over"]) == (0, counts["in_call"])
+    assert mask == 2 | 4 | 64 | (8 if chained == 4 else 0)
+    if chained == 4:
+        assert (theirs["wrong"], theirs["no_parent"]) == (0, 0)
+        assert theirs["1"] == theirs["2"] + theirs["4"] == 8 * 500
+        assert theirs["64"] == theirs["states"] > 0
+        assert theirs["stops"] == sum(theirs[kind] for kind in ("1", "2", "4", "64"))
 
 
 def test_chained_mask(built: Built) -> None:
@@ -101,6 +120,23 @@ def test_times_of_a_call(built: Built, version: str) -> None:
     assert times_of(built, IN_CALL, version=version) == [pending, pending, over, "times unknown -1 choice 0"]
 
 
+def test_ends_of_channels(built: Built) -> None:
+    """Of an operation on several channels it is known which ended last, and how long after the first; not of several operations of one call."""
+    begins = "clock\ncoll 3 1 2 3\n" + "".join(f"channel {4 + n} 1 3 {n} 0\n" for n in range(3))
+    ended = "ended 5 500000\nended 4 200000\nended 6 450000\nstop 3\n"
+    operation = f"comm 1 42 dp\napi 2 1 0\n{begins}{ended}"
+    assert [line for line in built.play(script=operation) if line.startswith("channel")] == ["channel 1 last, 300 us"]
+    in_call = f"comm 1 42 dp\ncall 9\napi 2 1 0\n{begins}{{more}}call 0\n{ended}{{ends}}times 9\n"
+    of_one = built.play(script=in_call.format(more="", ends=""))
+    assert [line for line in of_one if line.startswith("channel")] == ["channel 1 last, 300 us"]
+    more, ends = "coll 7 1 2 2\nchannel 8 1 7 0 0\nchannel 9 1 7 1 0\n", "ended 8 100\nended 9 300000\nstop 7\n"
+    of_two = built.play(script=in_call.format(more=more, ends=ends))
+    assert [line for line in of_two if line.startswith("channel")] == []
+    assert of_two[0].startswith("times over 500000 ")
+    one_channel = "comm 1 42 dp\napi 2 1 0\nclock\ncoll 3 1 2 1\nchannel 4 1 3 5 0\nended 4 9000\nstop 3\n"
+    assert not [line for line in built.play(script=one_channel) if line.startswith("channel")]
+
+
 def test_several_operations_of_a_call(built: Built) -> None:
     """A call that makes several operations lasts from the first begin to the last end; its choice is known only if they agree."""
     script = "comm 1 42 dp\ncall 7\napi 2 1 0\nclock\ncoll 3 1 2 1\ncall 0\ncoll 4 1 2 1\nstop 3\nstop 4\nchannel 5 1 3 0 100\nended 5 200\n"
@@ -121,9 +157,33 @@ def test_messages(built: Built, version: str) -> None:
     """A message has no times: the thread of its kernel that notes them may be through while others wait for the peer."""
     message = "api 2 1 0\nclock\np2p 3 1 2 1\nstop 2\nchannel 4 1 3 9 10000\nended 4 12000\nstop 3\n"
     op = f"op Send 100 ncclInt8 peer 3 choice {ONE_CHANNEL} ns -1"
-    assert times_of(built, "comm 1 42 dp\n" + message * 2, version=version) == ["group 42 dp 0/2", op, op]
+    without_call = [] if version == OLDEST else ["group 42 dp 0/2", op, op]
+    assert times_of(built, "comm 1 42 dp\n" + message * 2, version=version) == without_call
     in_call = f"comm 1 42 dp\ncall 5\n{message}call 0\ntimes 5\n"
     assert times_of(built, in_call, version=version) == ["times unknown -1 choice 0"]
+
+
+@pytest.mark.parametrize("has_called", [True, False])
+def test_without_a_call_in_the_oldest(built: Built, has_called: bool) -> None:
+    """Version 4 does not report whether an operation without a call is a replay, whose times NCCL may mix up: it is not recorded.
+
+    From then on no times of its communicator are used, unless the thread makes calls of c10d: CUDA's threads, which replay, make none.
+    """
+    made = "coll 3 1 2 1\nchannel 4 1 3 0 0\nended 4 700\nstop 3\n"
+    script = (
+        "comm 1 42 dp\nclock\n" + ("call 8\ncall 0\n" if has_called else "") + made + f"call 9\n{made}call 0\ntimes 9\n"
+    )
+    over = f"times over 700 choice {RING_1}"
+    assert times_of(built, script, version=OLDEST) == [over if has_called else "times unknown -1 choice 0"]
+
+
+def test_one_call_of_the_oldest(built: Built) -> None:
+    """In version 4, a kernel that runs several operations of one call is not marked as shared."""
+    both = "group 9 1\nclock\nin_group 4 1 2 1 9\nin_group 5 1 2 1 9\nstop 4\nstop 5\n"
+    script = (
+        f"comm 1 42 dp\ncall 1\n{both}call 0\nchannel 6 1 4 0 0\nchannel 7 1 5 1 0\nended 6 50\nended 7 60\ntimes 1\n"
+    )
+    assert times_of(built, script, version=OLDEST) == [f"times over 60 choice {RING_1}"]
 
 
 def test_ignored_communicator(built: Built) -> None:

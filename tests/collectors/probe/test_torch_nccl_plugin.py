@@ -18,7 +18,7 @@ FINE = (2, 30, 7)
     [
         (ON, None, PLUGIN, "no NCCL plugin: this torch has no NCCL"),
         (ON, FINE, None, "no NCCL plugin: it needs the native hook, and is built with it (commwatch native status)"),
-        (ON, (2, 27, 5), PLUGIN, "no NCCL plugin: NCCL 2.27.5 reports no API calls; 2.28.0 and later do"),
+        (ON, (2, 26, 5), PLUGIN, "no NCCL plugin: NCCL 2.26.5 reports no times of kernels; 2.27.0 and later do"),
         (ON, (2, 30, 3), PLUGIN, "no NCCL plugin: NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)"),
         (ON, (2, 31, 2), PLUGIN, "no NCCL plugin: NCCL 2.31.2 is 4 to 13% slower with a profiler plugin (NVIDIA/nccl #2355)"),
         ({**ON, "NCCL_PROFILER_PLUGIN": "None"}, FINE, PLUGIN, "no NCCL plugin: NCCL_PROFILER_PLUGIN=None"),
@@ -37,9 +37,9 @@ def test_off(env: dict[str, str]) -> None:
     assert (choice.used, choice.asked_for) == (False, False)
 
 
-@pytest.mark.parametrize("version", [(2, 28, 0), (2, 29, 2), FINE, (2, 32, 0)])
+@pytest.mark.parametrize("version", [(2, 27, 3), (2, 28, 3), (2, 29, 2), FINE, (2, 32, 0)])
 def test_used(version: tuple[int, ...]) -> None:
-    """From NCCL 2.28 on it is used."""
+    """From NCCL 2.27 on it is used."""
     assert choose(ON, version, PLUGIN) == (True, "NCCL plugin", True)
 
 

@@ -1,4 +1,4 @@
-// Reads NCCL's structures as they are in NCCL 2.28 to 2.30 (src/include/device.h there, ncclDevKernelArgs, ncclDevWorkBatch and ncclDevProfiler).
+// Reads NCCL's structures as they are in NCCL 2.27 to 2.30 (src/include/device.h there, ncclDevKernelArgs, ncclDevWorkBatch and ncclDevProfiler).
 #include "nccl_counters.h"
 
 #include "memory.h"
@@ -65,8 +65,9 @@ std::vector<uint64_t> Counters::begin(const Works& works, Ns at) {
   return first;
 }
 
-void Counters::end(const Works& works, const std::vector<uint64_t>& first, Ns at) {
+void Counters::end(const Works& works, const std::vector<uint64_t>& first, Ns last) {
   for (size_t i = 0; i < works.size(); ++i) {
+    const Ns at = i + 1 == works.size() ? last : last - settings().nccl_apart_ns;
     for (uint64_t work = first[i]; work < first[i] + static_cast<uint64_t>(works[i].second); ++work) {
       auto& place = ended_[works[i].first].works[work % kKept];
       place.time = device_time(at);

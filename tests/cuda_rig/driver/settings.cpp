@@ -43,6 +43,7 @@ Settings* read() {
   s->copy_gbps = number_of("PLAYED_COPY_GBPS", 50);
   s->nccl_ns = us_of("PLAYED_NCCL_US", 200);
   s->nccl_gbps = number_of("PLAYED_NCCL_GBPS", 100);
+  s->nccl_apart_ns = us_of("PLAYED_NCCL_APART_US", 0);
   s->data = number_of("PLAYED_DATA", 1) != 0;
   s->one_queue = number_of("CUDA_DEVICE_MAX_CONNECTIONS", 8) == 1;
   s->shm = text_of("PLAYED_SHM", "/dev/shm");

@@ -29,6 +29,7 @@ struct Settings {
   double copy_gbps;
   Ns nccl_ns;
   double nccl_gbps;
+  Ns nccl_apart_ns;
   bool data;       // collectives really move and add their data
   bool one_queue;  // what is put on a device begins in that order
   std::string shm;
