@@ -68,7 +68,7 @@ int main(int count, char** args) {
     fprintf(stderr, "%s: no plugin of version 5 or 6: %s\n", args[1], plugin == NULL ? dlerror() : "no such symbol");
     return 1;
   }
-  struct commwatch_nccl_here* (*const here)(void) = (struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
+  struct commwatch_nccl_thread* (*const here)(void) = (struct commwatch_nccl_thread * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
   void (*const sink_to)(const struct commwatch_nccl_sink*) = (void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to");
   if (sink_to != NULL) sink_to(&sink);
   int mask = 0;

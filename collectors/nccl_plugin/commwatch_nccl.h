@@ -62,7 +62,7 @@ enum commwatch_nccl_state {
 };
 
 // What the probe notes of a thread.
-struct commwatch_nccl_here {
+struct commwatch_nccl_thread {
   // The call of c10d that it is in: the probe sets a number, unique in this process, before the call, and what was there after it. 0: none. A
   // batch of operations that run later has a number, too, which each of its calls sets.
   uint64_t call;
@@ -70,7 +70,7 @@ struct commwatch_nccl_here {
 };
 
 // The calling thread's.
-struct commwatch_nccl_here* commwatch_nccl_here(void);
+struct commwatch_nccl_thread* commwatch_nccl_here(void);
 
 // Bytes of an element, by NCCL's name of its type, such as ncclBfloat16.
 static inline uint64_t commwatch_nccl_size(const char* datatype) {

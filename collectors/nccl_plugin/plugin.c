@@ -59,7 +59,7 @@ static struct comm comms[COMMS];
 static atomic_int this_process;
 // The chained plugin's activation mask; it may change it at any time. NCCL has one for all communicators, too.
 static int theirs_mask;
-static _Thread_local struct commwatch_nccl_here here;
+static _Thread_local struct commwatch_nccl_thread here;
 
 static uint64_t now_ns(void) {
   struct timespec now;
@@ -498,7 +498,7 @@ API const struct profiler ncclProfiler_v6 = {"commwatch", init_v6, start, stop, 
 
 // -- the probe's calls
 
-API struct commwatch_nccl_here* commwatch_nccl_here(void) { return &here; }
+API struct commwatch_nccl_thread* commwatch_nccl_here(void) { return &here; }
 
 API enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct commwatch_nccl_times* times) { return call_times(call, times); }
 

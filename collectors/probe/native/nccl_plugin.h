@@ -53,7 +53,7 @@ class NcclPlugin {
       const Functions* const functions = used().load(std::memory_order_acquire);
       if (functions == nullptr) return;
       static std::atomic<uint64_t> numbers{0};
-      static thread_local commwatch_nccl_here* const of_thread = functions->here();
+      static thread_local commwatch_nccl_thread* const of_thread = functions->here();
       here_ = of_thread;
       before_ = here_->call;
       here_->call = number_ = numbers.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -73,7 +73,7 @@ class NcclPlugin {
     uint64_t number() const { return number_; }
 
    private:
-    commwatch_nccl_here* here_ = nullptr;
+    commwatch_nccl_thread* here_ = nullptr;
     uint64_t before_ = 0, number_ = 0;
   };
 

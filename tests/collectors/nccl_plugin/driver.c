@@ -18,7 +18,7 @@
 
 static const struct profiler* profiler;
 static bool is_v4;
-static struct commwatch_nccl_here* (*here)(void);
+static struct commwatch_nccl_thread* (*here)(void);
 static enum commwatch_nccl_state (*the_times)(uint64_t, struct commwatch_nccl_times*);
 static uint64_t (*the_lost)(void);
 static atomic_int written, written_timed;
@@ -260,7 +260,7 @@ int main(int count, char** args) {
   }
   profiler = dlsym(plugin, args[2]);
   is_v4 = strcmp(args[2], "ncclProfiler_v4") == 0;
-  here = (struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
+  here = (struct commwatch_nccl_thread * (*)(void)) dlsym(plugin, "commwatch_nccl_here");
   the_times = (enum commwatch_nccl_state(*)(uint64_t, struct commwatch_nccl_times*))dlsym(plugin, "commwatch_nccl_times_of");
   the_lost = (uint64_t(*)(void))dlsym(plugin, "commwatch_nccl_lost");
   if (getenv("NO_SINK") == NULL) ((void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to"))(&the_sink);

@@ -65,7 +65,7 @@ static const char* kept(const char* text) { return strcmp(text, "-") == 0 ? NULL
 // Whether calls of c10d are told by events of this type.
 static bool is_call(uint64_t type) { return is_v4 ? type == kGroup : type == kCollApi || type == kP2pApi; }
 
-static void begin(unsigned long handle, unsigned long comm, struct event event, struct commwatch_nccl_here* here) {
+static void begin(unsigned long handle, unsigned long comm, struct event event, struct commwatch_nccl_thread* here) {
   const unsigned long call = is_v4 ? things[handle].parent : handle;
   const bool within = is_v4 ? event.type == kColl || event.type == kP2p : is_call(event.type);
   if (within && in_calls) here->call = call, here->launch_ns = now_ns();
@@ -113,7 +113,7 @@ int main(int count, char** args) {
   in_calls = count == 4;
   profiler = dlsym(plugin, args[2]);
   is_v4 = strcmp(args[2], "ncclProfiler_v4") == 0;
-  struct commwatch_nccl_here* const here = ((struct commwatch_nccl_here * (*)(void)) dlsym(plugin, "commwatch_nccl_here"))();
+  struct commwatch_nccl_thread* const here = ((struct commwatch_nccl_thread * (*)(void)) dlsym(plugin, "commwatch_nccl_here"))();
   ((void (*)(const struct commwatch_nccl_sink*))dlsym(plugin, "commwatch_nccl_sink_to"))(&sink);
   char line[512], texts[4][32];
   unsigned long handle, comm, type, parent, in_group, number, timer, most = 0;
