@@ -113,7 +113,8 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
         if found is None:
             break
         operations, waits = found
-        assert [o.rank for o in operations] == [0, 1, 2]
+        rings = {book.rank: (book.read, book.lost, book.closed_properly) for book in aggregate.rank_totals()}
+        assert [o.rank for o in operations] == [0, 1, 2], f"number {seq} of {operations[0].op}, rings: {rings}"
         # A monitored_barrier lines the ranks up again, after whatever rank 1 has done to them.
         was_lined_up, lined_up = lined_up, operations[0].timing == "call"
         if lined_up:
