@@ -27,6 +27,8 @@ Finish = Callable[[Flight, int, int, int, int, bool], None]
 #: Seconds between two polls while something is pending.
 POLL_S = 0.005
 _SPARE = 64
+#: Seconds for which the training thread waits for a call of the probe's thread that blocks.
+_PATIENCE_S = 1.0
 #: Place of the size in a flight's head.
 _SIZE = 5
 #: Backends whose blocking collectives run on the current stream, though they have a Work. Its duration includes the wait for the group's
@@ -65,6 +67,7 @@ class Watch:
         "device",
         "first",
         "flights",
+        "given_up",
         "group",
         "here",
         "line",
@@ -104,6 +107,8 @@ class Watch:
         #: That of the operation before it in its group, which NCCL runs first, on whatever stream.
         self.before: torch.Event | None = None
         self.began_ns = 0
+        #: Its Work must not be asked any more.
+        self.given_up = False
         #: It is the first of its line; the device has reached it.
         self.next = self.reached = False
         #: What an earlier poll saw: inputs that were not ready; an operation that had begun.
@@ -147,6 +152,8 @@ class Devices:
         #: Of process groups whose timing was asked for, by id; not a WeakSet, for the reason in torch_steps.py.
         self._backings: dict[int, _Backing] = {}
         self._on: torch.device | None = None
+        #: Held while a Work is asked whether it is over.
+        self._asking = threading.Lock()
 
     def __bool__(self) -> bool:
         """Whether something is pending."""
@@ -239,6 +246,18 @@ class Devices:
         for flight in flights:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
 
+    def let_go_of_works(self) -> None:
+        """Finish the operations with a Work without times, because a communicator is about to be destroyed.
+
+        A Work asks NCCL for errors of its communicator, and NCCL crashes if that is destroyed at the same moment.
+        """
+        asked = self._asking.acquire(timeout=_PATIENCE_S)
+        for watches in (list(self._arrived), *map(list, list(self._lines.values()))):
+            for watch in watches:
+                watch.given_up |= watch.work is not None
+        if asked:
+            self._asking.release()
+
     def _watch(self, watch: Watch, work: Any) -> None:
         watch.work = work = None if watch.here else work
         if work is None:
@@ -295,7 +314,7 @@ class Devices:
 
     def _is_over(self, watch: Watch) -> bool:
         """Finish an operation if it has ended, or can no longer be watched."""
-        if self._mode == OFF:
+        if self._mode == OFF or watch.given_up:
             self._untimed(watch)
             return True
         try:
@@ -320,7 +339,7 @@ class Devices:
                 self._in_flight(flight)
         if not watch.reached and not self._has_reached(watch):
             return False
-        if not (watch.work.is_completed() if watch.over is None else watch.over.query()):
+        if not (self._is_completed(watch) if watch.over is None else watch.over.query()):
             watch.seen_running = True
             return False
         now = time.monotonic_ns()  # not before the query, which may wait for a lock of the backend
@@ -336,6 +355,10 @@ class Devices:
         for flight in watch.flights:
             self._finish(flight, *ended)
         return True
+
+    def _is_completed(self, watch: Watch) -> bool:
+        with self._asking:
+            return not watch.given_up and bool(watch.work.is_completed())
 
     def _has_reached(self, watch: Watch) -> bool:
         """Return whether the device has reached the operations. Until then, they cannot be over."""

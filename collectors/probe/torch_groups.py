@@ -120,8 +120,10 @@ class Groups:
         self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
         #: Called with True when a default group was created, with False when it was destroyed.
         self.on_default: Callable[[bool], object] | None = None
-        #: Functions that ``watch`` replaced, by name: the original and the replacement.
-        self._replaced: dict[str, tuple[Any, Any]] = {}
+        #: Called before a group's backends are shut down.
+        self.on_shutdown: Callable[[], object] | None = None
+        #: Functions that ``watch`` replaced: where they are, their name, the original and the replacement.
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
         """Return a group at its first operation, and its entry for the names file (``None`` if already written).
@@ -169,14 +171,17 @@ class Groups:
 
     def watch(self) -> None:
         """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
-        self._wrap("_new_process_group_helper", self._making)
-        self._wrap("_update_default_pg", self._updating)
+        self._wrap(c10d, "_new_process_group_helper", self._making)
+        self._wrap(c10d, "_update_default_pg", self._updating)
+        self._wrap(c10d, "_shutdown_backend", self._shutting_down)  # before torch 2.7
+        self._wrap(c10d.ProcessGroup, "shutdown", self._shutting_down)
 
-    def _wrap(self, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = getattr(c10d, name, None)
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
         if original is not None:
-            self._replaced[name] = original, wrapper(original)
-            setattr(c10d, name, self._replaced[name][1])
+            replacement = wrapper(original)
+            self._replaced.append((owner, name, original, replacement))
+            setattr(owner, name, replacement)
 
     def _making(self, original: Any) -> Any:
         def watching(*args: Any, **kwargs: Any) -> Any:
@@ -211,17 +216,25 @@ class Groups:
 
         return watching
 
+    def _shutting_down(self, original: Any) -> Any:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            if self.on_shutdown is not None:
+                self.on_shutdown()
+            return original(*args, **kwargs)
+
+        return watching
+
     def count_on(self, before: Groups) -> None:
         """Continue the counts of creations of ``before``."""
         self._made, self._generations = before._made, before._generations
 
     def unwatch(self) -> None:
         """Undo ``watch``, except for functions that other code has wrapped since."""
-        for name, (original, wrapper) in self._replaced.items():
-            if getattr(c10d, name) is wrapper:
-                setattr(c10d, name, original)
+        for owner, name, original, replacement in self._replaced:
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
         self._replaced.clear()
-        self.on_making = self.on_default = None
+        self.on_making = self.on_default = self.on_shutdown = None
 
 
 def _text(pg: Any, attribute: str) -> str:

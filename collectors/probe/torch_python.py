@@ -108,6 +108,7 @@ class PythonProbe(Probe):
         for op in c10d_ops():
             self._library.impl(op.name, self._kernel(op), "BackendSelect", with_keyset=True)
         self.pending.watch_waits()
+        self.groups.on_shutdown = self.devices.let_go_of_works
 
     def _take_out(self) -> None:
         self.pending.unwatch_waits()

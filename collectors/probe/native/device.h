@@ -18,11 +18,13 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "device_events.h"
 #include "flight.h"
+#include "nccl_errors.h"
 #include "nccl_plugin.h"
 #include "retention.h"
 #include "runtime.h"
@@ -179,7 +181,7 @@ class DeviceWatch : public Watch {
   // Called in the poller's thread; returns true once there is nothing left to watch.
   bool look() {
     try {
-      if (device_timing().load() == DeviceTiming::kOff || flights_.empty()) return true;
+      if (device_timing().load() == DeviceTiming::kOff || flights_.empty() || (work_ && !may_ask(*work_))) return true;
       use_in_this_thread(noted_.device);
       return looked();
     } catch (const WrongClock& error) {
@@ -219,6 +221,18 @@ class DeviceWatch : public Watch {
     } else {
       work_.reset();
     }
+  }
+
+  // Whether the poller may ask a Work of this type whether it is over; if not, its operation has no duration.
+  static bool may_ask(const c10d::Work& work) {
+    static thread_local const std::type_info* known = nullptr;
+    static thread_local bool may = false;
+    if (known == nullptr || *known != typeid(work)) {
+      known = &typeid(work);
+      may = std::string(known->name()).find("NCCL") == std::string::npos || NcclErrors::not_asked_here();
+      if (!may) Session::say("asynchronous operations have no durations", "timing them", "PyTorch's calls of NCCL cannot be replaced");
+    }
+    return may;
   }
 
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }

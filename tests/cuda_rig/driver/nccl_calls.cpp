@@ -224,6 +224,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
   return result;
 }
 
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  static auto* const theirs = real<decltype(ncclCommGetAsyncError)>(__func__);
+  (void)counted(__func__, [] { return CUDA_SUCCESS; });
+  return theirs(comm, error);
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   static auto* const theirs = real<decltype(ncclCommDestroy)>(__func__);
   const ncclResult_t result = theirs(comm);

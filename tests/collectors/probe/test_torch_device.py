@@ -1,0 +1,90 @@
+"""Works of operations on GPUs in the Python hook: none is asked while its communicator is destroyed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from commwatch.collectors.probe.torch_device import Devices, Watch
+from commwatch.collectors.probe.torch_groups import Groups
+from commwatch.collectors.probe.torch_timing import POLL, Timing
+from commwatch.collectors.wire import events as ev
+
+CPU = torch.device("cpu")
+
+
+def watched(is_completed: Callable[[], bool]) -> tuple[Devices, list[Any]]:
+    """Devices with one operation whose Work answers so, and how operations were finished."""
+    finished: list[Any] = []
+    devices = Devices(
+        Timing(POLL, ""),
+        finish=lambda _, *how: finished.append(how),
+        in_flight=lambda _: None,
+        blocked=lambda *_: None,
+        wake=lambda: None,
+        complain=lambda _: None,
+    )
+    devices._on = CPU
+    watch = Watch(CPU, None, None, first=False, timed=False, here=False)
+    flight: Any = SimpleNamespace(head=[0] * 6, launch=0, queue=None)
+    devices.follow(watch, flight, SimpleNamespace(is_completed=is_completed))
+    return devices, finished
+
+
+def test_no_work_is_asked_after_shutdown() -> None:
+    """From the begin of a shutdown on, the Work of an operation in flight is not asked; the operation is recorded without a duration."""
+    asked = []
+    devices, finished = watched(lambda: bool(asked.append(True)))
+    devices.poll()
+    assert (len(asked), finished, bool(devices)) == (1, [], True)
+    devices.let_go_of_works()
+    devices.poll()
+    (how,) = finished
+    assert (len(asked), how[1:3], bool(devices)) == (1, (ev.BY_NONE, ev.UNTIMED), False)
+
+
+def test_shutdown_waits_for_a_question() -> None:
+    """A shutdown begins after the question that is under way."""
+    asking, let_go = threading.Event(), threading.Event()
+    let_go_meanwhile = []
+
+    def is_completed() -> bool:
+        asking.set()
+        let_go_meanwhile.append(let_go.wait(0.2))
+        return False
+
+    devices, _ = watched(is_completed)
+    polling = threading.Thread(target=devices.poll)
+    polling.start()
+    asking.wait(30)
+
+    def shut_down() -> None:
+        devices.let_go_of_works()
+        let_go.set()
+
+    shutting_down = threading.Thread(target=shut_down)
+    shutting_down.start()
+    for thread in (polling, shutting_down):
+        thread.join(30)
+    assert (let_go_meanwhile, let_go.is_set()) == ([False], True)
+
+
+def test_shutdown_is_noticed() -> None:
+    """The probe is called before a group is shut down; afterwards PyTorch's functions are its own again."""
+    original, noticed = c10d.ProcessGroup.shutdown, []
+    groups = Groups("job")
+    groups.on_shutdown = lambda: noticed.append(dist.is_initialized())
+    groups.watch()
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+    finally:
+        groups.unwatch()
+    assert noticed == [True]
+    assert c10d.ProcessGroup.shutdown is original
