@@ -14,6 +14,7 @@
 
 #include "nccl.h"
 #include "nccl_api.h"
+#include "report.h"
 
 using namespace played;
 
