@@ -191,6 +191,8 @@ def nccl_plugin(f: Figures) -> list[Row]:
 
 
 def _nccl_cost(cost: Figures) -> str:
+    if cost["channel_ns"] is None:  # it takes no operations with more channels
+        return f"{cost['collective_ns']:.0f} ns with one channel, {cost['mallocs']:.0f} mallocs"
     return f"{cost['collective_ns']:.0f} ns, {cost['channel_ns']:.1f} ns each channel, {cost['mallocs']:.0f} mallocs"
 
 

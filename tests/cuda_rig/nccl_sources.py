@@ -22,7 +22,10 @@ def build_plugin(sources: Path, name: str, into: Path) -> Path:
     where, runtime = sources / "plugins" / "profiler" / name, package(HEADERS) / "cu13"
     built, version = into / f"lib{name}.so", into / "version.cc"
     version.write_text(VERSION)
-    files = [*sorted(map(str, where.glob("*.cc"))), *([str(version)] if (where / "version.h").exists() else [])]
+    files = [
+        *sorted(str(file) for file in where.glob("*.cc") if file.name != version.name),
+        *([str(version)] if (where / "version.h").exists() else []),
+    ]
     includes = [
         f"-I{folder}"
         for folder in (where, where / "nccl", runtime / "include", package(COMPILER_HEADERS) / "cu13" / "include")
