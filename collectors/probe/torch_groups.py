@@ -180,7 +180,8 @@ class Groups:
         original = getattr(owner, name, None)
         if original is not None:
             replacement = wrapper(original)
-            self._replaced.append((owner, name, original, replacement))
+            # What a class has is not always what it returns: pybind11's methods are functions that bind nothing.
+            self._replaced.append((owner, name, vars(owner).get(name, original), replacement))
             setattr(owner, name, replacement)
 
     def _making(self, original: Any) -> Any:

@@ -82,14 +82,20 @@ def test_shutdown_waits_for_a_question() -> None:
 
 def test_shutdown_is_noticed() -> None:
     """The probe is called before a group is shut down; afterwards PyTorch's functions are its own again."""
-    original, noticed = c10d.ProcessGroup.shutdown, []
+    original, noticed = vars(c10d.ProcessGroup)["shutdown"], []
     groups = Groups("job")
     groups.on_shutdown = lambda: noticed.append(dist.is_initialized())
     groups.watch()
     try:
-        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
+        come_and_go()
     finally:
         groups.unwatch()
+    come_and_go()
     assert noticed == [True]
-    assert c10d.ProcessGroup.shutdown is original
+    assert vars(c10d.ProcessGroup)["shutdown"] is original
+
+
+def come_and_go() -> None:
+    """Make a process group, and destroy it."""
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
