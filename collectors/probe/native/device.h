@@ -223,13 +223,14 @@ class DeviceWatch : public Watch {
     }
   }
 
-  // Whether the poller may ask a Work of this type whether it is over; if not, its operation has no duration.
+  // Whether the poller may ask a Work of this type whether it is over; if not, its operation has no duration. Works of other types may forward to
+  // one of NCCL's.
   static bool may_ask(const c10d::Work& work) {
     static thread_local const std::type_info* known = nullptr;
     static thread_local bool may = false;
     if (known == nullptr || *known != typeid(work)) {
       known = &typeid(work);
-      may = std::string(known->name()).find("NCCL") == std::string::npos || NcclErrors::not_asked_here();
+      may = NcclErrors::not_asked_here() || std::string(known->name()).find("NCCL") == std::string::npos;
       if (!may) Session::say("asynchronous operations have no durations", "timing them", "PyTorch's calls of NCCL cannot be replaced");
     }
     return may;
