@@ -152,8 +152,8 @@ class Devices:
         #: Of process groups whose timing was asked for, by id; not a WeakSet, for the reason in torch_steps.py.
         self._backings: dict[int, _Backing] = {}
         self._on: torch.device | None = None
-        #: Held while a Work is asked whether it is over.
-        self._asking = threading.Lock()
+        #: The probe's thread asks a Work whether it is over.
+        self._asking = False
 
     def __bool__(self) -> bool:
         """Whether something is pending."""
@@ -251,12 +251,13 @@ class Devices:
 
         A Work asks NCCL for errors of its communicator, and NCCL crashes if that is destroyed at the same moment.
         """
-        asked = self._asking.acquire(timeout=_PATIENCE_S)
         for watches in (list(self._arrived), *map(list, list(self._lines.values()))):
             for watch in watches:
                 watch.given_up |= watch.work is not None
-        if asked:
-            self._asking.release()
+        # Without a lock, which would stay locked if a signal handler raised here.
+        patience = time.monotonic() + _PATIENCE_S
+        while self._asking and time.monotonic() < patience:
+            time.sleep(0.001)
 
     def _watch(self, watch: Watch, work: Any) -> None:
         watch.work = work = None if watch.here else work
@@ -357,8 +358,13 @@ class Devices:
         return True
 
     def _is_completed(self, watch: Watch) -> bool:
-        with self._asking:
+        self._asking = (
+            True  # before it looks whether the Work is given up: `let_go_of_works` does both in the other order
+        )
+        try:
             return not watch.given_up and bool(watch.work.is_completed())
+        finally:
+            self._asking = False
 
     def _has_reached(self, watch: Watch) -> bool:
         """Return whether the device has reached the operations. Until then, they cannot be over."""
