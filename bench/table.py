@@ -183,7 +183,8 @@ def nccl_plugin(f: Figures) -> list[Row]:
     rows = []
     for what, name in (("PyTorch", "of_pytorch"), ("other libraries", "of_others")):
         cost = f[name]
-        over = cost["collective_ns"] > 150 or cost["channel_ns"] > 30 or cost["mallocs"] > 0
+        no_channels = cost["channel_ns"] is None
+        over = no_channels or cost["collective_ns"] > 150 or cost["channel_ns"] > 30 or cost["mallocs"] > 0
         peers = "; ".join(f"{peer}: {_nccl_cost(of)}" for peer, of in f["peers"].items())
         budget = "150 ns, 30 ns, 0"
         rows.append(Row(f"NCCL plugin, one operation of {what}", _nccl_cost(cost), budget, peers, over))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from commwatch.analysis import framework_settings
 from commwatch.analysis.advice_facts import LEAST_GAIN, Facts, Kind
-from commwatch.analysis.nccl_operations import WHY_SLOW, SlowChoice, behind, channels_behind, slow_choices
+from commwatch.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
@@ -309,15 +309,6 @@ def _nccl_choice(facts: Facts) -> Iterator[Found]:
             yield Found([*_about(facts, kind), *_measured(slow)], "not known", None, title=title)
 
 
-def _channel_behind(facts: Facts) -> Iterator[Found]:
-    for each in channels_behind(facts.choices):
-        kind = next((kind for kind in facts.kinds if (kind.group, kind.op) == (each.group, each.op)), None)
-        if kind is not None and facts.saves(kind.seconds) >= LEAST_GAIN:
-            title = f"one of NCCL's channels is behind in {kind.named()}, {_sizes(each)}"
-            took = f"{each.count} of the latest took {seconds(each.mean_s)} on average; {behind(each)}"
-            yield Found([*_about(facts, kind), took], "not known", None, title=title)
-
-
 def _measured(slow: SlowChoice) -> Iterator[str]:
     chosen, faster = slow
     yield f"{chosen.count} of the latest took {seconds(chosen.mean_s)} on average, busbw {rate(chosen.busbw)}"
@@ -362,9 +353,6 @@ RULES = (
          "`commwatch doctor`.", _network(complaints("errors", "congestion"))),
     Rule("nccl_choice", "NCCL chose LL for large operations", "Check whether `NCCL_PROTO`, `NCCL_ALGO` or a tuner plugin (`NCCL_TUNER_PLUGIN`) "
          "makes NCCL choose this, and remove it: for this size NCCL usually chooses Simple or LL128.", _nccl_choice),
-    Rule("channel_behind", "one of NCCL's channels is behind", "Each channel has its own path through GPU links and network interfaces. Find "
-         "that of this channel in NCCL's log (`NCCL_DEBUG=INFO`, lines with `Channel`), and check its interface and link for a lower rate, "
-         "errors and other traffic: see `/api/v1/host`.", _channel_behind),
     Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _transport),
 )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from commwatch.collectors.wire import events as ev
@@ -11,7 +10,6 @@ from commwatch.collectors.wire.events import NcclChoice
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import Ran
 from commwatch.core.nccl_views import NcclOperations
-from commwatch.core.units import percent, seconds
 from commwatch.history.operations import Operation
 from commwatch.ingest.jobs import Job
 
@@ -22,9 +20,6 @@ _LARGE_LOG2, _LARGE_PART_LOG2 = 24, 20
 _ENOUGH, _FASTER = 10, 0.8
 WHY_SLOW = "half of what LL sends are flags, so it reaches at most half of the bandwidth"
 _SLOW = f"{WHY_SLOW}; NCCL usually chooses Simple for this size: check NCCL_PROTO, NCCL_ALGO and tuner plugins"
-#: A channel is behind the others if it ends last in at least this part of the operations, and on average at least this part of their time after
-#: the first one. Of operations of up to 1 MiB, a channel may have more than its share: parts are of whole chunks.
-_LAST, _APART, _EVEN_LOG2 = 0.9, 0.1, 20
 
 
 class _Kind(NamedTuple):
@@ -84,34 +79,13 @@ def slow_choices(found: Sequence[NcclOperations]) -> Iterator[SlowChoice]:
     """Yield the remarkable choices, for each group and op that with the most time, unless the measured busbw contradicts the remark."""
     seen = set()
     for chosen in found:
-        if WHY_SLOW not in chosen.remark or chosen.count < _ENOUGH or (chosen.group_id, chosen.op) in seen:
+        if not chosen.remark or chosen.count < _ENOUGH or (chosen.group_id, chosen.op) in seen:
             continue
         seen.add((chosen.group_id, chosen.op))
         others = [each for each in found if _is_other_protocol(each, chosen)]
         best = max(others, key=lambda each: each.busbw or 0.0, default=None)
         if best is None or chosen.busbw is None or chosen.busbw < _FASTER * (best.busbw or 0.0):
             yield SlowChoice(chosen, best)
-
-
-def channels_behind(found: Sequence[NcclOperations]) -> Iterator[NcclOperations]:
-    """Yield operations in which one channel is behind the others, for each group and op those with the most time."""
-    seen = set()
-    for each in found:
-        if each.count >= _ENOUGH and _is_behind(each) and (each.group_id, each.op) not in seen:
-            seen.add((each.group_id, each.op))
-            yield each
-
-
-def behind(each: NcclOperations) -> str:
-    """Return how far the last channel is behind."""
-    after, share = seconds(each.apart_s or 0), percent(each.last_share or 0)
-    return f"channel {each.last_channel} ended last in {share} of them, on average {after} after the first channel"
-
-
-def _is_behind(each: NcclOperations) -> bool:
-    if each.last_share is None or each.apart_s is None or each.size_log2 <= _EVEN_LOG2:
-        return False
-    return each.last_share >= _LAST and each.apart_s >= _APART * each.mean_s
 
 
 def _is_other_protocol(each: NcclOperations, chosen: NcclOperations) -> bool:
@@ -129,7 +103,7 @@ def _view(kind: _Kind, sums: Ran, ranks: set[int]) -> NcclOperations:
     known = sums.duration_ns > 0 and sums.bus_bytes > 0
     ended = sum(sums.last.values())
     last = max(sums.last, key=lambda channel: (sums.last[channel], -channel), default=None)
-    view = NcclOperations(
+    return NcclOperations(
         job_id=kind.job_id,
         group_id=kind.group_id,
         group=kind.group,
@@ -147,7 +121,6 @@ def _view(kind: _Kind, sums: Ran, ranks: set[int]) -> NcclOperations:
         apart_s=sums.apart_us / ended / 1e6 if ended else None,
         remark=_SLOW if _is_slow(kind) else "",
     )
-    return replace(view, remark=behind(view)) if not view.remark and _is_behind(view) else view
 
 
 def _is_slow(kind: _Kind) -> bool:

@@ -57,7 +57,7 @@ class NcclOperations:
     last_share: float | None
     #: Mean time from the end of an operation's first channel to that of its last, in seconds; ``None`` as above.
     apart_s: float | None
-    #: What is wrong with the choice, or with a channel; empty if nothing is known to be.
+    #: What is wrong with the choice; empty if nothing is known to be.
     remark: str
 
 

@@ -297,8 +297,9 @@ class Devices:
     def poll(self) -> None:
         """Finish the operations that have ended."""
         while self._arrived:
-            watch = self._arrived.popleft()
+            watch = self._arrived[0]
             self._lines.setdefault(watch.line, deque()).append(watch)
+            self._arrived.popleft()  # at last, so that `let_go_of_works` finds it at any moment
         for line, watches in list(self._lines.items()):
             while watches and self._is_over(watches[0]):
                 self._held.pop(id(watches.popleft()), None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commwatch.analysis.advice_input import nccl_choices
-from commwatch.analysis.nccl_operations import channels_behind, nccl_operations, slow_choices
+from commwatch.analysis.nccl_operations import nccl_operations, slow_choices
 from commwatch.collectors.probe.native.library import PLUGIN
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
@@ -96,16 +96,6 @@ def test_ends_of_channels() -> None:
     # The tag of a message is its own.
     (message,) = of_ranks([timed(RING_SIMPLE_4, ms=4, size=1 << 21, op="send", tag=ends(3, 300))])
     assert message.last_channel is None
-
-
-def test_channel_behind() -> None:
-    """A channel that is always last, and far behind, is remarked on; LL for a large operation is the first remark."""
-    (found,) = of_ranks([timed(RING_SIMPLE_4, ms=4, size=1 << 21, tag=ends(3, 500))] * 10)
-    assert found.remark == "channel 3 ended last in 100% of them, on average 500 µs after the first channel"
-    assert list(channels_behind([found])) == [found]
-    (slow,) = of_ranks([timed(TREE_LL_2, ms=4, size=1 << 25, tag=ends(1, 900))] * 10)
-    assert "half of what LL sends are flags" in slow.remark
-    assert list(channels_behind([slow])) == [slow]
 
 
 @pytest.mark.parametrize(("ranks", "wrong"), [(8, True), (32, True), (64, False)])

@@ -93,10 +93,6 @@ SPEAKS: dict[str, list[Facts]] = {
         facts(choices=[chosen()]),
         facts(choices=[chosen(), chosen(protocol="Simple", busbw=2e10, remark="")]),
     ],
-    "channel_behind": [
-        facts(choices=[chosen(last_share=0.9, apart_s=0.002)]),
-        facts(choices=[chosen(protocol="Simple", remark="", last_share=1.0, apart_s=0.01, size_log2=21)]),
-    ],
     "nccl_finding": [facts(findings=[finding("warning")])],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("SYS"), place("PIX", rank=0)])),
@@ -167,15 +163,6 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(seconds=0.0005), choices=[chosen()]),  # hardly
         facts(choices=[chosen()], exposed=0.0),  # hidden
     ],
-    "channel_behind": [
-        facts(choices=[chosen()]),
-        facts(choices=[chosen(last_share=0.89, apart_s=0.01)]),  # not always the same
-        facts(choices=[chosen(last_share=1.0, apart_s=0.0019)]),  # hardly behind
-        facts(choices=[chosen(last_share=1.0, apart_s=0.01, size_log2=20)]),  # uneven parts
-        facts(choices=[chosen(last_share=1.0, apart_s=0.01, count=9)]),  # seldom
-        facts(choices=[chosen(last_share=None, apart_s=None)]),  # not known
-        facts(kind(seconds=0.0005), choices=[chosen(last_share=1.0, apart_s=0.01)]),  # hardly any time
-    ],
     "nccl_finding": [facts(), facts(findings=[finding("info")])],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("NODE")])),
@@ -217,20 +204,6 @@ def test_speaks(rule: str, about: Facts) -> None:
 def test_silent(rule: str, about: Facts) -> None:
     """A rule is silent where one of its conditions does not hold."""
     assert given(rule, about) is None
-
-
-def test_channel_is_named() -> None:
-    """The advice names the channel, how often it was last and how far behind, and promises no gain."""
-    found = given(
-        "channel_behind", facts(choices=[chosen(protocol="Simple", remark="", last_share=0.95, apart_s=0.003)])
-    )
-    assert found is not None
-    assert found.title == "one of NCCL's channels is behind in all_reduce of group data, 32 MiB to 64 MiB"
-    assert (
-        "20 of the latest took 20 ms on average; channel 1 ended last in 95% of them, on average 3 ms after the first channel"
-        in found.because
-    )
-    assert found.saves_share is None
 
 
 def test_choice_is_named() -> None:
