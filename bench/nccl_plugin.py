@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from tests.cuda_rig.build import build
 from tests.cuda_rig.nccl_sources import build_plugin
 
 COLLECTIVES, ROUNDS, MANY = 200_000, 7, 16
+#: It reads all sources of the driver each time.
+simulated_driver = cache(build)
 #: Of NCCL's sources.
 PEERS = ("example", "inspector")
 #: What the peers take: operations, messages and kernels of any size. Without a file the example writes nothing; it keeps 16 operations by default.
@@ -66,7 +69,7 @@ def once(program: Path, plugin: str, channels: int, in_calls: bool) -> dict[str,
     """ns and calls of malloc for one collective."""
     env = {**os.environ, **ON, "COMMWATCH_NCCL_CHAIN": "/nowhere", "NCCL_INSPECTOR_DUMP_DIR": str(program.parent)}
     if "NCCL_SOURCES" in os.environ:
-        env["LD_LIBRARY_PATH"] = f"{build()}:{env.get('LD_LIBRARY_PATH', '')}"
+        env["LD_LIBRARY_PATH"] = f"{simulated_driver()}:{env.get('LD_LIBRARY_PATH', '')}"
     command = [str(program), plugin, str(COLLECTIVES), str(channels), str(int(in_calls))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:

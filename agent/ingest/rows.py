@@ -152,15 +152,16 @@ class Rows:
             self._count_ends(of[at], columns.aux[at], columns.tag[at])
 
     def _count_ends(self, of: Ints, aux: Ints, tag: Ints) -> None:
-        kinds, which = distinct(combined(of, aux, tag & (1 << ev.CHANNEL_BITS) - 1))
+        last = (tag & ev.CHANNEL) - 1
+        kinds, which = distinct(combined(of, aux, last))
         first = first_of(which, len(kinds))
         each = zip(
-            of[first].tolist(), aux[first].tolist(), tag[first].tolist(), counts(which, len(kinds)).tolist(),
+            of[first].tolist(), aux[first].tolist(), last[first].tolist(), counts(which, len(kinds)).tolist(),
             sums(which, len(kinds), tag >> ev.CHANNEL_BITS).tolist(), strict=True,
         )  # fmt: skip
-        for row, choice, ends, count, apart_us in each:
-            cell, last = self.cells[row], (ends & (1 << ev.CHANNEL_BITS) - 1) - 1
-            cell.owner.ran_of(cell.key, choice).add_ends(last, apart_us, count)
+        for row, choice, channel, count, apart_us in each:
+            cell = self.cells[row]
+            cell.owner.ran_of(cell.key, choice).add_ends(channel, apart_us, count)
 
 
 def bins_of(durations: Ints) -> Ints:

@@ -119,18 +119,8 @@ def _chosen(choices: list[NcclOperations]) -> list[str]:
     if not choices:
         return []
     head = (
-        "group",
-        "op",
-        "size up to",
-        "algorithm",
-        "protocol",
-        "channels",
-        "count",
-        "mean",
-        "in the queue",
-        "busbw",
-        "last channel",
-    )
+        "group", "op", "size up to", "algorithm", "protocol", "channels", "count", "mean", "in the queue", "busbw", "last channel",
+    )  # fmt: skip
     rows = [
         (
             each.group,

@@ -1,7 +1,7 @@
 // NCCL's profiler interface, versions 4 to 6, as NCCL publishes it in src/include/plugin/profiler (NCCL 2.27 to 2.32). Earlier versions report no
 // times of kernels.
 //
-// One struct describes an event for all: version 5 widened `type` in place and added groups and the types of API calls, version 6 added types.
+// One struct describes an event for all: version 5 widened `type` in place and added the member `group` and the types of API calls, version 6 added types.
 #pragma once
 
 #include <stdbool.h>

@@ -359,9 +359,8 @@ class Devices:
         return True
 
     def _is_completed(self, watch: Watch) -> bool:
-        self._asking = (
-            True  # before it looks whether the Work is given up: `let_go_of_works` does both in the other order
-        )
+        # First this, then the look at `given_up`: `let_go_of_works` does both in the other order.
+        self._asking = True
         try:
             return not watch.given_up and bool(watch.work.is_completed())
         finally:

@@ -114,15 +114,16 @@ class ChannelEnds(NamedTuple):
     apart_s: float | None = None
 
 
-#: Bits of ``tag`` of a collective that NCCL timed, below those of the time: the last channel plus 1.
+#: Bits of ``tag`` of a collective that NCCL timed, below those of the time: the last channel plus 1. And their mask.
 CHANNEL_BITS = 7
+CHANNEL = (1 << CHANNEL_BITS) - 1
 
 
 def channel_ends(timing: int, tag: int) -> ChannelEnds:
     """Return when the channels of a collective ended, from these fields of its record."""
     if timing != BY_NCCL or tag <= 0:
         return ChannelEnds()
-    return ChannelEnds((tag & (1 << CHANNEL_BITS) - 1) - 1, (tag >> CHANNEL_BITS) / 1e6)
+    return ChannelEnds((tag & CHANNEL) - 1, (tag >> CHANNEL_BITS) / 1e6)
 
 
 class Record(NamedTuple):

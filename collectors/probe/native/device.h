@@ -15,6 +15,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -226,14 +227,11 @@ class DeviceWatch : public Watch {
   // Whether the poller may ask a Work of this type whether it is over; if not, its operation has no duration. Works of other types may forward to
   // one of NCCL's.
   static bool may_ask(const c10d::Work& work) {
-    static thread_local const std::type_info* known = nullptr;
-    static thread_local bool may = false;
-    if (known == nullptr || *known != typeid(work)) {
-      known = &typeid(work);
-      may = NcclErrors::not_asked_here() || std::string(known->name()).find("NCCL") == std::string::npos;
-      if (!may) Session::say("asynchronous operations have no durations", "timing them", "PyTorch's calls of NCCL cannot be replaced");
-    }
-    return may;
+    static thread_local const bool not_asked = NcclErrors::not_asked_here();
+    if (not_asked || std::string(typeid(work).name()).find("NCCL") == std::string::npos) return true;
+    static std::once_flag said;
+    std::call_once(said, [] { Session::say("asynchronous operations have no durations", "timing them", "PyTorch's calls of NCCL cannot be replaced"); });
+    return false;
   }
 
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }

@@ -1,8 +1,9 @@
 // Keeps the poller from asking NCCL for a communicator's errors.
 //
 // c10d::Work::isCompleted does so for NCCL. PyTorch checks first that the communicator is not destroyed, but not under the same lock: if the
-// training thread destroys it in between, NCCL reads freed memory, and the job ends with a segmentation fault. PyTorch's own watchdog has ended
-// by then. It asks for errors anyway, so the poller need not: in its thread, the function that PyTorch imports returns none.
+// training thread destroys it in between, NCCL reads freed memory, and the job ends with a segmentation fault. While the group exists, PyTorch's
+// watchdog checks for errors, and it ends before the communicator is destroyed. So the poller need not check: in its thread, the function that
+// PyTorch imports returns no error.
 #pragma once
 
 #include "imports.h"

@@ -9,7 +9,6 @@ import pytest
 from commwatch.analysis.advice import RULES, advice_on
 from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.gpu_nic_affinity import GpuNicPair
-from commwatch.analysis.nccl_operations import WHY_SLOW
 from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.alpha_beta import Curve
@@ -70,7 +69,7 @@ def chosen(**more: Any) -> NcclOperations:
     about: dict[str, Any] = {
         "job_id": "job", "group_id": "g", "group": "data", "op": "all_reduce", "size_log2": 26, "algorithm": "Tree",
         "protocol": "LL", "channels": 2, "ranks": [0], "count": 20, "bytes": 20 << 26, "mean_s": 0.02, "queued_s": 0.001,
-        "busbw": 5e9, "last_channel": 1, "last_share": 0.6, "apart_s": 1e-4, "remark": WHY_SLOW,
+        "busbw": 5e9, "last_channel": 1, "last_share": 0.6, "apart_s": 1e-4, "remark": "slow",
     }  # fmt: skip
     return NcclOperations(**{**about, **more})
 

@@ -62,7 +62,7 @@ static uint64_t played(unsigned long operation, uint64_t timer) {
 // NCCL's strings are constants: they are kept.
 static const char* kept(const char* text) { return strcmp(text, "-") == 0 ? NULL : strdup(text); }
 
-// Whether calls of c10d are told by events of this type.
+// Whether events of this type mark calls of c10d.
 static bool is_call(uint64_t type) { return is_v4 ? type == kGroup : type == kCollApi || type == kP2pApi; }
 
 static void begin(unsigned long handle, unsigned long comm, struct event event, struct commwatch_nccl_thread* here) {

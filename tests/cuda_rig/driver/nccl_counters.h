@@ -22,7 +22,7 @@ class Counters {
 
   // The works begin; returns the number of the first on each channel, which `end` is given.
   std::vector<uint64_t> begin(const Works& works, Ns at);
-  // The last channel ends at `last`, the others as long before it as the settings say.
+  // The last channel ends at `last`, the others PLAYED_NCCL_APART_US earlier.
   void end(const Works& works, const std::vector<uint64_t>& first, Ns last);
 
  private:
