@@ -16,23 +16,23 @@ namespace commwatch {
 // Whether the calling thread is in an operation of communication.
 class InOperation {
  public:
-  InOperation() { ++depth(); }
+  InOperation() { ++of_thread().depth; }
   InOperation(const InOperation&) = delete;
   InOperation& operator=(const InOperation&) = delete;
-  ~InOperation() { --depth(); }
+  ~InOperation() { --of_thread().depth; }
 
   // The calling thread has so many batches open, whose operations run when they end.
-  static void batches(size_t open) { opened() = open; }
-  static bool now() { return depth() > 0 || opened() > 0; }
+  static void batches(size_t open) { of_thread().batches = open; }
+  static bool now() { return of_thread().depth > 0 || of_thread().batches > 0; }
 
  private:
-  static int& depth() {
-    static thread_local int of_thread = 0;
-    return of_thread;
-  }
-  static size_t& opened() {
-    static thread_local size_t of_thread = 0;
-    return of_thread;
+  struct Open {
+    int depth = 0;
+    size_t batches = 0;
+  };
+  static Open& of_thread() {
+    static thread_local Open open;
+    return open;
   }
 };
 
@@ -74,6 +74,23 @@ class CudaWaits {
   }
 
  private:
+  // What the poller has of a wait.
+  struct LookAt {
+    Session& session;
+    std::unique_ptr<StreamWaits::Wait> wait;
+
+    bool operator()() const {
+      try {
+        use_in_this_thread(gpu());
+        return session.waits.look(*wait);
+      } catch (const std::exception& error) {
+        device_fails(error.what());
+        session.waits.stop();
+        return true;
+      }
+    }
+  };
+
   // The runtime's handle of this thread's stream on a GPU; false if torch does not tell.
   static bool stream_here(const c10::Device& device, void** handle) noexcept {
     try {
@@ -127,24 +144,34 @@ class CudaWaits {
                                     {"libtorch_cuda", "libtorch_python", "libc10_cuda"});
   }
 
-  static void recorded(const void* event, const void* stream) {
+  // Call `call`, which records an event, and return its result.
+  template <class Call>
+  static int recorded(const void* event, const void* stream, Call call) {
     const Entered entered;
-    if (entered.get() != nullptr) entered.get()->waits.recorded(event, stream, InOperation::now());
+    Session* const session = entered.get();
+    if (session == nullptr) return call();
+    session->waits.fetch(event);
+    const int result = call();
+    session->waits.recorded(event, stream, InOperation::now());
+    return result;
   }
 
   static int record(void* event, void* stream) {
-    recorded(event, stream);
-    return real().record(event, stream);
+    return recorded(event, stream, [&] { return real().record(event, stream); });
   }
 
   static int record_with(void* event, void* stream, unsigned flags) {
-    recorded(event, stream);
-    return real().record_with(event, stream, flags);
+    return recorded(event, stream, [&] { return real().record_with(event, stream, flags); });
   }
 
   static int wait(void* stream, void* event, unsigned flags) {
     const Entered entered;
     Session* const session = entered.get();
+    if (session != nullptr) {
+      session->waits.fetch(event);
+      StreamWaits::Wait::fetch();
+      Poller::fetch<LookAt>();
+    }
     if (session == nullptr || !session->waits.counts(stream, event)) return real().wait(stream, event, flags);
     if (session->off.load() || !session->records_all() || device_timing().load() != DeviceTiming::kEvents || !is_here()) {
       session->waits.missed();
@@ -160,23 +187,11 @@ class CudaWaits {
     const int result = real().wait(stream, event, flags);
     if (!measured || !session->waits.ends(*measured, stream)) return result;
     try {
-      session->poller().add([session, measured = std::move(measured)] { return look(*session, *measured); }, line_of(&session->waits, 0), true);
+      session->poller().add(LookAt{*session, std::move(measured)}, line_of(&session->waits, 0), true);
     } catch (const std::exception&) {
       session->waits.missed();
     }
     return result;
-  }
-
-  // Called by the poller.
-  static bool look(Session& session, const StreamWaits::Wait& wait) {
-    try {
-      use_in_this_thread(gpu());
-      return session.waits.look(wait);
-    } catch (const std::exception& error) {
-      device_fails(error.what());
-      session.waits.stop();
-      return true;
-    }
   }
 
   static std::mutex& replacing() {

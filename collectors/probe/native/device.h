@@ -409,6 +409,12 @@ struct LookAt {
   }
 };
 
+// This thread will soon look after an operation.
+[[gnu::always_inline]] inline void fetch_watch() {
+  SpareMemory<DeviceWatch>::fetch();
+  Poller::fetch<LookAt>();
+}
+
 inline void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, Flights flights) {
   try {
     if (noted.here) work.reset();

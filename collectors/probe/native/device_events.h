@@ -29,6 +29,9 @@ class Events {
  public:
   using Event = std::unique_ptr<Node, GiveBack>;
 
+  // This thread will soon record an event.
+  [[gnu::always_inline]] static void fetch() { Plain::fetch<sizeof(Node)>(); }
+
   // Returns an event recorded on `stream`, of this thread's current device.
   static Event record(const c10::Stream& stream, void* handle, bool timed) {
     const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
@@ -50,8 +53,8 @@ class Events {
   }
 
   static constexpr c10::EventFlag kTimed = c10::EventFlag::BACKEND_DEFAULT;
-  using Plain = Spare<Node, sizeof(Node), 0>;
-  using Timed = Spare<Node, sizeof(Node), 1>;
+  using Plain = Spare<Node, 0>;
+  using Timed = Spare<Node, 1>;
 };
 
 }  // namespace commwatch

@@ -147,6 +147,8 @@ struct Kernel : c10::OperatorKernel {
     Launched launched;
     if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
       try {
+        SpareMemory<Flight>::fetch();
+        Events::fetch();
         launched = launch(*session, *stack, nccl_call);
       } catch (const abi::__forced_unwind&) {  // Python ends this thread because the interpreter is shutting down
         throw;
@@ -160,6 +162,7 @@ struct Kernel : c10::OperatorKernel {
     }
     const InOperation in_operation;
     if (!launched.flight) return handle.redispatchBoxed(below, stack);
+    if (launched.noted) fetch_watch();
     try {
       handle.redispatchBoxed(below, stack);
     } catch (...) {

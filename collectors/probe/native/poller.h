@@ -93,6 +93,12 @@ class Poller {
     drop_arrived();
   }
 
+  // This thread will soon add a `Look`.
+  template <class Look>
+  [[gnu::always_inline]] static void fetch() {
+    Of<Look>::fetch();
+  }
+
   // May be called in any thread; takes a lock only if the poller sleeps or has no thread yet.
   //
   // look: called to poll the operation; returns true once it needs no more polling. Must not throw. If it has a method `arrives`, this is

@@ -13,11 +13,10 @@
 namespace commwatch {
 
 // Nodes that were given back; a Node has a pointer `next`. All lists are apart: one for each type of node and each `kKind`.
-// kBytes: what a node occupies.
-template <class Node, size_t kBytes, int kKind = 0>
+template <class Node, int kKind = 0>
 class Spare {
  public:
-  // Most nodes that are kept: none under the address sanitizer, so that it sees each use of a node that was given back.
+  // Most nodes that wait for a thread to take them: none under the address sanitizer, so that it sees each use of a node that was given back.
 #ifdef __SANITIZE_ADDRESS__
   static constexpr int kMost = 0;
 #else
@@ -26,22 +25,21 @@ class Spare {
 
   // Returns null if there is none.
   static Node* take() {
-    static thread_local Taken of_thread;
-    Node*& mine = of_thread.first;
-    if (mine == nullptr && back_.load(std::memory_order_relaxed) != nullptr) mine = back_.exchange(nullptr, std::memory_order_acquire);
-    if (mine == nullptr) return nullptr;
-    number_.fetch_sub(1, std::memory_order_relaxed);
-    Node* const taken = std::exchange(mine, mine->next);
-    fetch(mine);
-    return taken;
+    Node*& mine = taken();
+    if (mine == nullptr) take_all(&mine);
+    return mine != nullptr ? std::exchange(mine, mine->next) : nullptr;
+  }
+
+  // This thread will soon take a node, of so many bytes. The thread that gave it back may have written it on another core.
+  template <size_t kBytes>
+  [[gnu::always_inline]] static void fetch() {
+    fetch(reinterpret_cast<char*>(taken()), std::make_index_sequence<(kBytes + kCacheLine - 1) / kCacheLine>());
   }
 
   // Returns false if enough nodes are kept: the caller destroys this one.
   static bool give(Node* node) {
-    if (number_.fetch_add(1, std::memory_order_relaxed) >= kMost) {
-      number_.fetch_sub(1, std::memory_order_relaxed);
-      return false;
-    }
+    if (number_.load(std::memory_order_relaxed) >= kMost) return false;
+    number_.fetch_add(1, std::memory_order_relaxed);
     push(node);
     return true;
   }
@@ -49,18 +47,31 @@ class Spare {
  private:
   static constexpr size_t kCacheLine = 64;
 
-  // What a thread has taken. A thread that ends gives it back.
-  struct Taken {
-    Node* first = nullptr;
-    ~Taken() {
-      while (first != nullptr) push(std::exchange(first, first->next));
+  // Inlined, and not a loop: GCC removes calls and loops that do nothing but this.
+  template <size_t... kLine>
+  [[gnu::always_inline]] static void fetch(const char* node, std::index_sequence<kLine...>) {
+    if (node != nullptr) (__builtin_prefetch(node + kLine * kCacheLine, 1), ...);
+  }
+
+  // A thread that ends gives back what it has taken.
+  struct GiveBack {
+    ~GiveBack() {
+      Node*& mine = taken();
+      while (mine != nullptr) push(std::exchange(mine, mine->next));
     }
   };
 
-  // Another core has written this node: have it here when the next operation takes it.
-  static void fetch(Node* node) {
-    if (node == nullptr) return;
-    for (size_t at = 0; at < kBytes; at += kCacheLine) __builtin_prefetch(reinterpret_cast<char*>(node) + at, 1);
+  // The first node that this thread has taken. It has no destructor: each access would check whether that is registered.
+  static Node*& taken() {
+    static thread_local Node* first = nullptr;
+    return first;
+  }
+
+  static void take_all(Node** mine) {
+    if (back_.load(std::memory_order_relaxed) == nullptr) return;
+    static thread_local const GiveBack at_end;
+    *mine = back_.exchange(nullptr, std::memory_order_acquire);
+    number_.store(0, std::memory_order_relaxed);
   }
 
   static void push(Node* node) {
@@ -71,24 +82,38 @@ class Spare {
 
   // Nodes in the lists are never destroyed: an operation may end as late as the process.
   inline static std::atomic<Node*> back_{nullptr};
-  inline static std::atomic<int> number_{0};
+  inline static std::atomic<int> number_{0};  // of those in `back_`, about: threads take all at once, and do not count them
 };
 
-// Allocates memory for single objects of a type, and keeps it. For std::allocate_shared.
+// Memory for an object of a type, while it is kept.
 template <class T>
+struct SpareBlock {
+  SpareBlock* next;
+};
+
+// Allocates memory for single objects of a type, and keeps it. For std::allocate_shared, which allocates the object together with its counts of
+// references.
+template <class T, class Object = T>
 struct SpareMemory {
   using value_type = T;
+  template <class Other>
+  struct rebind {
+    using other = SpareMemory<Other, Object>;
+  };
 
   SpareMemory() = default;
   template <class Other>
-  SpareMemory(const SpareMemory<Other>&) {}
+  SpareMemory(const SpareMemory<Other, Object>&) {}
+
+  // This thread will soon allocate an object.
+  [[gnu::always_inline]] static void fetch() { Blocks::template fetch<kSize>(); }
 
   T* allocate(size_t number) {
-    static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+    static_assert(sizeof(T) <= kSize && alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
     if (number == 1) {
       if (Block* const block = Blocks::take()) return reinterpret_cast<T*>(block);
     }
-    return static_cast<T*>(::operator new(number * kSize));
+    return static_cast<T*>(::operator new(number == 1 ? kSize : number * sizeof(T)));
   }
 
   void deallocate(T* object, size_t number) {
@@ -96,21 +121,21 @@ struct SpareMemory {
   }
 
   template <class Other>
-  bool operator==(const SpareMemory<Other>&) const {
+  bool operator==(const SpareMemory<Other, Object>&) const {
     return true;
   }
 
  private:
-  struct Block {
-    Block* next;
-  };
-  static constexpr size_t kSize = sizeof(T) > sizeof(Block) ? sizeof(T) : sizeof(Block);
-  using Blocks = Spare<Block, kSize>;
+  using Block = SpareBlock<Object>;
+  using Blocks = Spare<Block>;
+  // A virtual table and two counts, of up to a word each.
+  static constexpr size_t kSize = sizeof(Object) + 3 * sizeof(void*);
 };
 
 // Base of a type whose objects use such memory.
 template <class T>
 struct InSpareMemory {
+  [[gnu::always_inline]] static void fetch() { SpareMemory<T>::fetch(); }
   static void* operator new(size_t) { return SpareMemory<T>().allocate(1); }
   static void operator delete(void* object) { SpareMemory<T>().deallocate(static_cast<T*>(object), 1); }
 };

@@ -13,7 +13,7 @@ using namespace commwatch;
 struct Node {
   Node* next = nullptr;
 };
-using Nodes = Spare<Node, sizeof(Node)>;
+using Nodes = Spare<Node>;
 
 void test_nodes() {
   CHECK(Nodes::take() == nullptr, "spare: at first there is none");
