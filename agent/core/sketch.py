@@ -61,6 +61,8 @@ def merged(sketches: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 def encode(bins: Mapping[int, int]) -> bytes:
     """Return the bins as bytes for the history."""
+    if isinstance(bins, Packed):
+        return bins.data
     return struct.pack("<" + "hI" * len(bins), *chain.from_iterable(sorted(bins.items())))
 
 

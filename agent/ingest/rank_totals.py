@@ -315,10 +315,10 @@ class RankTotals(TrainerState):
             while self._lately and self._lately[0][0] <= slot - LAST_NS:
                 self._lately.popleft()
             for sums in cells.values():
+                self.totals.setdefault(sums.key, Cell()).add(sums.cell)
                 sums.close()
                 self.closed.append((slot, sums.key, sums.cell))
                 self._lately.append((slot, sums.key, sums.cell))
-                self.totals.setdefault(sums.key, Cell()).add(sums.cell)
         self._ended.clear()
         for number, sums in enumerate(self._live.values()):
             sums.number = number
