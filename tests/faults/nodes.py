@@ -62,7 +62,11 @@ class Cluster(NamedTuple):
                     (time.time() - began, [("straggler", "late", (int(labels["rank"]),)) for labels, _ in found])
                 )
                 time.sleep(1)
-        return judge(replace(scenario, within_s=WITHIN_S), polls)
+            seen = self.prom.query(f'commwatch_periods_total{{job_id="{name}"}} > 0')
+        judged = judge(replace(scenario, within_s=WITHIN_S), polls)
+        # A job of which nothing was recorded has no straggler either.
+        silent = [] if len(seen) == scenario.size else [f"Prometheus has periods of {len(seen)} ranks"]
+        return judged._replace(wrong=(*judged.wrong, *silent))
 
 
 @contextmanager
