@@ -65,7 +65,8 @@ def train(directory: Path, arm: str) -> None:
 def trainer_mb(arm: str) -> float:
     """Memory of one trainer."""
     with scratch(in_memory=True) as directory:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_HOOK": arm}
+        probe = {"COMMWATCH_DIR": str(directory), "COMMWATCH_HOOK": arm, "COMMWATCH_BUDGET": "0"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **probe}
         command = [sys.executable, __file__, str(directory), arm]
         result = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     return float(last_json(result.stdout)["memory_mb"])
