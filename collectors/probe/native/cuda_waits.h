@@ -75,7 +75,7 @@ class CudaWaits {
 
  private:
   // What the poller has of a wait.
-  struct LookAt {
+  struct LookAtWait {
     Session& session;
     std::unique_ptr<StreamWaits::Wait> wait;
 
@@ -170,7 +170,7 @@ class CudaWaits {
     if (session != nullptr) {
       session->waits.fetch(event);
       StreamWaits::Wait::fetch();
-      Poller::fetch<LookAt>();
+      Poller::fetch<LookAtWait>();
     }
     if (session == nullptr || !session->waits.counts(stream, event)) return real().wait(stream, event, flags);
     if (session->off.load() || !session->records_all() || device_timing().load() != DeviceTiming::kEvents || !is_here()) {
@@ -187,7 +187,7 @@ class CudaWaits {
     const int result = real().wait(stream, event, flags);
     if (!measured || !session->waits.ends(*measured, stream)) return result;
     try {
-      session->poller().add(LookAt{*session, std::move(measured)}, line_of(&session->waits, 0), true);
+      session->poller().add(LookAtWait{*session, std::move(measured)}, line_of(&session->waits, 0), true);
     } catch (const std::exception&) {
       session->waits.missed();
     }

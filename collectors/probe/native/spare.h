@@ -85,7 +85,7 @@ class Spare {
   inline static std::atomic<int> number_{0};  // of those in `back_`, about: threads take all at once, and do not count them
 };
 
-// Memory for an object of a type, while it is kept.
+// Memory of an object that was destroyed.
 template <class T>
 struct SpareBlock {
   SpareBlock* next;
@@ -128,7 +128,7 @@ struct SpareMemory {
  private:
   using Block = SpareBlock<Object>;
   using Blocks = Spare<Block>;
-  // A virtual table and two counts, of up to a word each.
+  // Beside the object, a pointer to virtual functions and two counts, of up to a word each.
   static constexpr size_t kSize = sizeof(Object) + 3 * sizeof(void*);
 };
 

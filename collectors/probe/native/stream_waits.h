@@ -126,7 +126,7 @@ class StreamWaits {
   }
   bool is_compute(const void* stream) const { return stream == compute_.load(std::memory_order_relaxed); }
 
-  // An event will be recorded.
+  // `recorded` or `counts` will soon be called with this event.
   [[gnu::always_inline]] void fetch(const void* event) const {
     if (measures()) handles_.load()->events.fetch(event);
   }
