@@ -1,8 +1,9 @@
 """Compression of raw records. Pure.
 
-Byte k of all records comes before byte k + 1 of all records, because bytes of one field resemble one another. Measured on
-records of four groups at 2,000/s, with zlib at level 1: 12.5 bytes a record and 0.26 µs, against 19.3 bytes and 0.35 µs for
-records one after the other. zstandard would take 11 bytes and 0.09 µs, but is another package to install.
+Byte k of all records comes before byte k + 1 of all records, because bytes of one field resemble one another: 12.5 bytes a record,
+against 19.3 for records one after the other. ISA-L writes what zlib reads. Measured on a thousand records at a time, of 13 kinds of
+operations: 8.6 bytes a record and 0.05 µs; zlib at its fastest level: 8.8 bytes and 0.16 µs; zstandard, another format: 7.5 bytes and
+0.04 µs.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ _COLUMNS = b"\x01"
 
 def pack(records: bytes | bytearray) -> bytes:
     """Return whole records, compressed."""
-    import numpy as np  # an agent without trainers does not need it
+    import numpy as np  # an agent without trainers needs neither
+    from isal import isal_zlib
 
     rows = np.frombuffer(records, np.uint8).reshape(-1, RECORD_SIZE)
-    return _COLUMNS + zlib.compress(rows.T.tobytes(), 1)
+    return _COLUMNS + isal_zlib.compress(rows.T.tobytes(), 1)
 
 
 def unpack(data: bytes, most_bytes: int) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from commwatch.collectors.wire import events as ev
 from commwatch.ingest.collective_join import NOT_KNOWN_NS
-from commwatch.ingest.columns import Flags, Ints
+from commwatch.ingest.columns import Flags, Ints, counts
 from commwatch.ingest.own_time_state import OwnTime
 
 #: Longer waits (39 hours) are cut off, so that the sums of a batch fit.
@@ -88,14 +88,12 @@ def own_times(states: Sequence[OwnTime], events: Events) -> tuple[Ints, Ints]:
 def _came_out(now: _States, events: Events) -> Ints:
     """Return ``came_out_ns`` before each record; move it on."""
     before = now.came_out[events.ring]
-    changes = np.flatnonzero(events.lost | events.left | events.waited)
-    if not len(changes):
+    sets = events.lost | events.left
+    if not (sets | events.waited).any():
         return before
     total = np.cumsum(np.where(events.waited, np.minimum(events.waited_ns, _MOST_NS), 0))
-    sets = np.flatnonzero(events.lost | events.left)
     # Place of the latest record of the same rank that set the time; -1: none.
-    number = np.searchsorted(sets, np.arange(len(total)), side="right")
-    latest = np.append(-1, sets)[number]
+    latest = np.append(-1, np.flatnonzero(sets))[np.cumsum(sets)]
     starts = np.zeros(len(now.came_out), np.int64)
     starts[now.some] = now.first
     start = starts[events.ring]
@@ -116,7 +114,7 @@ def _latest_marks(now: _States, events: Events, at: Ints) -> Ints:
     ring = np.concatenate((np.repeat(np.arange(len(now.mark)), 2), events.ring[marks]))
     order = np.argsort(ring, kind="stable")
     ends: Ints = np.concatenate((np.stack((now.mark_before, now.mark), axis=1).ravel(), events.end[marks]))[order]
-    number = np.searchsorted(marks, at) + 2 * events.ring[at] + 1
+    number = np.cumsum(events.mark)[at] + 2 * events.ring[at] + 1
     latest: Ints = np.where(ends[number] <= events.launch[at], ends[number], ends[number - 1])
     return latest
 
@@ -159,7 +157,7 @@ def _since_runs(
     """Return when the own time of the records ``at`` began, in runs that begin at ``begins`` of them; move the runs on."""
     launch, ring = events.launch[at[begins]], events.ring[at]
     begun = np.where((came_out <= ended) & (ended <= launch), ended, came_out)
-    number = np.searchsorted(begins, np.arange(len(at)), side="right") - 1
+    number = np.cumsum(counts(begins, len(at))) - 1
     here = (number >= 0) & (ring[begins][number] == ring) if len(begins) else np.zeros(len(at), np.bool_)
     since = now.before_run[ring]
     since[here] = begun[number[here]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ class Rows:
             cell.duration_ns += total[row]
             cell.timed_bytes += size[row]
             cell.bus_bytes += size[row] * at.factor
-            cell.durations = [a + b for a, b in zip(cell.durations, durations, strict=True)]
+            cell.durations = list(map(add, cell.durations, durations))
             if at.is_message:
                 cell.p2p_wait_ns += waited[row] * 1000
                 cell.busy_ns += busy_ns[row]

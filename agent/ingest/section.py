@@ -16,7 +16,7 @@ import numpy as np
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART
-from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, last_of, sums
+from commwatch.ingest.columns import Columns, Flags, Ints, by_index, combined, counts, distinct, first_of, last_of, sums
 from commwatch.ingest.own_time import Events, own_times
 from commwatch.ingest.rows import Cut, Rows
 from commwatch.ingest.section_joins import SectionJoins, add_waits
@@ -158,8 +158,7 @@ class Section:
                 self._ranks[ring].failures.append(self._record(place))
             each, of = each.of(self._at_timed), of[self._at_timed]
         message = np.flatnonzero(self._rows.p2p[of])
-        at = self._at[self._at_timed[message]].tolist()
-        busy_ns = self._under_way(at, of[message].tolist(), each.of(message))
+        busy_ns = self._under_way(self._at[self._at_timed[message]], of[message], each.of(message))
         if len(message):
             self._messages(each.of(message), of[message])
         codes = self._rows.count(each, of, busy_ns)
@@ -169,19 +168,23 @@ class Section:
             if since < until:
                 totals.add_bins(codes[since:until])
 
-    def _under_way(self, places: list[int], of: list[int], each: Columns) -> list[int]:
+    def _under_way(self, places: Ints, of: Ints, each: Columns) -> list[int]:
         """Return for each row how much longer its messages were under way."""
-        unions, busy_ns = [cell.union for cell in self._rows.cells], [0] * len(self._rows.cells)
-        waiting = list(reversed(self._cuts))
-        for place, row, start, end in zip(places, of, each.start.tolist(), each.end.tolist(), strict=True):
-            while waiting and waiting[-1].place <= place:
-                cut = waiting.pop()
+        unions = [cell.union for cell in self._rows.cells]
+        index = {id(union): at for at, union in enumerate(unions)}
+        which = np.array([index[id(union)] for union in unions], np.int64)[of]
+        longer_ns, since = np.zeros(len(of), np.int64), 0
+        cuts = np.searchsorted(places, [cut.place for cut in self._cuts]).tolist()
+        for cut, until in zip([*self._cuts, None], [*cuts, len(of)], strict=True):
+            order = since + by_index(which[since:until])
+            for at in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
+                union = unions[which[at[0]]] if len(at) else None
+                if union is not None:
+                    longer_ns[at] = list(map(union.add, each.start[at].tolist(), each.end[at].tolist()))
+            if cut is not None:
                 self._ranks[cut.ring].forget_messages(cut.wall_ns)
-            union = unions[row]
-            assert union is not None
-            busy_ns[row] += union.add(start, end)
-        for cut in waiting:
-            self._ranks[cut.ring].forget_messages(cut.wall_ns)
+            since = until
+        busy_ns: list[int] = sums(of, len(unions), longer_ns).tolist()
         return busy_ns
 
     def _messages(self, each: Columns, of: Ints) -> None:
