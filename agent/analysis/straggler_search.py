@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from math import ceil
 from statistics import median_low
 from typing import NamedTuple
@@ -47,7 +48,7 @@ _MOST_COMPARED = 8
 #: There is no verdict this long after the latest period, or this many mean periods after it if that is longer.
 _STILL_NS, _STILL_PERIODS = 30_000_000_000, 3
 #: Longer lateness in a bin (52 days) is cut off, so that sums fit.
-_MOST_NS = float(1 << 52)
+_MOST_NS = 1 << 52
 #: Most leads that are in memory at a time.
 _MOST_TOGETHER = 1 << 16
 #: By how much ranks were later than others, in ns: [..., periods].
@@ -96,7 +97,8 @@ def stragglers_in(window: LateWindow, now_ns: int, steps: Sequence[int] = (), le
         steps: ends of the latest steps, in order, in ns of the clock of ``now_ns``; empty: they are not marked.
         least_ns: least length of a window.
     """
-    return _found(window.until(now_ns), steps, now_ns, _Rules(least_ns, own_counts=1))
+    late = window.until(now_ns)
+    return [] if late is None else _found(late, steps, now_ns, _Rules(least_ns, own_counts=1))
 
 
 def waiting_least(waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps: Sequence[int]) -> list[Late]:
@@ -111,8 +113,10 @@ def waiting_least(waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps
         steps: as for ``stragglers_in``.
     """
     numbers = sorted(at for at in set().union(*waited_ns.values()) if at <= now_ns // BIN_NS)
-    early_ns = [[-of_rank.get(at, 0) for at in numbers] for of_rank in waited_ns.values()]
-    return _found(LateBins(list(waited_ns), numbers, early_ns), steps, now_ns, _Rules(LEAST_NS, _WAITS))
+    waits = [list(map(of_rank.get, numbers, repeat(0))) for of_rank in waited_ns.values()]
+    early_ns = -np.minimum(np.array(waits, np.float64), _MOST_NS).astype(np.int64)
+    bins = LateBins(list(waited_ns), np.array(numbers, np.int64), early_ns)
+    return _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS))
 
 
 def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> list[Late]:
@@ -120,7 +124,7 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> 
 
     Those of some seconds ago remain while they still cost as much, so that a verdict does not flicker with the scatter of the steps.
     """
-    if not (late.ranks and late.numbers):
+    if not late.late_ns.size:
         return []
     periods = _periods(late, steps)
     culprits, window = _judged(periods, now_ns, rules)
@@ -137,16 +141,15 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> 
 def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
     """Return the bins merged to periods: by steps, or without steps by bursts of collectives."""
     numbers = bins.numbers
-    ends, counts = _ends_of_steps(numbers, steps) if steps else _ends_of_bursts(numbers)
-    late = np.clip(np.array(bins.late_ns, np.float64), -_MOST_NS, _MOST_NS).astype(np.int64)
-    total = np.zeros((len(late), len(numbers) + 1), np.int64)
-    np.cumsum(late, axis=1, out=total[:, 1:])
-    at = np.searchsorted(np.array(numbers), ends, side="right")
+    ends, counts = _ends_of_steps(numbers, steps) if steps else _ends_of_bursts(numbers.tolist())
+    total = np.zeros((len(bins.ranks), len(numbers) + 1), np.int64)
+    np.cumsum(np.minimum(bins.late_ns, _MOST_NS), axis=1, out=total[:, 1:])
+    at = np.searchsorted(numbers, ends, side="right")
     since, until = at[:-1], np.maximum(at[1:], at[:-1])
     return _Periods((ends[:-1] + 1) * BIN_NS, (ends[1:] + 1) * BIN_NS, counts[1:], total[:, until] - total[:, since])
 
 
-def _ends_of_steps(numbers: Sequence[int], steps: Sequence[int]) -> tuple[Ints, Ints]:
+def _ends_of_steps(numbers: Ints, steps: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
     since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1])
     ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from operator import sub
+from operator import add, sub
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
@@ -52,7 +52,9 @@ class StepTotals:
         self.p2p_wait_ns: int | None = None
         #: The steps of the last minute before the latest one, or the last few if they are longer; without groups, which are not used
         #: and would take most of the memory.
-        self.recent: deque[StepRecord] = deque(maxlen=MOST_RECENT)
+        self.recent: deque[StepRecord] = deque()
+        #: The sums over these, without long ones.
+        self._usual = sums_of(())
 
     def add(self, step: StepRecord) -> None:
         """Add a step."""
@@ -68,8 +70,11 @@ class StepTotals:
             self.p2p_wait_ns = (self.p2p_wait_ns or 0) + step.p2p_wait_ns
         self.long += step.long
         self.recent.append(step._replace(groups=()))
+        self._count_usual(step, add)
         while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
-            self.recent.popleft()
+            self._count_usual(self.recent.popleft(), sub)
+        if len(self.recent) > MOST_RECENT:
+            self._count_usual(self.recent.popleft(), sub)
 
     def lengthened(self, step: StepRecord) -> None:
         """Mark an added step as long."""
@@ -77,6 +82,12 @@ class StepTotals:
         self.long += 1
         if kept in self.recent:
             self.recent[self.recent.index(kept)] = kept._replace(long=True)
+            self._count_usual(kept, sub)
+
+    def _count_usual(self, step: StepRecord, by: Callable[[Any, Any], Any]) -> None:
+        """Add a recent step to the sums without long steps, or subtract it from them."""
+        if not step.long:
+            self._usual = StepSums(*map(by, self._usual, sums_of((step,))))
 
     @property
     def comm_ns(self) -> int | None:
@@ -95,30 +106,24 @@ class StepTotals:
         Long steps (a checkpoint, an evaluation, the first one) are left out, because they are not typical of
         training. ``None`` where fewer than three are left, or the rank has not stepped for long.
         """
-        return shares_of(self.usual(now_ns))
+        return self._usual.shares() if self._are_usual(now_ns) else None
 
     def usual(self, now_ns: int) -> list[StepRecord]:
         """Return the steps that ``shares`` uses, oldest first; empty if they are too few or too old."""
-        steps = [step for step in self.recent if not step.long]
-        if len(steps) < LEAST_STEPS:
-            return []
+        return [step for step in self.recent if not step.long] if self._are_usual(now_ns) else []
+
+    def _are_usual(self, now_ns: int) -> bool:
+        if self._usual.steps < LEAST_STEPS:
+            return False
         still_ns = now_ns - self.recent[-1].end_ns
-        if still_ns <= SHARE_WINDOW_NS:
-            return steps
-        return [] if still_ns > LONG_TIMES * median(step.end_ns - step.start_ns for step in steps) else steps
-
-
-def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
-    """Return ``StepSums.shares`` of steps."""
-    return sums_of(steps).shares()
+        return still_ns <= SHARE_WINDOW_NS or still_ns <= LONG_TIMES * median(
+            step.end_ns - step.start_ns for step in self.recent if not step.long
+        )
 
 
 def sums_of(steps: Collection[StepRecord]) -> StepSums:
     """Return the sums over steps, in ns."""
-    if not steps:
-        return _sums(())
-    _, starts, ends, comm_ns, exposed_ns, *_ = zip(*steps, strict=True)  # a rank has hundreds of steps, at each scrape
-    return _sums(list(zip(map(sub, ends, starts), comm_ns, exposed_ns, strict=True)))
+    return _sums([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
 
 
 def _sums(steps: Collection[tuple[float, float | None, float | None]]) -> StepSums:

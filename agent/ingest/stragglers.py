@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from commwatch.ingest.columns import Ints
 
 #: Length in ns of the bins in which lateness is summed; most bins kept.
 BIN_NS, MOST_BINS = 100_000_000, 600
+#: Most lateness of a rank in a bin; more is cut off.
+_MOST_NS = (1 << 63) - 1
 #: Windows in ns, tried in order until one has a straggler; each is extended until it has enough periods.
 WINDOWS_NS = (10_000_000_000, 15_000_000_000, 30_000_000_000)
 #: Least share of the time that a straggler costs the others.
@@ -28,18 +34,22 @@ class LateBins(NamedTuple):
     """Lateness in ns of ranks by bins of time."""
 
     ranks: list[int]
-    #: Of the bins, in order; and of each rank in each bin.
-    numbers: list[int]
-    late_ns: list[list[int]]
+    #: [bins]: their numbers, in order.
+    numbers: Ints
+    #: [ranks, bins].
+    late_ns: Ints
 
 
 class LateWindow:
     """The own lateness of a group's ranks in its latest collectives."""
 
     def __init__(self) -> None:
-        self._bins: dict[int, dict[int, int]] = {}
-        #: Their sums.
-        self._total: dict[int, int] = {}
+        #: Numbers of the bins, in the order in which they came; and the lateness of each rank in each of them, bin by bin.
+        self._numbers, self._late_ns = array("q"), array("q")
+        #: Place of each rank in a bin.
+        self._columns: dict[int, int] = {}
+        #: Sum of each rank over all bins.
+        self._total_ns: list[int] = []
         #: The ranks of the group; empty before its first collective.
         self.ranks: frozenset[int] = frozenset()
 
@@ -47,23 +57,54 @@ class LateWindow:
         """Add a collective that ended at ``end_ns``, with the own lateness of each rank."""
         if len(late_ns) > len(self.ranks):
             self.ranks = frozenset(late_ns)
-        of_bin = self._bins.setdefault(end_ns // BIN_NS, {})
-        if len(self._bins) > MOST_BINS:
-            for rank, late in self._bins.pop(next(iter(self._bins))).items():
-                self._total[rank] -= late
+        if not late_ns.keys() <= self._columns.keys():
+            self._widen(late_ns)
+        first = self._bin(end_ns // BIN_NS) * len(self._columns)
         for rank, late in late_ns.items():
             if late:
-                of_bin[rank] = of_bin.get(rank, 0) + late
-                self._total[rank] = self._total.get(rank, 0) + late
+                column = self._columns[rank]
+                before = self._late_ns[first + column]
+                self._late_ns[first + column] = after = min(before + late, _MOST_NS)
+                self._total_ns[column] += after - before
 
-    def until(self, now_ns: int) -> LateBins:
-        """Return the bins up to now; none if no rank costs as much as a straggler.
+    def _bin(self, number: int) -> int:
+        """Return the place of a bin; add it if it is new, and drop the oldest one of too many."""
+        if self._numbers and self._numbers[-1] == number:
+            return len(self._numbers) - 1
+        if number in self._numbers:
+            return self._numbers.index(number)
+        width = len(self._columns)
+        self._numbers.append(number)
+        self._late_ns.frombytes(bytes(self._late_ns.itemsize * width))
+        if len(self._numbers) > MOST_BINS:
+            self._total_ns = [total - late for total, late in zip(self._total_ns, self._late_ns[:width], strict=True)]
+            del self._numbers[0], self._late_ns[:width]
+        return len(self._numbers) - 1
+
+    def _widen(self, late_ns: Mapping[int, int]) -> None:
+        """Add ranks to all bins."""
+        width, narrow = len(self._columns), self._late_ns
+        for rank in late_ns:
+            self._columns.setdefault(rank, len(self._columns))
+        more = array("q", bytes(narrow.itemsize * (len(self._columns) - width)))
+        self._total_ns += more
+        self._late_ns = array("q")
+        for at in range(len(self._numbers)):
+            self._late_ns += narrow[at * width : (at + 1) * width] + more
+
+    def until(self, now_ns: int) -> LateBins | None:
+        """Return the bins up to now; ``None`` if no rank costs as much as a straggler.
 
         Later bins come from wrong end times that a trainer wrote.
         """
         # Nearly always this check is enough, as no sum over all bins reaches the least cost of a window.
-        span_ns = len(self._bins) * BIN_NS
-        if max(self._total.values(), default=0) < COSTS * min(WINDOWS_NS[0], span_ns):
-            return LateBins([], [], [])
-        numbers, ranks = sorted(at for at in self._bins if at <= now_ns // BIN_NS), list(self.ranks)
-        return LateBins(ranks, numbers, [[self._bins[at].get(rank, 0) for at in numbers] for rank in ranks])
+        span_ns = len(self._numbers) * BIN_NS
+        if not span_ns or max(self._total_ns) < COSTS * min(WINDOWS_NS[0], span_ns):
+            return None
+        import numpy as np  # an agent without trainers does not need it
+
+        ranks, numbers = sorted(self.ranks), np.array(self._numbers)
+        late_ns = np.array(self._late_ns).reshape(len(numbers), -1).T[[self._columns[rank] for rank in ranks]]
+        order = np.argsort(numbers, kind="stable")
+        order = order[: np.searchsorted(numbers[order], now_ns // BIN_NS, side="right")]
+        return LateBins(ranks, numbers[order], late_ns[:, order])

@@ -61,7 +61,7 @@ def memory(work: Callable[[], object]) -> tuple[int, int]:
 
 
 def test_late_window() -> None:
-    """Who was late in the last minute takes 800 bytes for each tenth of a second, however many collectives there were."""
+    """Who was late in the last minute takes 8 bytes for each rank and tenth of a second, however many collectives there were."""
 
     def window() -> LateWindow:
         made = LateWindow()
@@ -69,7 +69,7 @@ def test_late_window() -> None:
             made.add(EPOCH_NS + n * MS, {rank: MS + n if rank == n % 8 else 0 for rank in range(8)})
         return made
 
-    assert memory(window)[0] < 800 * MOST_BINS
+    assert memory(window)[0] < 1.25 * 8 * (8 + 1) * MOST_BINS
 
 
 def test_cells_of_the_last_minute() -> None:

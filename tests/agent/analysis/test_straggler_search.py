@@ -209,7 +209,7 @@ def test_what_is_kept_is_bounded() -> None:
     window = LateWindow()
     for n in range(5 * MOST_BINS):
         window.add((n * 7919 % 4000) * BIN_NS, {0: 0, 1: MS})
-    assert len(window._bins) == MOST_BINS
+    assert len(window._numbers) == MOST_BINS
 
 
 def stages(waited_ms: Sequence[float], noise_ms: float = 3.0) -> list[Late]:

@@ -125,13 +125,19 @@ def used(joins: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def of_join(join: GroupJoin) -> dict[str, Any]:
     """What the join of a group holds."""
-    bins = vars(join.window)["_bins"]
+    window = vars(join.window)
+    ranks, numbers, late_ns = list(window["_columns"]), window["_numbers"], window["_late_ns"].tolist()
+    width = len(ranks)
+    bins = {
+        number: {rank: each for rank, each in zip(ranks, late_ns[at * width :][:width], strict=True) if each}
+        for at, number in enumerate(numbers)
+    }
     return {
         "unjoined": join.unjoined,
         "odd": [(seq, [part_of(part) for part in parts]) for seq, parts in join.odd],
         "waiting": [(seq, [part_of(part) for part in parts]) for seq, parts in join.waiting()],
         "late": late(bins),
-        "total": {rank: total for rank, total in sorted(vars(join.window)["_total"].items()) if total},
+        "total": {rank: total for rank, total in sorted(zip(ranks, window["_total_ns"], strict=True)) if total},
     }
 
 

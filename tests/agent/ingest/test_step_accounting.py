@@ -9,6 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch.analysis.time_buckets import slots_of
 from commwatch.collectors.wire import events as ev
@@ -18,9 +20,11 @@ from commwatch.history.history import History
 from commwatch.history.opening import StoreError, connect
 from commwatch.history.schema import SCHEMA_VERSION, UPGRADES
 from commwatch.history.store import Writer
+from commwatch.ingest import step_accounting
 from commwatch.ingest.step_accounting import (
     LEAST_NEIGHBOURS,
     StepAccounting,
+    StepTotals,
     comm_share,
     exposed_share,
     of_known,
@@ -28,7 +32,7 @@ from commwatch.ingest.step_accounting import (
 )
 from commwatch.prometheus.exporter import Exporter
 from commwatch.report import report
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
+from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring
 
 S = 1000 * MS
 
@@ -153,6 +157,31 @@ def test_window() -> None:
     book = stepped(*[100] * 700)
     assert 600 <= len(book.totals.recent) <= 602
     assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_NEIGHBOURS
+
+
+seconds = st.integers(0, 30)
+some_steps = st.lists(
+    st.tuples(seconds, st.none() | seconds, st.none() | seconds, st.booleans(), st.booleans()), max_size=40
+)
+
+
+@examples(150)
+@given(some_steps, st.integers(6, 12))
+def test_shares_are_those_of_the_usual_steps(
+    steps: list[tuple[int, int | None, int | None, bool, bool]], most: int
+) -> None:
+    """The shares are the sums over the recent steps without long ones, also after steps were dropped, or found to be long."""
+    totals = StepTotals()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_accounting, "MOST_RECENT", most)
+        end = 0
+        for seq, (length, comm, exposed, long, lengthened) in enumerate(steps):
+            step = StepRecord(seq, end, end + length * S, comm, exposed, long=long)
+            end = step.end_ns
+            totals.add(step)
+            if lengthened and not long:
+                totals.lengthened(step)
+            assert totals.shares(end) == step_accounting.sums_of(totals.usual(end)).shares()
 
 
 def test_parts_of_steps() -> None:
