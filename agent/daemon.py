@@ -99,7 +99,7 @@ class Daemon:
         ConfigError: the list of alerts or a setting for OTLP is wrong.
         CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
             written, or a rule cannot be evaluated.
-        BadToken, BadCertificate: token or certificate cannot be used.
+        BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
     """
 
     def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
@@ -319,7 +319,7 @@ class Daemon:
         Raises:
             ConfigError: the list of alerts is wrong.
             CannotStart: the token cannot be written, or a rule cannot be evaluated.
-            BadToken, BadCertificate: token or certificate cannot be used.
+            BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
         """
         config = change(self.config, wanted).config
         plan, before = self._plan(config), self._alerting.plan

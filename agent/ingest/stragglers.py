@@ -99,7 +99,7 @@ class LateWindow:
         """
         # Nearly always this check is enough, as no sum over all bins reaches the least cost of a window.
         span_ns = len(self._numbers) * BIN_NS
-        if not span_ns or max(self._total_ns) < COSTS * min(WINDOWS_NS[0], span_ns):
+        if not span_ns or max(self._total_ns, default=0) < COSTS * min(WINDOWS_NS[0], span_ns):
             return None
         import numpy as np  # an agent without trainers does not need it
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 
 from commwatch.config import Config
 from commwatch.config_checks import ConfigError
-from commwatch.runtime.client import tls_context
+from commwatch.runtime.client import state_of, tls_context
 
 _MOST_BYTES = 1 << 16
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
@@ -72,17 +71,7 @@ class Endpoint:
         """
         if not self.url.startswith("https:"):
             return None
-        state = [_state(path) for path in (self._ca_file, self._client_cert)]
+        state = [state_of(path) for path in (self._ca_file, self._client_cert)]
         if self._context is None or state != self._context_of:
             self._context, self._context_of = tls_context(self._ca_file, self._client_cert, "otlp_"), state
         return self._context
-
-
-def _state(path: Path | None) -> object:
-    if path is None:
-        return None
-    try:
-        about = path.stat()
-    except OSError:  # being replaced
-        return None
-    return about.st_mtime_ns, about.st_ino, about.st_size

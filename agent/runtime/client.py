@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -155,7 +155,8 @@ def _body_of(url: str, path: str, content: bytes | None, keys: Keys, *, limits: 
         headers = {**headers, "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     try:
-        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=limits[0]) as response:
+        states = state_of(keys.ca_file), state_of(keys.client_cert)
+        with _opener(keys.ca_file, keys.client_cert, states).open(request, timeout=limits[0]) as response:
             return _body(response, *limits)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
@@ -200,8 +201,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-@cache
-def _opener(ca_file: Path | None, client_cert: Path | None) -> urllib.request.OpenerDirector:
+@lru_cache(maxsize=8)
+def _opener(
+    ca_file: Path | None, client_cert: Path | None, states: tuple[object, object]
+) -> urllib.request.OpenerDirector:
+    """Return the opener of requests with these files, whose states say whether they have changed."""
     # No proxy, because agents are inside the cluster.
     handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if ca_file is not None or client_cert is not None:
@@ -230,6 +234,17 @@ def tls_context(ca_file: Path | None, client_cert: Path | None, prefix: str = ""
         except (OSError, ValueError) as error:
             raise OSError(f"{prefix}client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
     return context
+
+
+def state_of(path: Path | None) -> object:
+    """Return what differs once a file has changed; ``None``: there is no such file."""
+    if path is None:
+        return None
+    try:
+        about = path.stat()
+    except OSError:  # being replaced
+        return None
+    return about.st_mtime_ns, about.st_ino, about.st_size
 
 
 def _body(response: http.client.HTTPResponse, timeout_s: float, most_bytes: int) -> bytes:

@@ -77,12 +77,11 @@ def check(config: Config) -> None:
             _certificates(config)
         if config.token_file is not None:
             tokens.read(config.token_file)
-        tls_context(config.ca_file, config.client_cert)
+        _check_requests(config)
     except CommwatchError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
-        # Of the system if it is about the token; the others name the setting themselves.
-        raise ConfigError(f"token_file {config.token_file}: {error.strerror}" if error.errno else str(error)) from None
+        raise ConfigError(f"token_file {config.token_file}: {error.strerror}") from None
 
 
 def _check_encrypted(config: Config, address: str) -> None:
@@ -121,13 +120,14 @@ class Server(uvicorn.Server):
 
     Raises:
         CannotStart: the token cannot be written.
-        BadToken, BadCertificate: token or certificate cannot be used.
+        BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
     """
 
     def __init__(self, app: ASGIApp, config: Config, address: str) -> None:
         self._address = address
         self._gate = Gate(app, _rules(config, address), _token(config), config.tls_cert is not None)
         self._certificates = _certificates(config)
+        _check_requests(config)
         self._renewing = Aside("certificates", self._renew)
         settings = uvicorn.Config(
             self._gate,
@@ -160,9 +160,10 @@ class Server(uvicorn.Server):
 
         Raises:
             CannotStart: the token cannot be written.
-            BadToken, BadCertificate: token or certificate cannot be used.
+            BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
         """
         rules, token, certificates = _rules(config, self._address), _token(config), _certificates(config)
+        _check_requests(config)
 
         def apply() -> None:
             self._gate.rules, self._gate.token = rules, Aside("token", token)
@@ -188,6 +189,15 @@ def _certificates(config: Config) -> tls.Certificates | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return tls.Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
+
+
+def _check_requests(config: Config) -> None:
+    """Check the files of requests to other agents."""
+    if config.expects_tls:
+        try:
+            tls_context(config.ca_file, config.client_cert)
+        except OSError as error:
+            raise tls.BadCertificate(str(error)) from None
 
 
 def _token(config: Config) -> Callable[[], str]:

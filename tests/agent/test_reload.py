@@ -188,6 +188,8 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
         ("keep_days = 3\n[thresholds]\nleast = 11", "least"),
         ("keep_days = 3\nrules = '/none/list.yaml'", "/none/list.yaml: No such file"),
         ("keep_days = 3\ntoken_file = '/none/token'", "token file /none/token: No such file"),
+        ("keep_days = 3\nca_file = '/none/ca.pem'", "ca_file /none/ca.pem: No such file"),
+        ("keep_days = 3\nclient_cert = '/none/client.pem'", "client_cert /none/client.pem: No such file"),
         ("keep_days = 3\n[[receivers]]\nkind = 'webhook'", "receiver 1"),
         ("keep_days = [", "not valid TOML"),
     ],

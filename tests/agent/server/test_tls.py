@@ -16,6 +16,7 @@ import pytest
 from commwatch.alerting.notifications import address_of, url_of
 from commwatch.config import load
 from commwatch.config_checks import ConfigError
+from commwatch.runtime.client import Keys, get
 from commwatch.runtime.run_lock import CannotStart
 from commwatch.server import http_protocol
 from commwatch.server.listener import listen
@@ -249,6 +250,25 @@ def test_commands_over_tls(tmp_path: Path, ours: Authority, node: tuple[Path, Pa
         assert "Traceback" not in refused.stderr
 
 
+def test_renewal_for_requests(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Path, Path]) -> None:
+    """The files of requests to other agents are read again once they have changed, as certificates are renewed while an agent runs."""
+    ca_file, both = tmp_path / "ca.pem", tmp_path / "both.pem"
+    keys = Keys(ca_file=ca_file, client_cert=both)
+
+    def renew(by: Authority) -> None:
+        shutil.copy(by.cert, ca_file)
+        cert, key = by.signed("renewed")
+        both.write_text(cert.read_text() + key.read_text())
+
+    with serving(tmp_path / "run", settings=settings_of(node, f"tls_client_ca = {str(ours.cert)!r}")) as served:
+        url = f"https://127.0.0.1:{served.port}"
+        renew(theirs)
+        with pytest.raises(OSError, match="self-signed certificate"):
+            get(url, "jobs", keys)
+        renew(ours)
+        assert get(url, "jobs", keys) == 0
+
+
 # -- nothing is open by mistake -------------------------------------------------------------------
 
 
@@ -269,6 +289,16 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
     file = tmp_path / "some.toml"
     file.write_text(settings_of(node))
     listen(load({}, file, dir=run, host="0.0.0.0", port=0)).close()
+
+
+@pytest.mark.parametrize("setting", ["ca_file", "client_cert"])
+def test_files_of_requests(tmp_path: Path, setting: str) -> None:
+    """An agent does not start with a file for its requests to other agents that is not there; the refusal is one line that names it."""
+    file = tmp_path / "some.toml"
+    file.write_text(f"{setting} = '/none/some.pem'")
+    done = commwatch("agent", "--config", file, "--dir", tmp_path / "run", "--port", "0")
+    refusal = f"commwatch: {setting} /none/some.pem: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", refusal)
 
 
 def test_insecure_agent_by_its_addresses(tmp_path: Path) -> None:
