@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 from commwatch.core.sketch import Packed, encode, merge, merged
@@ -137,7 +136,7 @@ class Cell:
         self.p2p_wait_ns += other.p2p_wait_ns
         self.failed += other.failed
         self.untimed += other.untimed
-        self.durations = list(map(add, self.durations, other.durations))
+        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
 
 
 def sum_of(cells: Iterable[Cell]) -> Cell:

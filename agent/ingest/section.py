@@ -170,20 +170,26 @@ class Section:
 
     def _under_way(self, places: Ints, of: Ints, each: Columns) -> list[int]:
         """Return for each row how much longer its messages were under way."""
+        if not len(of):
+            for ended in self._cuts:
+                self._ranks[ended.ring].forget_messages(ended.wall_ns)
+            return [0] * len(self._rows.cells)
         unions = [cell.union for cell in self._rows.cells]
         index = {id(union): at for at, union in enumerate(unions)}
         which = np.array([index[id(union)] for union in unions], np.int64)[of]
         longer_ns, since = np.zeros(len(of), np.int64), 0
         cuts = np.searchsorted(places, [cut.place for cut in self._cuts]).tolist()
         for cut, until in zip([*self._cuts, None], [*cuts, len(of)], strict=True):
-            order = since + by_index(which[since:until])
-            for at in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
-                union = unions[which[at[0]]] if len(at) else None
-                if union is not None:
-                    longer_ns[at] = list(map(union.add, each.start[at].tolist(), each.end[at].tolist()))
+            if since < until:
+                at = since + by_index(which[since:until])
+                starts, ends, added = each.start[at].tolist(), each.end[at].tolist(), list[int]()
+                for first, last in pairwise([0, *(np.flatnonzero(np.diff(which[at])) + 1).tolist(), len(at)]):
+                    union = unions[which[at[first]]]
+                    assert union is not None
+                    added += map(union.add, starts[first:last], ends[first:last])
+                longer_ns[at], since = added, until
             if cut is not None:
                 self._ranks[cut.ring].forget_messages(cut.wall_ns)
-            since = until
         busy_ns: list[int] = sums(of, len(unions), longer_ns).tolist()
         return busy_ns
 

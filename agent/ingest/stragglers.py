@@ -46,6 +46,7 @@ class LateWindow:
     def __init__(self) -> None:
         #: Numbers of the bins, in the order in which they came; and the lateness of each rank in each of them, bin by bin.
         self._numbers, self._late_ns = array("q"), array("q")
+        self._newest = -1
         #: Place of each rank in a bin.
         self._columns: dict[int, int] = {}
         #: Sum of each rank over all bins.
@@ -71,14 +72,17 @@ class LateWindow:
         """Return the place of a bin; add it if it is new, and drop the oldest one of too many."""
         if self._numbers and self._numbers[-1] == number:
             return len(self._numbers) - 1
-        if number in self._numbers:
+        if number <= self._newest and number in self._numbers:
             return self._numbers.index(number)
         width = len(self._columns)
         self._numbers.append(number)
+        self._newest = max(self._newest, number)
         self._late_ns.frombytes(bytes(self._late_ns.itemsize * width))
         if len(self._numbers) > MOST_BINS:
             self._total_ns = [total - late for total, late in zip(self._total_ns, self._late_ns[:width], strict=True)]
-            del self._numbers[0], self._late_ns[:width]
+            del self._late_ns[:width]
+            if self._numbers.pop(0) == self._newest:
+                self._newest = max(self._numbers)
         return len(self._numbers) - 1
 
     def _widen(self, late_ns: Mapping[int, int]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from commwatch.config import Config
 from commwatch.config_checks import ConfigError
-from commwatch.runtime.client import state_of, tls_context
+from commwatch.runtime.client_tls import TlsFiles
 
 _MOST_BYTES = 1 << 16
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
@@ -27,9 +27,7 @@ class Endpoint:
         assert config.otlp_endpoint is not None
         self.url = config.otlp_endpoint
         self._headers_file = config.otlp_headers_file
-        self._ca_file, self._client_cert = config.otlp_ca_file, config.otlp_client_cert
-        self._context: ssl.SSLContext | None = None
-        self._context_of: object = None
+        self._files = TlsFiles(config.otlp_ca_file, config.otlp_client_cert, "otlp_")
         try:
             self.headers()
             self.context()
@@ -64,14 +62,5 @@ class Endpoint:
         return found
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for TLS, with the files as they are now; ``None``: the endpoint is ``http``.
-
-        Raises:
-            OSError: a file cannot be read, or is not a certificate; the text names the setting and the file.
-        """
-        if not self.url.startswith("https:"):
-            return None
-        state = [state_of(path) for path in (self._ca_file, self._client_cert)]
-        if self._context is None or state != self._context_of:
-            self._context, self._context_of = tls_context(self._ca_file, self._client_cert, "otlp_"), state
-        return self._context
+        """Return ``TlsFiles.context``, which may raise OSError; ``None``: the endpoint is ``http``."""
+        return self._files.context() if self.url.startswith("https:") else None

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from commwatch.collectors.wire import bounded
 from commwatch.runtime import tokens
+from commwatch.runtime.client_tls import TlsFiles
 from commwatch.runtime.concurrency import at_once
 from commwatch.runtime.discovery import Announcement, answering
 
@@ -155,8 +156,7 @@ def _body_of(url: str, path: str, content: bytes | None, keys: Keys, *, limits: 
         headers = {**headers, "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     try:
-        states = state_of(keys.ca_file), state_of(keys.client_cert)
-        with _opener(keys.ca_file, keys.client_cert, states).open(request, timeout=limits[0]) as response:
+        with _opener(_context(url, keys)).open(request, timeout=limits[0]) as response:
             return _body(response, *limits)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
@@ -202,49 +202,23 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 @lru_cache(maxsize=8)
-def _opener(
-    ca_file: Path | None, client_cert: Path | None, states: tuple[object, object]
-) -> urllib.request.OpenerDirector:
-    """Return the opener of requests with these files, whose states say whether they have changed."""
+def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     # No proxy, because agents are inside the cluster.
     handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
-    if ca_file is not None or client_cert is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=tls_context(ca_file, client_cert)))
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
     return urllib.request.build_opener(*handlers)
 
 
-def tls_context(ca_file: Path | None, client_cert: Path | None, prefix: str = "") -> ssl.SSLContext:
-    """Return a client's TLS context.
-
-    Args:
-        ca_file: ``None``: the CAs that the system trusts.
-        client_cert: with its key; ``None``: none.
-        prefix: of the two settings, for the error.
-
-    Raises:
-        OSError: a file cannot be read, or is not a certificate; the text names the setting and the file.
-    """
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ValueError) as error:
-        raise OSError(f"{prefix}ca_file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
-    if client_cert is not None:
-        try:
-            context.load_cert_chain(client_cert)
-        except (OSError, ValueError) as error:
-            raise OSError(f"{prefix}client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
-    return context
+def _context(url: str, keys: Keys) -> ssl.SSLContext | None:
+    """Return the context of requests to ``url``; ``None``: it needs none, or the system's CAs do."""
+    plain = not url.startswith("https:") or (keys.ca_file is None and keys.client_cert is None)
+    return None if plain else _files(keys.ca_file, keys.client_cert).context()
 
 
-def state_of(path: Path | None) -> object:
-    """Return what differs once a file has changed; ``None``: there is no such file."""
-    if path is None:
-        return None
-    try:
-        about = path.stat()
-    except OSError:  # being replaced
-        return None
-    return about.st_mtime_ns, about.st_ino, about.st_size
+@cache
+def _files(ca_file: Path | None, client_cert: Path | None) -> TlsFiles:
+    return TlsFiles(ca_file, client_cert)
 
 
 def _body(response: http.client.HTTPResponse, timeout_s: float, most_bytes: int) -> bytes:

@@ -22,7 +22,7 @@ from commwatch.config_checks import ConfigError
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError
 from commwatch.runtime import tokens
-from commwatch.runtime.client import tls_context
+from commwatch.runtime.client_tls import tls_context
 from commwatch.runtime.offload import Aside
 from commwatch.runtime.run_lock import CannotStart, bind_remedy
 from commwatch.server import access, tls
@@ -80,8 +80,6 @@ def check(config: Config) -> None:
         _check_requests(config)
     except CommwatchError as error:
         raise ConfigError(str(error)) from None
-    except OSError as error:
-        raise ConfigError(f"token_file {config.token_file}: {error.strerror}") from None
 
 
 def _check_encrypted(config: Config, address: str) -> None:
@@ -192,7 +190,7 @@ def _certificates(config: Config) -> tls.Certificates | None:
 
 
 def _check_requests(config: Config) -> None:
-    """Check the files of requests to other agents."""
+    """Raise ``BadCertificate`` if a file of requests to other agents cannot be used."""
     if config.expects_tls:
         try:
             tls_context(config.ca_file, config.client_cert)

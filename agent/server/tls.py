@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 from commwatch.core.errors import CommwatchError
+from commwatch.runtime.client_tls import no_password
 
 log = logging.getLogger("commwatch")
 
@@ -29,7 +30,7 @@ def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(cert, key, _no_password)
+        context.load_cert_chain(cert, key, no_password)
     except (OSError, ValueError) as error:
         raise BadCertificate(f"tls_cert {cert}, tls_key {key}: {_why(error)}") from None
     if client_ca is not None:
@@ -74,11 +75,6 @@ class Certificates:
         except OSError:  # being replaced
             return None
         return [(about.st_mtime_ns, about.st_ino, about.st_size) for about in found]
-
-
-def _no_password() -> str:
-    """Return an empty password: without this callback OpenSSL would ask on the terminal."""
-    return ""
 
 
 def _why(error: Exception) -> str:

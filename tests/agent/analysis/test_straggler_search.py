@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch.analysis.straggler_search import LEAST_NS, stragglers_in, waiting_least
 from commwatch.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
-from tests.helpers import MS
+from tests.helpers import MS, examples
 
 S = 1000 * MS
 #: What a collective takes.
@@ -210,6 +212,35 @@ def test_what_is_kept_is_bounded() -> None:
     for n in range(5 * MOST_BINS):
         window.add((n * 7919 % 4000) * BIN_NS, {0: 0, 1: MS})
     assert len(window._numbers) == MOST_BINS
+
+
+numbers = st.integers(0, 12) | st.just((1 << 62) // BIN_NS)
+some_late = st.dictionaries(st.integers(0, 4), st.just(0) | st.integers(0, 1 << 62), max_size=5)
+
+
+@examples(150)
+@given(st.lists(st.tuples(numbers, some_late), max_size=30), numbers)
+def test_window(added: list[tuple[int, dict[int, int]]], now: int) -> None:
+    """The window has the sums of each rank by bin, in order, of the latest bins to come; ranks may come later, and bins again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("commwatch.ingest.stragglers.MOST_BINS", 5)
+        window, plain = LateWindow(), dict[int, dict[int, int]]()
+        for number, late_ns in added:
+            window.add(number * BIN_NS, late_ns)
+            of_bin = plain.setdefault(number, {})
+            if len(plain) > 5:
+                del plain[next(iter(plain))]
+            for rank, each in late_ns.items():
+                of_bin[rank] = min(of_bin.get(rank, 0) + each, (1 << 63) - 1)
+        found = window.until(now * BIN_NS)
+    most = max((sum(each.get(rank, 0) for each in plain.values()) for rank in range(5)), default=0)
+    if not plain or most < COSTS * len(plain) * BIN_NS:
+        assert found is None
+        return
+    assert found is not None
+    bins = sorted(number for number in plain if number <= now)
+    assert (found.ranks, found.numbers.tolist()) == (sorted(window.ranks), bins)
+    assert found.late_ns.tolist() == [[plain[number].get(rank, 0) for number in bins] for rank in found.ranks]
 
 
 def stages(waited_ms: Sequence[float], noise_ms: float = 3.0) -> list[Late]:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -250,23 +251,37 @@ def test_commands_over_tls(tmp_path: Path, ours: Authority, node: tuple[Path, Pa
         assert "Traceback" not in refused.stderr
 
 
-def test_renewal_for_requests(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Path, Path]) -> None:
+def test_renewal_for_requests(
+    tmp_path: Path,
+    ours: Authority,
+    theirs: Authority,
+    node: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The files of requests to other agents are read again once they have changed, as certificates are renewed while an agent runs."""
     ca_file, both = tmp_path / "ca.pem", tmp_path / "both.pem"
     keys = Keys(ca_file=ca_file, client_cert=both)
 
-    def renew(by: Authority) -> None:
-        shutil.copy(by.cert, ca_file)
+    def renew(trusted: Authority, by: Authority) -> None:
+        shutil.copy(trusted.cert, ca_file)
         cert, key = by.signed("renewed")
         both.write_text(cert.read_text() + key.read_text())
 
     with serving(tmp_path / "run", settings=settings_of(node, f"tls_client_ca = {str(ours.cert)!r}")) as served:
         url = f"https://127.0.0.1:{served.port}"
-        renew(theirs)
+        renew(theirs, by=ours)
         with pytest.raises(OSError, match="self-signed certificate"):
             get(url, "jobs", keys)
-        renew(ours)
+        renew(ours, by=theirs)
+        with pytest.raises(OSError, match=r"(?i)alert|reset|broken|closed"):
+            get(url, "jobs", keys)
+        cert, key = ours.signed("client")
+        both.write_text(cert.read_text() + key.read_text())
         assert get(url, "jobs", keys) == 0
+        # Files that are not usable leave the ones before them in use.
+        both.write_text("no certificate")
+        assert get(url, "jobs", keys) == 0
+        assert [record.message.partition(":")[0] for record in caplog.records] == ["certificate not changed"]
 
 
 # -- nothing is open by mistake -------------------------------------------------------------------
@@ -289,6 +304,26 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
     file = tmp_path / "some.toml"
     file.write_text(settings_of(node))
     listen(load({}, file, dir=run, host="0.0.0.0", port=0)).close()
+
+
+def test_encrypted_key(tmp_path: Path, ours: Authority) -> None:
+    """The key of a client certificate must not be encrypted: it is refused without a question on the terminal."""
+    cert, key = ours.signed("locked")
+    both, locked = tmp_path / "both.pem", tmp_path / "locked.key"
+    _openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked)
+    both.write_text(cert.read_text() + locked.read_text())
+    load = f"from commwatch.runtime.client_tls import tls_context; tls_context({str(ours.cert)!r}, {str(both)!r})"
+    in_terminal = f"import pty, sys; pty.spawn([sys.executable, '-c', {load!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", in_terminal],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert f"OSError: client_cert {both}" in done.stdout
+    assert "phrase" not in done.stdout
 
 
 @pytest.mark.parametrize("setting", ["ca_file", "client_cert"])
