@@ -156,7 +156,7 @@ def _body_of(url: str, path: str, content: bytes | None, keys: Keys, *, limits: 
         headers = {**headers, "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     try:
-        with _opener(_context(url, keys)).open(request, timeout=limits[0]) as response:
+        with _opener(_context(keys)).open(request, timeout=limits[0]) as response:
             return _body(response, *limits)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
@@ -210,10 +210,10 @@ def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _context(url: str, keys: Keys) -> ssl.SSLContext | None:
-    """Return the context of requests to ``url``; ``None``: it needs none, or the system's CAs do."""
-    plain = not url.startswith("https:") or (keys.ca_file is None and keys.client_cert is None)
-    return None if plain else _files(keys.ca_file, keys.client_cert).context()
+def _context(keys: Keys) -> ssl.SSLContext | None:
+    """Return the context of requests; ``None``: that of the system. May raise OSError, as ``TlsFiles.context``."""
+    own = keys.ca_file is not None or keys.client_cert is not None
+    return _files(keys.ca_file, keys.client_cert).context() if own else None
 
 
 @cache
