@@ -59,7 +59,7 @@ class TlsFiles:
             OSError: they have not been usable yet; the text names the setting and the file.
         """
         with self._lock:
-            state = [_state(path) for path in (self._ca_file, self._client_cert)]
+            state = [None if path is None else state_of(path) for path in (self._ca_file, self._client_cert)]
             if self._context is None or state != self._loaded:
                 try:
                     self._context = tls_context(self._ca_file, self._client_cert, self._prefix)
@@ -71,9 +71,10 @@ class TlsFiles:
             return self._context
 
 
-def _state(path: Path | None) -> object:
+def state_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs once a file has changed; ``None``: it cannot be found, as while it is being replaced."""
     try:
-        about = None if path is None else path.stat()
-    except OSError:  # being replaced
+        about = path.stat()
+    except OSError:
         return None
-    return about and (about.st_mtime_ns, about.st_ino, about.st_size)
+    return about.st_mtime_ns, about.st_ino, about.st_size

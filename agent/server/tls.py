@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from commwatch.core.errors import CommwatchError
-from commwatch.runtime.client_tls import no_password
+from commwatch.runtime.client_tls import no_password, state_of
 
 log = logging.getLogger("commwatch")
 
@@ -70,11 +70,8 @@ class Certificates:
             log.info("using the new certificate in %s", self._cert)
 
     def _state(self) -> object:
-        try:
-            found = [path.stat() for path in (self._cert, self._key, self._client_ca) if path is not None]
-        except OSError:  # being replaced
-            return None
-        return [(about.st_mtime_ns, about.st_ino, about.st_size) for about in found]
+        found = [state_of(path) for path in (self._cert, self._key, self._client_ca) if path is not None]
+        return None if None in found else found
 
 
 def _why(error: Exception) -> str:
