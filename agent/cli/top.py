@@ -27,7 +27,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="show a running job in the terminal",
         description="Show a running job of this node: shares, ranks, operations, and what is wrong. Press q to quit. "
-        "With --once or --json, exit code 1 if the agent does not answer, 2 if there is no agent.",
+        "With --once or --json, exit code 1 if the agent does not answer, 2 if there is no agent or no such job.",
     )
     top.add_argument("--address", metavar="URL", help="agent (host, host:port, URL; default: that of --dir)")
     top.add_argument("--job", help="job id (default: the latest running job)")
@@ -38,7 +38,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _top(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands.top_answers import Asker, as_json
+    from commwatch.commands.top_answers import Asker, NoSuchJob, as_json
     from commwatch.runtime.client import keys_of
 
     if not _LEAST_S <= arguments.interval <= _MOST_S:
@@ -54,6 +54,8 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     if not urls():
         raise UsageError(no_agent)
     answers = ask()
+    if isinstance(answers, NoSuchJob):
+        raise UsageError(answers)
     if isinstance(answers, str):
         raise CommwatchError(answers)
     if arguments.json:

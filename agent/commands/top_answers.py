@@ -65,6 +65,12 @@ class Answers:
     gpus: GpuViews
 
 
+class NoSuchJob(str):
+    """A text that explains why there are no answers: no agent knows the job that was named."""
+
+    __slots__ = ()
+
+
 _Insights = tuple[list[Advice], list[Finding]]
 
 
@@ -117,7 +123,7 @@ class Asker:
         jobs = [(url, job) for url, known in places for job in known if self._job in (None, job.job_id)]
         if self._job is not None and not jobs:
             known = ", ".join(job.job_id for _, found in places for job in found[:5]) or "none"
-            return f"no job '{self._job}' here yet; there are: {known}"
+            return NoSuchJob(f"no job '{self._job}' here yet; there are: {known}")
         url, shown = max(
             jobs, key=lambda at: (at[1].state == "running", at[1].started_at), default=(places[0][0], None)
         )
