@@ -246,14 +246,14 @@ class Devices:
         for flight in flights:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
 
-    def let_go_of_works(self) -> None:
-        """Finish the operations with a Work without times, because a communicator is about to be destroyed.
+    def let_go_of_works(self, pg: Any) -> None:
+        """Finish the operations of a group with a Work without times, because its communicators are about to be destroyed.
 
         A Work asks NCCL for errors of its communicator, and NCCL crashes if that is destroyed at the same moment.
         """
         for watches in (list(self._arrived), *map(list, list(self._lines.values()))):
             for watch in watches:
-                watch.given_up |= watch.work is not None
+                watch.given_up |= watch.work is not None and watch.group[0] == id(pg)
         # Without a lock, which would stay locked if a signal handler raised here.
         patience = time.monotonic() + _PATIENCE_S
         while self._asking and time.monotonic() < patience:

@@ -120,8 +120,8 @@ class Groups:
         self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
         #: Called with True when a default group was created, with False when it was destroyed.
         self.on_default: Callable[[bool], object] | None = None
-        #: Called before a group's backends are shut down.
-        self.on_shutdown: Callable[[], object] | None = None
+        #: Called with a group before its backends are shut down.
+        self.on_shutdown: Callable[[Any], object] | None = None
         #: Functions that ``watch`` replaced: where they are, their name, the original and the replacement.
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -218,10 +218,10 @@ class Groups:
         return watching
 
     def _shutting_down(self, original: Any) -> Any:
-        def watching(*args: Any, **kwargs: Any) -> Any:
+        def watching(pg: Any, *args: Any, **kwargs: Any) -> Any:
             if self.on_shutdown is not None:
-                self.on_shutdown()
-            return original(*args, **kwargs)
+                self.on_shutdown(pg)
+            return original(pg, *args, **kwargs)
 
         return watching
 

@@ -19,8 +19,11 @@ from commwatch.collectors.wire import events as ev
 CPU = torch.device("cpu")
 
 
+GROUP: Any = object()
+
+
 def watched(is_completed: Callable[[], bool]) -> tuple[Devices, list[Any]]:
-    """Devices with one operation whose Work answers so, and how operations were finished."""
+    """Devices with one operation of ``GROUP`` whose Work answers so, and how operations were finished."""
     finished: list[Any] = []
     devices = Devices(
         Timing(POLL, ""),
@@ -31,7 +34,7 @@ def watched(is_completed: Callable[[], bool]) -> tuple[Devices, list[Any]]:
         complain=lambda _: None,
     )
     devices._on = CPU
-    watch = Watch(CPU, None, None, first=False, timed=False, here=False)
+    watch = Watch(CPU, GROUP, None, first=False, timed=False, here=False)
     flight: Any = SimpleNamespace(head=[0] * 6, launch=0, queue=None)
     devices.follow(watch, flight, SimpleNamespace(is_completed=is_completed))
     return devices, finished
@@ -48,10 +51,24 @@ def test_no_work_is_asked_after_shutdown() -> None:
     devices, finished = watched(is_completed)
     devices.poll()
     assert (len(asked), len(finished), bool(devices)) == (1, 0, True)
-    devices.let_go_of_works()
+    devices.let_go_of_works(GROUP)
     devices.poll()
     (how,) = finished
     assert (len(asked), how[1:3], bool(devices)) == (1, (ev.BY_NONE, ev.UNTIMED), False)
+
+
+def test_shutdown_of_another_group() -> None:
+    """While another group is shut down, an operation in flight is followed to its end."""
+    ended = False
+    devices, finished = watched(lambda: ended)
+    devices.poll()
+    devices.let_go_of_works(object())
+    devices.poll()
+    assert (finished, bool(devices)) == ([], True)
+    ended = True
+    devices.poll()
+    (how,) = finished
+    assert (how[1], bool(devices)) == (ev.BY_POLL, False)
 
 
 def test_shutdown_waits_for_a_question() -> None:
@@ -70,7 +87,7 @@ def test_shutdown_waits_for_a_question() -> None:
     asking.wait(30)
 
     def shut_down() -> None:
-        devices.let_go_of_works()
+        devices.let_go_of_works(GROUP)
         let_go.set()
 
     shutting_down = threading.Thread(target=shut_down)
@@ -81,17 +98,17 @@ def test_shutdown_waits_for_a_question() -> None:
 
 
 def test_shutdown_is_noticed() -> None:
-    """The probe is called before a group is shut down; afterwards PyTorch's functions are its own again."""
+    """The probe is called with a group before it is shut down; afterwards PyTorch's functions are its own again."""
     original, noticed = vars(c10d.ProcessGroup)["shutdown"], []
     groups = Groups("job")
-    groups.on_shutdown = lambda: noticed.append(dist.is_initialized())
+    groups.on_shutdown = lambda pg: noticed.append((pg is dist.group.WORLD, dist.is_initialized()))
     groups.watch()
     try:
         come_and_go()
     finally:
         groups.unwatch()
     come_and_go()
-    assert noticed == [True]
+    assert noticed == [(True, True)]
     assert vars(c10d.ProcessGroup)["shutdown"] is original
 
 
