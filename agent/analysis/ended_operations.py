@@ -76,8 +76,8 @@ class RankParts:
 
 
 def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
-    """Return (job, ``group_id``, straggler) for groups whose ranks are all on this node; each rank of a job once."""
-    found: dict[tuple[str, int], tuple[str, str, Late]] = {}
+    """Return (job, ``group_id``, straggler) for groups whose ranks are all on this node; each rank of a job ``once``."""
+    found: list[tuple[str, str, Late]] = []
     for job in jobs:
         rank_totals = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
         if not rank_totals:
@@ -91,8 +91,19 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
             for each in stragglers_in(join.window, now_ns, _steps(ends, join.window.ranks))
         ]
         for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
-            found.setdefault((job.id, each.rank), (job.id, group_id, each))
-    return list(found.values())
+            found.append((job.id, group_id, each))
+    return once(found)
+
+
+def once(found: Iterable[tuple[str, str, Late]]) -> list[tuple[str, str, Late]]:
+    """Return, of (job, ``group_id``, straggler), each rank of a job once, with the group in which it costs most of the time."""
+    worst: dict[tuple[str, int], tuple[str, str, Late]] = {}
+    for each in found:
+        job_id, _, late = each
+        known = worst.setdefault((job_id, late.rank), each)
+        if late.cost_share > known[2].cost_share:
+            worst[job_id, late.rank] = each
+    return list(worst.values())
 
 
 def _late_senders(

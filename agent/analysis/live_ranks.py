@@ -10,6 +10,7 @@ from commwatch.analysis.corruption import corruptions
 from commwatch.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch.collectors.probe.governor import FULL, MODES
 from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.identity import process_began_ns
 from commwatch.core.cells import GroupInfo
 from commwatch.core.endings import Ending
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
@@ -31,20 +32,28 @@ def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
 def of_this_run(job: Job) -> Iterator[RankTotals]:
     """Yield the totals of the job's latest life, one per rank; none for a job without ranks.
 
-    The life is that of the process that started last: a job of the same name that is started anew counts its restarts from 0 again.
+    The life is that of the latest process: a job of the same name that is started anew counts its restarts from 0 again.
     """
-    oldest_first = sorted(job.rank_totals.values(), key=started_ns)
+    oldest_first = sorted(job.rank_totals.values(), key=order)
     if not oldest_first:
         return
     life = int(oldest_first[-1].identity["restart"])
-    began = max((started_ns(totals) for totals in oldest_first if totals.alive), default=0)
+    began = max((process_began_ns(totals.identity) for totals in oldest_first if totals.alive), default=0)
     last = {totals.rank: totals for totals in oldest_first if totals.alive or int(totals.identity["restart"]) == life}
-    # A rank that ended before a live rank began is of an earlier run of that name.
+    # A rank that ended before the process of a live rank began is of an earlier run of that name.
     yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
 
 
+def order(totals: RankTotals) -> tuple[bool, int, int]:
+    """Return a key that sorts ranks by their age, those that have ended first.
+
+    They are in the order of their ends: their begins may be by the clock of an earlier boot.
+    """
+    return totals.alive, 0 if totals.alive else totals.gone_ns or 0, started_ns(totals)
+
+
 def started_ns(totals: RankTotals) -> int:
-    """Return when a rank's process started, on the monotonic clock."""
+    """Return when a rank's ring was made, on the monotonic clock."""
     return int(totals.identity.get("started_ns", 0))
 
 
@@ -108,13 +117,11 @@ def budget(identity: Mapping[str, Any]) -> float | None:
 
 
 def groups(jobs: Iterable[Job]) -> list[GroupView]:
-    """Return the groups that ranks in memory have used; the caller locks ``jobs``."""
+    """Return the groups that the ranks of each job's latest life have used; the caller locks ``jobs``."""
     return [
         group(job.id, members)
         for job in jobs
-        for members in _members(
-            (totals.rank, info) for totals in job.rank_totals.values() for info in totals.groups.values()
-        )
+        for members in _members((totals.rank, info) for totals in of_this_run(job) for info in totals.groups.values())
     ]
 
 
@@ -151,7 +158,7 @@ def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
     """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each."""
-    return {late.rank: late.cost_ns / late.window_ns for _, _, late in ended_operations.stragglers(jobs, now_ns)}
+    return {late.rank: late.cost_share for _, _, late in ended_operations.stragglers(jobs, now_ns)}
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
@@ -169,7 +176,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
         lateness(
             who,
             by_id[job_id, group_id],
-            reason(who.rank, who.cost_ns / who.window_ns, samples[job_id], now_ns - who.window_ns),
+            reason(who.rank, who.cost_share, samples[job_id], now_ns - who.window_ns),
         )
         for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id

@@ -25,7 +25,7 @@ from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitVie
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Operation, Reader
-from commwatch.history.rows import RingRow, has_begun
+from commwatch.history.rows import RingRow, has_begun, latest_of_ranks, latest_run
 from commwatch.ingest import collective_join
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.reference.efficiency import Efficiency, Line, Yardstick, finder
@@ -252,20 +252,14 @@ class QueryService:
 
     def ranks(self, job: str | None) -> list[RankView]:
         """Return the ranks, sorted by job and number."""
-        latest: dict[tuple[str, int], RingRow] = {}
         kept: dict[tuple[object, ...], tuple[int, int]] = {}
         with History(self.path, self._damaged) as history:
-            for ring in history.rings(job):
-                latest[ring.job, ring.rank] = ring
-                records, lost = kept.get(ring.process, (0, 0))
-                kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
+            rings = history.rings(job)
+            latest = latest_of_ranks(rings)
             sources = history.names("exposed", [ring.id for ring in latest.values()])
-        begun: dict[str, int] = {}
-        for ring in latest.values():
-            if ring.running:
-                begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
-        # A rank that ended before a live rank began is of an earlier run of that name.
-        latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
+        for ring in rings:
+            records, lost = kept.get(ring.process, (0, 0))
+            kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
         live = self.live_ranks()
         views = [
             replace(
@@ -312,9 +306,11 @@ class QueryService:
             yield [each for each in jobs if job in (None, each.id)], self._now_ns()
 
     def groups(self, job: str | None) -> list[GroupView]:
-        """Return the groups, sorted by job."""
+        """Return the groups that the latest processes of the ranks have used, sorted by job."""
         with History(self.path, self._damaged) as history:
-            rings = {ring.id: ring for ring in history.rings(job)}
+            found = history.rings(job)
+            processes = {ring.process for ring in latest_of_ranks(found).values()}
+            rings = {ring.id: ring for ring in found if ring.process in processes}
             seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
             for (ring, _), group in history.groups(list(rings)).items():
                 seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
@@ -361,10 +357,11 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
         rings: oldest first.
         left: exit code of its launcher, and wall time of the launcher's end in ns.
     """
-    unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
+    of_latest = latest_run(rings).values()
+    unavailable = next((ring.steps_unavailable for ring in of_latest if ring.steps_unavailable), None)
     running = any(ring.running for ring in rings)
     latest = max(rings, key=lambda ring: ring.started_ns)
-    began, life = latest.started_ns, latest.restart
+    began, life = latest.process_began_ns, latest.restart
     ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
     # A rank that ended before that is of an earlier run of that name.
     endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}

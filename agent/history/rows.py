@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, STEP_MARK, Record
+from commwatch.collectors.wire.identity import process_began_ns
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core import sketch
 from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
@@ -24,6 +25,8 @@ COARSEN_AFTER_NS = 3600_000_000_000
 _STARTUP = 128
 #: Most records that are read again for steps that are not stored yet; and where the op is in a record.
 _MOST_RECALLED, _OP_AT = 32_768, 4
+#: Fields of an identity that two processes do not share; the first process of each container may have the same pid.
+_PROCESS = "host", "boot_id", "pid_namespace", "pid", "started_ticks"
 #: How much the clock may be set between the begins of a run's ranks.
 _CLOCK_SET_NS = 60_000_000_000
 
@@ -55,7 +58,12 @@ class RingRow(NamedTuple):
     @property
     def process(self) -> tuple[object, ...]:
         """Return a key shared by all rings of one process: the probe makes a ring each time it is installed."""
-        return self.job, self.rank, self.restart, *(self.identity.get(key) for key in ("host", "boot_id", "pid"))
+        return self.job, self.rank, self.restart, *map(self.identity.get, _PROCESS)
+
+    @property
+    def process_began_ns(self) -> int:
+        """When its process began; wall time."""
+        return self.started_ns + process_began_ns(self.identity) - int(self.identity.get("started_ns", 0))
 
     @property
     def running(self) -> bool:
@@ -89,9 +97,25 @@ def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
         ring.process
         for ring in last.values()
         if (ring.restart, ring.world_size) == (latest.restart, latest.world_size)
-        and ring.seen_ns >= latest.started_ns - _CLOCK_SET_NS
+        and ring.seen_ns >= latest.process_began_ns - _CLOCK_SET_NS
     }
     return {ring.id: ring for ring in oldest_first if ring.process in processes}
+
+
+def latest_of_ranks(found: Iterable[RingRow]) -> dict[tuple[str, int], RingRow]:
+    """Return the latest ring of each rank by job and rank, without ranks that ended before the process of a running one began.
+
+    Those are of an earlier run of that name.
+
+    Args:
+        found: oldest first.
+    """
+    latest = {(ring.job, ring.rank): ring for ring in found}
+    running = {at for at, ring in latest.items() if ring.running}
+    began: dict[str, int] = {}
+    for at in running:
+        began[at[0]] = max(began.get(at[0], 0), latest[at].process_began_ns)
+    return {at: ring for at, ring in latest.items() if at in running or ring.seen_ns >= began.get(ring.job, 0)}
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:

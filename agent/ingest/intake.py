@@ -132,9 +132,11 @@ class Intake:
         turns = max(_LEAST_TURNS, min(len(turn), _TOGETHER))
         for _ in range(turns):
             turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
+        # Those without a reader have ended, and are in the history.
+        open_ones = [source for source in self._sources.values() if source.reader is not None]
         with self._handover:
             with self._lock:
-                for source in self._sources.values():
+                for source in open_ones:
                     if source.final:
                         source.totals.finish()
                     else:
@@ -147,7 +149,7 @@ class Intake:
             if self._store.trouble is None:
                 self._exits.remove()
             with self._lock:
-                for source in self._sources.values() if taken else ():
+                for source in open_ones if taken else ():
                     source.totals.take_closed(source.stored_cells)
                     source.stored_cells = 0
                 self._aggregate.retire(now_ns)
@@ -319,7 +321,7 @@ class Intake:
         with self._lock:
             totals.lost = source.lost
             in_flight, counters = reader.in_flight(), reader.counters()
-            if not alive and totals.alive and not totals.closed_properly:
+            if not alive and totals.alive and not counters[ring.CLOSED]:
                 for record in in_flight:
                     totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))
             totals.in_flight = in_flight if alive else []

@@ -44,8 +44,8 @@ class StepTotals:
     def __init__(self) -> None:
         self.count = self.duration_ns = self.long = 0
         self._comm_ns = self._unknown = 0
-        #: ``None``: not known.
-        self.exposed_ns: int | None = None
+        #: From the first step on whose exposed time is known: the sum, the number of steps, and for how many of these it is not known.
+        self._exposed_ns = self._since_exposed = self._not_exposed = 0
         #: Communication time by group label.
         self.groups_ns: dict[str, int] = {}
         #: Time in waits for messages; ``None``: there were none.
@@ -62,8 +62,9 @@ class StepTotals:
         self.duration_ns += step.end_ns - step.start_ns
         self._comm_ns += step.comm_ns or 0
         self._unknown += step.comm_ns is None
-        if step.exposed_ns is not None:
-            self.exposed_ns = (self.exposed_ns or 0) + step.exposed_ns
+        self._exposed_ns += step.exposed_ns or 0
+        self._since_exposed += step.exposed_ns is not None or self._since_exposed > 0
+        self._not_exposed += step.exposed_ns is None and self._since_exposed > 0
         for label, comm in step.groups:
             self.groups_ns[label] = self.groups_ns.get(label, 0) + comm
         if step.p2p_wait_ns is not None:
@@ -93,6 +94,12 @@ class StepTotals:
     def comm_ns(self) -> int | None:
         """Communication time of the steps in ns; ``None``: unknown for more than one in a hundred."""
         return None if 100 * self._unknown > self.count else self._comm_ns
+
+    @property
+    def exposed_ns(self) -> int | None:
+        """Exposed communication time of the steps in ns; ``None``: not known, or unknown for more than one in a hundred after the first known one."""
+        known = self._since_exposed > 0 and 100 * self._not_exposed <= self._since_exposed
+        return self._exposed_ns if known else None
 
     def p2p_wait_share(self) -> float | None:
         """Return the share (0 to 1) of the latest steps, without long ones, in waits for messages; ``None``: not known."""

@@ -29,6 +29,11 @@ class Late(NamedTuple):
     #: Training steps in the window; ``None``: they are not marked.
     steps: int | None
 
+    @property
+    def cost_share(self) -> float:
+        """Share of the time (0 to 1) that the others waited for it."""
+        return self.cost_ns / self.window_ns
+
 
 class LateBins(NamedTuple):
     """Lateness in ns of ranks by bins of time."""

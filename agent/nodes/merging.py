@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from commwatch.analysis.ended_operations import RankParts, put_together
+from commwatch.analysis.ended_operations import RankParts, once, put_together
 from commwatch.analysis.verdicts import Verdict, combined, lateness, latest_life, merged_groups, verdicts
 from commwatch.core.views import GroupView, JobView, RankView
 from commwatch.ingest.stragglers import Late
@@ -107,13 +107,15 @@ def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupVi
             yield lateness(late, groups[job, group_id])
 
 
-def late_across(parts: Iterable[RankParts]) -> Iterator[tuple[str, str, Late]]:
-    """Yield (job, ``group_id``, straggler) for groups with ranks on several nodes."""
+def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
+    """Return (job, ``group_id``, straggler) for groups with ranks on several nodes; each rank of a job ``once``."""
+    found: list[tuple[str, str, Late]] = []
     for job, group_id, window in put_together(parts):
         from commwatch.analysis.straggler_search import stragglers_in  # brings in numpy
 
         # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-        yield from ((job, group_id, late) for late in stragglers_in(window, 0, least_ns=0))
+        found += [(job, group_id, late) for late in stragglers_in(window, 0, least_ns=0)]
+    return once(found)
 
 
 def across_nodes(groups: list[GroupView]) -> list[GroupView]:

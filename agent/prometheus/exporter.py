@@ -153,13 +153,17 @@ class Exporter(Collector):
     def _job(self, families: Families, job: Job) -> None:
         sums = self._sum(job)
         _operations(families, job.id, sums)
-        latest = max(live_ranks.of_this_run(job), key=live_ranks.started_ns)
+        latest = max(live_ranks.of_this_run(job), key=live_ranks.order)
         size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
         families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
         if checks := sum(join.checks for join in job.replicas.values()):
             families.count("replica_checks_total", (job.id,), checks)
         if compared := sum(checks.compared for checks in job.checked.values()):
             families.count("collective_checks_total", (job.id,), compared)
+        # The lives of a rank share a counter, which must not have a part of them.
+        lives = [(totals.rank, totals.steps.totals) for totals in job.rank_totals.values() if totals.steps.totals.count]
+        unknown = {rank for rank, steps in lives if steps.comm_ns is None}
+        not_exposed = unknown.union(rank for rank, steps in lives if steps.exposed_ns is None)
         for totals in job.rank_totals.values():
             families.count("events_total", (job.id,), totals.read)
             families.count("events_dropped_total", (job.id,), totals.lost + totals.dropped + totals.nonsense)
@@ -167,7 +171,8 @@ class Exporter(Collector):
             for (group, direction), messages in directions(totals).items():
                 labels = (job.id, str(totals.rank), self._group_label(job.id, group), direction)
                 families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
-            _steps(families, job.id, totals, partial(self._group_label, job.id), self._now_ns())
+            known = totals.rank not in unknown, totals.rank not in not_exposed
+            _steps(families, job.id, totals, partial(self._group_label, job.id), self._now_ns(), known=known)
             _choices(families, job.id, totals)
         self._present(families, job)
 
@@ -199,7 +204,8 @@ class Exporter(Collector):
             families.add("probe_recorded_ratio", (job.id, rank), RECORDED[totals.mode])
             oldest: dict[int, int] = {}
             for record in totals.pending():
-                oldest.setdefault(record.group, record.start_ns or record.launch_ns)
+                since = record.start_ns if totals.op_name(record.op) in ev.P2P else record.begun_ns
+                oldest[record.group] = min(since, oldest.get(record.group, since))
             self._count_beyond(job.id, rank, totals.groups_announced - MOST_GROUP_IDS)
             for small_id, group in islice(totals.groups.items(), MOST_GROUP_IDS):
                 label = self._group_label(job.id, group.label)
@@ -250,7 +256,16 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
         families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
 
 
-def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[str], str], now_ns: int) -> None:
+def _steps(
+    families: Families,
+    job: str,
+    totals: RankTotals,
+    label: Callable[[str], str],
+    now_ns: int,
+    *,
+    known: tuple[bool, bool],
+) -> None:
+    """Add the steps of one life of a rank; ``known``: whether communication time, and exposed time, are known for all its lives."""
     steps, periods, labels = totals.steps.totals, totals.steps.periods, (job, str(totals.rank))
     source = totals.steps.exposed_source or ""
     if periods.count:
@@ -263,9 +278,9 @@ def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[st
     families.count("steps_total", labels, steps.count)
     families.count("long_steps_total", labels, steps.long)
     families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
-    if steps.comm_ns is not None:
+    if known[0] and steps.comm_ns is not None:
         families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
-        if steps.exposed_ns is not None:
+        if known[1] and steps.exposed_ns is not None:
             families.count("step_exposed_comm_seconds_total", (*labels, source), steps.exposed_ns / 1e9)
         for group, comm_ns in steps.groups_ns.items():
             families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)

@@ -97,7 +97,8 @@ METRICS = {
         Spec(
             "commwatch_collective_in_flight_seconds",
             "gauge",
-            "Age of the oldest operation in flight (0 if there is none), in seconds; on a GPU, since the GPU reached it.",
+            "Age of the oldest operation in flight (0 if there is none), in seconds; on a GPU, since the GPU reached it; of sends and receives "
+            "on the CPU, since a thread waits for it.",
             _GROUP_ID,
         ),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),

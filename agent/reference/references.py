@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from math import exp, isfinite, log
+from math import exp, log
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +31,8 @@ MEASURED = ("bench", "nccl_tests")
 KINDS = (*MEASURED, "catalogue", "own_best")
 #: Upper bound of an unknown α; and how many times the latency the whole time must be, so that α is negligible.
 _SLOWEST_ALPHA_S, _NEGLIGIBLE = 10e-6, 10
+#: Greatest plausible number in a file.
+_MOST = 1e300
 
 
 class BadReference(CommwatchError):
@@ -198,7 +200,8 @@ def _points(path: Path, op: str, found: Any) -> dict[int, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numeric and -_MOST <= value <= _MOST
 
 
 # -- which one --------------------------------------------------------------------------------

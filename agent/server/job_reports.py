@@ -181,7 +181,7 @@ def _late(asked: Asked) -> dict[int, float]:
     """Return the current stragglers of groups that span nodes by rank, as in ``ReportPart``."""
     found, _ = read(asked.live, Parts)
     every = [*asked.own_parts, *(part for (answer,) in found for part in answer.parts)]
-    return {late.rank: late.cost_ns / late.window_ns for _, _, late in late_across(every)}
+    return {late.rank: late.cost_share for _, _, late in late_across(every)}
 
 
 def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:

@@ -128,7 +128,7 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         now_ns: the monotonic clock.
     """
     rank_totals = sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
-    latest = max(rank_totals, key=live_ranks.started_ns)
+    latest = max(rank_totals, key=live_ranks.order)
     return NodeNow(
         job_id=job.id,
         running=running(job),

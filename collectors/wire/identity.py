@@ -26,6 +26,8 @@ _MOST_SCRIPT = 60
 _MOST_ENVIRONMENT = 1 << 20
 #: Entry of the agent's announcement (``agent.json``) with the URL at which agents of other nodes reach it.
 PEER_ADDRESS = "peer_url"
+#: A tick of the times in ``/proc/PID/stat``, in ns.
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 #: Sources of a job's name, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 
@@ -218,6 +220,17 @@ def process_of(identity: Mapping[str, Any], uid: int) -> int:
     except (OSError, ValueError, OverflowError):
         return 0
     return pid if of_user and identity.get("started_ticks") == _start_ticks(pid) else 0
+
+
+def process_began_ns(identity: Mapping[str, Any]) -> int:
+    """Return when the process that wrote an identity began, on the monotonic clock; when its ring did if that is not known.
+
+    The ring is made at the first operation, which may be long after that.
+    """
+    ring_ns, ticks = int(identity.get("started_ns", 0)), identity.get("started_ticks")
+    if not isinstance(ticks, str) or not re.fullmatch(r"[0-9]{1,15}", ticks):
+        return ring_ns
+    return min(ring_ns, int(ticks) * _TICK_NS)  # the ticks also count while the machine sleeps
 
 
 def _pid_namespace() -> int:

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.analysis.ended_operations import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
+from commwatch.analysis.ended_operations import (
+    MOST_PARTS,
+    WINDOW_NS,
+    RankParts,
+    once,
+    parts,
+    put_together,
+    stragglers,
+)
 from commwatch.analysis.straggler_search import stragglers_in
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import events as ev
@@ -71,6 +79,13 @@ def test_agent_with_some_ranks_blames_nobody() -> None:
     assert set(first.duration_s) == {0.06}
     assert set(second.duration_s) == {0.01}
     assert first.age_s[:2] == pytest.approx([0.1, 0.2])
+
+
+def test_late_in_several_groups() -> None:
+    """A rank that is late in several groups is named with the one in which it costs most; jobs are apart."""
+    some, most, other = Late(0, 6, 100, None), Late(0, 40, 100, None), Late(1, 5, 100, None)
+    found = [("job", "tp", some), ("job", "dp", most), ("job", "tp", other), ("next", "tp", some), ("job", "pp", some)]
+    assert once(found) == [("job", "dp", most), ("job", "tp", other), ("next", "tp", some)]
 
 
 def test_whole_group() -> None:

@@ -165,6 +165,7 @@ def _with(**more: Any) -> Callable[[dict[str, Any]], Any]:
         (_with(group_size=True), "group_size"),
         (_with(hosts="node1"), "hosts"),
         (_with(made_at="now"), "made_at"),
+        (_with(made_at=10**400), "made_at"),
         (_with(points={}), "points"),
         (_with(points={"barrier": {"8": 1}}), "barrier"),
         (_with(points={"all_reduce": {}}), "all_reduce"),
