@@ -39,17 +39,19 @@ def of_this_run(job: Job) -> Iterator[RankTotals]:
         return
     life = int(oldest_first[-1].identity["restart"])
     began = max((process_began_ns(totals.identity) for totals in oldest_first if totals.alive), default=0)
-    last = {totals.rank: totals for totals in oldest_first if totals.alive or int(totals.identity["restart"]) == life}
+    last: dict[int, RankTotals] = {}
+    for totals in oldest_first:
+        before = last.get(totals.rank)
+        if totals.alive or (int(totals.identity["restart"]) == life and (before is None or not before.alive)):
+            last[totals.rank] = totals
     # A rank that ended before the process of a live rank began is of an earlier run of that name.
     yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
 
 
-def order(totals: RankTotals) -> tuple[bool, int, int]:
-    """Return a key that sorts ranks by their age, those that have ended first.
-
-    They are in the order of their ends: their begins may be by the clock of an earlier boot.
-    """
-    return totals.alive, 0 if totals.alive else totals.gone_ns or 0, started_ns(totals)
+def order(totals: RankTotals) -> int:
+    """Return a key that sorts ranks by their begins: 0 for one that began after its end, by the clock of an earlier boot."""
+    began_ns = started_ns(totals)
+    return 0 if totals.gone_ns is not None and began_ns > totals.gone_ns else began_ns
 
 
 def started_ns(totals: RankTotals) -> int:

@@ -16,7 +16,8 @@ struct gpu_clock {
 
 static inline void gpu_clock_report(struct gpu_clock* clock, int64_t gpu_ns, int64_t host_ns) {
   const int64_t window = gpu_ns / WINDOW_NS + 1, distance = host_ns - gpu_ns;
-  if (window != clock->window) {
+  // A report from the window before may come late.
+  if (window != clock->window && window + 1 != clock->window) {
     clock->before = window == clock->window + 1 ? clock->least : distance;
     clock->window = window;
     clock->least = distance;

@@ -137,14 +137,18 @@ class Groups:
             return group, entry
         name, description = pg.group_name, pg.group_desc
         ranks = _ranks(pg)
-        made = self._made.get(id(pg))
-        if made is not None and made[0]() is pg:
-            generation, aligned = made[1], True
-        else:
-            generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
+        generation = self._generation(pg)
+        aligned = generation is not None or _is_unused(pg)
+        if generation is None:
+            generation = self._generations[name, ranks or ()]()
         identity = group_id(self.job, name, ranks, generation)
         group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
         return group, self._entry(group, name, description)
+
+    def _generation(self, pg: Any) -> int | None:
+        """Return how many groups of this name and these ranks were made before this one; ``None``: its creation was not seen."""
+        made = self._made.get(id(pg))
+        return made[1] if made is not None and made[0]() is pg else None
 
     def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
         """Add a group that is not in ``torch.distributed``; those of one name and size count as one.
@@ -172,6 +176,7 @@ class Groups:
     def watch(self) -> None:
         """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
         self._wrap(c10d, "_new_process_group_helper", self._making)
+        self._wrap(c10d, "_register_pg_in_world", self._registering)
         self._wrap(c10d, "_update_default_pg", self._updating)
         self._wrap(c10d, "_shutdown_backend", self._shutting_down)  # before torch 2.7
         self._wrap(c10d.ProcessGroup, "shutdown", self._shutting_down)
@@ -192,6 +197,18 @@ class Groups:
                 groups = self.on_making(default)
             result = original(*args, **kwargs)
             groups._note(result[0] if isinstance(result, tuple) else result, members)
+            return result
+
+        return watching
+
+    def _registering(self, original: Any) -> Any:
+        def watching(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(pg, *args, **kwargs)
+            members = kwargs.get("rank_mapping")
+            if (
+                members is not None and self._generation(pg) is None
+            ):  # of split_group, which makes a group in another way
+                self._note(pg, members)
             return result
 
         return watching

@@ -27,10 +27,15 @@ def _larger(args: Sequence[Any], n: int) -> Measured:
     return max(_flat(args[0]), _flat(args[1]), key=lambda tensors: sum(t.nbytes for t in tensors)), 1
 
 
+def _gathered(args: Sequence[Any], n: int) -> Measured:
+    outputs = _flat(args[0])
+    return (outputs, 1) if any(tensor.numel() for tensor in outputs) else (_flat(args[1]), n)
+
+
 MEASURES: dict[Measure, Callable[[Sequence[Any], int], Measured]] = {
     Measure.FIRST: lambda args, n: (_flat(args[0]), 1),
     Measure.SECOND: lambda args, n: (_flat(args[1]), 1),
-    Measure.GATHERED: lambda args, n: (_flat(args[0]), 1) if args[0] else (_flat(args[1]), n),
+    Measure.GATHERED: _gathered,
     Measure.SCATTERED: lambda args, n: (_flat(args[1]), 1) if args[1] else (_flat(args[0]), n),
     Measure.LARGER: _larger,
 }

@@ -135,11 +135,12 @@ class Batches:
 
     def __init__(self, begins: Callable[[Any], None], ends: Callable[[Any, Any], None]) -> None:
         self._begins, self._ends = begins, ends
-        self._originals: tuple[Any, Any] | None = None
+        #: Methods that ``watch`` replaced: name, original and replacement.
+        self._replaced: list[tuple[str, Any, Any]] = []
 
     def watch(self) -> None:
         """Install the patch."""
-        start, end = self._originals = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+        start, end = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
         begins, ends = self._begins, self._ends
 
         def _start_coalescing(self_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,11 +153,15 @@ class Batches:
             ends(self_, work)
             return work
 
-        ProcessGroup._start_coalescing = _start_coalescing  # type: ignore[method-assign, assignment]
-        ProcessGroup._end_coalescing = _end_coalescing  # type: ignore[method-assign, assignment]
+        for replacement in (_start_coalescing, _end_coalescing):
+            name = replacement.__name__
+            # Not the function that the class returns, which binds nothing.
+            self._replaced.append((name, vars(ProcessGroup)[name], replacement))
+            setattr(ProcessGroup, name, replacement)
 
     def unwatch(self) -> None:
-        """Remove the patch."""
-        if self._originals is not None:
-            ProcessGroup._start_coalescing, ProcessGroup._end_coalescing = self._originals  # type: ignore[method-assign]
-            self._originals = None
+        """Remove the patch, except from methods that other code has replaced since."""
+        for name, original, replacement in self._replaced:
+            if getattr(ProcessGroup, name) is replacement:
+                setattr(ProcessGroup, name, original)
+        self._replaced.clear()

@@ -41,6 +41,7 @@ C10D_OPS: dict[str, tuple[str, Measure]] = {
     "broadcast_": ("broadcast", Measure.FIRST),
     "reduce_": ("reduce", Measure.FIRST),
     "gather_": ("gather", Measure.GATHERED),
+    "gather_into_tensor_": ("gather", Measure.GATHERED),
     "scatter_": ("scatter", Measure.SCATTERED),
     "send": ("send", Measure.FIRST),
     "recv_": ("recv", Measure.FIRST),

@@ -34,25 +34,35 @@ class WithoutGil {
   }
 
   // Whether this process has the functions. If not, a thread that holds the GIL must not wait for another.
-  static bool possible() { return check() != nullptr && save() != nullptr && restore() != nullptr; }
+  static bool possible() { return current() != nullptr && of_thread() != nullptr && save() != nullptr && restore() != nullptr; }
 
  private:
-  using Check = int (*)();
-  using Save = void* (*)();
+  using State = void* (*)();
   using Restore = void (*)(void*);
 
-  static bool held() { return possible() && check()() == 1; }
+  // Not PyGILState_Check, which returns 1 in every thread once there has been a sub-interpreter.
+  static bool held() {
+    if (!possible()) return false;
+    void* const state = current()();
+    return state != nullptr && state == of_thread()();
+  }
 
   template <class Function>
   static Function find(const char* name) {
     return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
   }
-  static Check check() {
-    static const auto found = find<Check>("PyGILState_Check");
+  // The state of the thread that has the GIL, in newer versions of the calling thread if it has it.
+  static State current() {
+    static const auto newer = find<State>("PyThreadState_GetUnchecked");
+    static const auto found = newer != nullptr ? newer : find<State>("_PyThreadState_UncheckedGet");
     return found;
   }
-  static Save save() {
-    static const auto found = find<Save>("PyEval_SaveThread");
+  static State of_thread() {
+    static const auto found = find<State>("PyGILState_GetThisThreadState");
+    return found;
+  }
+  static State save() {
+    static const auto found = find<State>("PyEval_SaveThread");
     return found;
   }
   static Restore restore() {

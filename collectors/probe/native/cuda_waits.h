@@ -178,13 +178,17 @@ class CudaWaits {
       return real().wait(stream, event, flags);
     }
     std::unique_ptr<StreamWaits::Wait> measured;
-    const Cost cost(*session, Cost::due());
-    try {
-      measured = session->waits.begins(stream);
-    } catch (const std::exception&) {  // no memory
-      session->waits.missed();
+    const uint32_t cost_of = Cost::due();
+    {
+      const Cost cost(*session, cost_of);
+      try {
+        measured = session->waits.begins(stream);
+      } catch (const std::exception&) {  // no memory
+        session->waits.missed();
+      }
     }
     const int result = real().wait(stream, event, flags);
+    const Cost cost(*session, cost_of);
     if (!measured || !session->waits.ends(*measured, stream)) return result;
     try {
       session->poller().add(LookAtWait{*session, std::move(measured)}, line_of(&session->waits, 0), true);

@@ -117,6 +117,8 @@ struct OnDevice {
   Outputs outputs;
   // The event after the latest blocking operation of its group.
   std::shared_ptr<void>* latest_over = nullptr;
+  // Whether the Works of its group do not report durations.
+  std::atomic<bool>* without_times = nullptr;
   // It runs on the current stream; its Work is not needed.
   bool here = false;
   // Where its time on the device counts as a wait of the compute stream, on which it runs.
@@ -303,15 +305,23 @@ class DeviceWatch : public Watch {
 
   // The operations are over. Returns false while NCCL may still report the times of some.
   bool reported() const {
-    // After so many reports that were late, none is waited for: the operations behind this one wait, too.
+    // After so many reports that were late, with none in time between them, none is waited for: the operations behind this one wait, too.
     static std::atomic<int> late{0};
+    bool pending = false, over = false;
+    for (const auto& flight : flights_) {
+      commwatch_nccl_times times;
+      const commwatch_nccl_state state = NcclPlugin::times(flight->nccl_call(), &times);
+      pending |= state == kCallPending;
+      over |= state == kCallOver;
+    }
+    if (!pending) {
+      if (over) late.store(0, std::memory_order_relaxed);
+      return true;
+    }
     if (late.load(std::memory_order_relaxed) >= kMostLate) return true;
-    commwatch_nccl_times times;
-    const bool pending = std::any_of(flights_.begin(), flights_.end(),
-                                     [&](const auto& flight) { return NcclPlugin::times(flight->nccl_call(), &times) == kCallPending; });
-    const bool waited = pending && now_ns() - over_ns_ >= kReportedWithinNs;
-    if (waited) late.fetch_add(1, std::memory_order_relaxed);
-    return !pending || waited;
+    if (now_ns() - over_ns_ < kReportedWithinNs) return false;
+    late.fetch_add(1, std::memory_order_relaxed);
+    return true;
   }
 
   // Finish the operations whose times NCCL knows. took_ns: by events around them, -1 if unknown. A kernel cannot take longer: then the times are
@@ -368,19 +378,14 @@ class DeviceWatch : public Watch {
     if (!work_) {
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
       if (before_ && before_->event.device() == over_->event.device() && before_->event.query()) ms = std::min(ms, before_->event.elapsedTime(over_->event));
-    } else if (works_tell().load()) {
+    } else if (noted_.without_times != nullptr && !noted_.without_times->load()) {
       try {
         ms = work_->getDuration();
-      } catch (const std::exception&) {  // timing is not enabled for this Work, and will not be
-        works_tell().store(false);
+      } catch (const std::exception&) {  // the Works of this backend have none, or their timing is not enabled
+        noted_.without_times->store(true);
       }
     }
     return std::isfinite(ms) && ms >= 0 ? static_cast<int64_t>(ms * 1e6) : -1;
-  }
-
-  static std::atomic<bool>& works_tell() {
-    static std::atomic<bool> tell{true};
-    return tell;
   }
 
   OnDevice noted_;

@@ -26,6 +26,15 @@ c10::intrusive_ptr<c10::ivalue::Future> future_result_of(Work& work) {
   }
 }
 
+template <class Work>
+std::chrono::milliseconds timeout_of(const Work& work) {
+  if constexpr (requires { work.getTimeout(); }) {
+    return work.getTimeout();
+  } else {
+    return std::chrono::milliseconds::zero();
+  }
+}
+
 // Wraps a Work, and forwards every call.
 class ForwardingWork : public c10d::Work {
  public:
@@ -43,8 +52,9 @@ class ForwardingWork : public c10d::Work {
 #endif
   void abort() override { work_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  // An override only if this torch has the function; 2.5 does not.
+  // These are overrides only if this torch has the functions; 2.5 does not.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
+  std::chrono::milliseconds getTimeout() const { return timeout_of(*work_); }
   float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 

@@ -137,7 +137,7 @@ struct Launched {
 };
 
 struct Kernel : c10::OperatorKernel {
-  explicit Kernel(Op o) : op(std::move(o)), code(op.code) {}
+  explicit Kernel(Op o) : op(std::move(o)) {}
 
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
@@ -201,8 +201,7 @@ struct Kernel : c10::OperatorKernel {
     const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
-    if (code.load() == 0) aside([&] { code.store(session.python.add_op(op.name.c_str())); });
-    record.op = static_cast<uint8_t>(code.load());
+    record.op = static_cast<uint8_t>(op.code != 0 ? op.code : added_code(session));
     if (op.p2p && op.tag_at >= 0) record.tag = static_cast<int32_t>(args[op.tag_at].toInt());
     if (device && session.graphs.capturing() && is_capturing(*device) &&
         session.graphs.add(Captured{group->address, group->name, op.p2p, record, nccl_call.number()})) {
@@ -223,11 +222,19 @@ struct Kernel : c10::OperatorKernel {
       const bool own_times = op.p2p || (record.flags & format::kAsync) != 0;
       launched.noted = launch_on(*device, timing_of(*group, own_times), own_times, line, first);
       launched.noted->latest_over = &group->latest_over;
+      launched.noted->without_times = &group->without_times;
       if (!own_times && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
       launched.noted->here = !own_times && group->blocks_here.load();
       if (own_times) add_outputs(args[0], &launched.noted->outputs);
     }
     return launched;
+  }
+
+  // The number of an operator that is not in the table, in the ring of this session.
+  int added_code(Session& session) const {
+    std::atomic<int>& code = session.op_codes[this];
+    if (code.load() == 0) aside([&] { code.store(session.python.add_op(op.name.c_str())); });
+    return code.load();
   }
 
   // Returns true once the ring exists. Otherwise the session is off: Python has printed why, or another thread has closed it.
@@ -284,7 +291,6 @@ struct Kernel : c10::OperatorKernel {
   }
 
   const Op op;
-  std::atomic<int> code;
 };
 
 // A batch of this group begins in this thread. Drops an earlier one that never ended because the user's code raised.
@@ -298,7 +304,8 @@ void batch_begins(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
 void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   const Entered entered;
   std::optional<Batch> batch = take_batch(group.get());
-  if (entered.get() == nullptr || !batch || !batch->last) return;
+  // An earlier session may have begun it; this one has no poller before its ring.
+  if (entered.get() == nullptr || entered.get()->ring() == nullptr || !batch || !batch->last) return;
   batch->last->line = line_of(group.get(), -1);
   batch->last->outputs.clear();  // the Work of a batch holds none
   look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
@@ -352,7 +359,7 @@ COMMWATCH_API void cw_unhook() {
 }
 
 // Set how operations on devices are timed from now on; numbers as in torch_timing.py.
-COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
+COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(device_failed().load() ? DeviceTiming::kOff : static_cast<DeviceTiming>(timing)); }
 
 // NCCL will load our profiler plugin from this file. Returns 0 if it cannot be used.
 COMMWATCH_API int cw_use_nccl_plugin(const char* path) { return NcclPlugin::use(path, Foreign::sink()) ? 1 : 0; }

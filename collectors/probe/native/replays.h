@@ -23,7 +23,7 @@ class Replay {
   // session: null once there is none.
   static void launched(Session* session) {
     std::optional<Replay> replay = std::exchange(current(), std::nullopt);
-    if (session == nullptr || !replay) return;
+    if (session == nullptr || !replay || replay->session_ != session) return;  // another: its replay was not launched
     const Cost cost(*session, Cost::due());
     look_after(*session, std::move(*replay->noted_), nullptr, std::move(replay->flights_));
   }

@@ -222,6 +222,8 @@ class Session {
   // Operations on devices that have not ended.
   std::atomic<uint32_t> queued{0};
   Few<int, std::atomic<uint8_t>> dtypes;
+  // Numbers of operators that are not in the table of operations, by their kernels.
+  Few<const void*, std::atomic<int>> op_codes;
 
  private:
   static constexpr size_t kBuckets = 64, kMostRetired = 1024;

@@ -44,8 +44,10 @@ inline Size measured(format::Measure measure, const IValue* args, uint64_t group
       return size_of(args[0]);
     case format::Measure::kSecond:
       return size_of(args[1]);
-    case format::Measure::kGathered:  // outputs, on the root only
-      return args[0].toListRef().empty() ? size_of(args[1], group_size) : size_of(args[0]);
+    case format::Measure::kGathered: {  // outputs, on the root only
+      const Size outputs = size_of(args[0]);
+      return outputs.bytes == 0 && outputs.known ? size_of(args[1], group_size) : outputs;
+    }
     case format::Measure::kScattered:  // inputs, on the root only
       return args[1].toListRef().empty() ? size_of(args[0], group_size) : size_of(args[1]);
     case format::Measure::kLarger: {

@@ -12,29 +12,49 @@
 namespace {
 
 std::mutex gil;
-std::atomic<std::thread::id> owner{};
+std::atomic<void*> has_it{nullptr};
+
+}  // namespace
+
+extern "C" void* PyGILState_GetThisThreadState();
+
+namespace {
 
 void take() {
   gil.lock();
-  owner.store(std::this_thread::get_id());
+  has_it.store(PyGILState_GetThisThreadState());
 }
 
 void let_go() {
-  owner.store({});
+  has_it.store(nullptr);
   gil.unlock();
 }
 
-bool held() { return owner.load() == std::this_thread::get_id(); }
+bool held() { return has_it.load() == PyGILState_GetThisThreadState(); }
 
 }  // namespace
 
 // Found by name, like Python's functions.
-extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return held() ? 1 : 0; }
-extern "C" __attribute__((visibility("default"))) void* PyEval_SaveThread() {
+#define PYTHON extern "C" __attribute__((visibility("default")))
+
+// As once there has been a sub-interpreter.
+PYTHON int PyGILState_Check() { return 1; }
+
+PYTHON void* PyGILState_GetThisThreadState() {
+  static thread_local int state;
+  return &state;
+}
+
+// As before Python 3.12: the state of the thread that has the GIL, in any thread.
+PYTHON void* _PyThreadState_UncheckedGet() { return has_it.load(); }
+
+PYTHON void* PyEval_SaveThread() {
+  CHECK(held(), "aside: only what is held is released");
   let_go();
   return &gil;
 }
-extern "C" __attribute__((visibility("default"))) void PyEval_RestoreThread(void* state) {
+
+PYTHON void PyEval_RestoreThread(void* state) {
   CHECK(state == &gil, "aside: the state comes back");
   take();
 }

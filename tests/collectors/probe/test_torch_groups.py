@@ -1,0 +1,82 @@
+"""Numbers of process groups: the n-th group of a name is the n-th on every rank, however it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
+from commwatch.collectors.probe.torch_groups import Groups
+from commwatch.collectors.probe.torch_timing import Batches
+
+STORE = dist.HashStore()
+
+
+@pytest.fixture
+def groups() -> Iterator[Groups]:
+    """The groups of a process that has a default group."""
+    made = Groups("job")
+    made.watch()
+    dist.init_process_group("gloo", store=STORE, rank=0, world_size=1)
+    yield made
+    dist.destroy_process_group()
+    made.unwatch()
+
+
+def split() -> Any:
+    """A group as ``split_group`` registers it, which needs NCCL to make one."""
+    pg: Any = dist.ProcessGroup(STORE, 0, 1)
+    backend = dist.ProcessGroupGloo(STORE, 0, 1, timedelta(seconds=60))
+    pg._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+    pg._set_group_name("half")
+    about = {"backend_name": "gloo", "store": STORE, "group_name": "half", "backend_config": "cpu:gloo"}
+    c10d._register_pg_in_world(pg, **about, rank_mapping={0: 0})
+    return pg
+
+
+def test_split_groups_of_one_name(groups: Groups) -> None:
+    """A group that was split off is told from an earlier one of its name, also if that was never used; the native hook is told of each."""
+    made: list[str] = []
+    groups.on_made = made.append
+    first = split()
+    c10d._unregister_process_group("half")
+    second = split()
+    c10d._unregister_process_group("half")
+    ids = [groups.add(pg)[0].id for pg in (second, first)]
+    assert made == ["half", "half"]
+    assert ids[0] != ids[1]
+    alone = Groups("job")
+    assert alone.add(first)[0].id == ids[1]
+    for pg in (first, second):
+        for known in (c10d._world.pg_map, c10d._world.pg_names, c10d._world.pg_group_ranks):
+            known.pop(pg)
+
+
+def test_batches_leave_no_trace() -> None:
+    """Methods for batches are PyTorch's own again afterwards, except one that other code has replaced since."""
+    names = "_start_coalescing", "_end_coalescing"
+    before = [vars(ProcessGroup)[name] for name in names]
+    batches = Batches(lambda pg: None, lambda pg, work: None)
+    batches.watch()
+    batches.unwatch()
+    assert [vars(ProcessGroup)[name] for name in names] == before
+    batches.watch()
+    theirs = ProcessGroup._end_coalescing = lambda *_: None  # type: ignore[method-assign, assignment]
+    batches.unwatch()
+    assert [vars(ProcessGroup)[name] for name in names] == [before[0], theirs]
+    setattr(ProcessGroup, names[1], before[1])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world: Any = dist.group.WORLD
+        with pytest.raises(
+            RuntimeError, match="does not implement"
+        ):  # of Gloo; a method that binds nothing raises TypeError
+            world._start_coalescing(torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,22 @@
+"""Processes with operators that nobody knows, and with sub-interpreters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.torchjob import alone_anew, read_rings, said
+
+
+def test_unknown_operators_in_two_rings(hook: str, tmp_path: Path) -> None:
+    """An operator that is not in the table has its own name in each ring of a process."""
+    assert said(alone_anew(tmp_path, "unknown_ops.py", WORLD_SIZE="", COMMWATCH="0")) == ["done"]
+    first, second = read_rings(tmp_path)
+    assert [first.op(record) for record in first.operations] == ["c10d::one_"]
+    assert [second.op(record) for record in second.operations] == ["c10d::other_", "c10d::one_"]
+
+
+def test_subinterpreter(hook: str, tmp_path: Path) -> None:
+    """A sub-interpreter, even one that has ended, changes nothing."""
+    assert said(alone_anew(tmp_path, "subinterpreter.py", WORLD_SIZE="1")) == ["done"]
+    (rank,) = read_rings(tmp_path)
+    assert [rank.op(record) for record in rank.operations] == ["all_reduce"]
