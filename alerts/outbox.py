@@ -87,11 +87,14 @@ class Outbox:
     def take(self, alerts: Iterable[Alert], now_s: float) -> None:
         """Take in the alerts of one evaluation: all that fire, and those just resolved."""
         for alert in alerts:
-            if alert.state not in (FIRING, RESOLVED) or self._is_quiet(alert):
+            if alert.state not in (FIRING, RESOLVED):
                 continue
             key = tuple(sorted(alert.labels.items()))
+            entry = self._groups.get(self._group_of(alert), {}).get(key)
+            # The end of an alert that was sent before a reload raised the severity is sent, too.
+            if self._is_quiet(alert) and (alert.state == FIRING or entry is None):
+                continue
             group = self._groups.setdefault(self._group_of(alert), {})
-            entry = group.get(key)
             if alert.state == RESOLVED and not self._policy.send_resolved:
                 group.pop(key, None)
             elif entry is None:

@@ -25,6 +25,10 @@ from commwatch.nodes.queries import Cells, JobQueries, NodePart
 MOST_STEPS, MOST_OPERATIONS = 60_000, 10_000
 
 
+#: Longer times (30 years) are not plausible.
+_MOST_S = 1e9
+
+
 class StepRow(NamedTuple):
     """A step as in ``StepView``, without what follows from the rest; ``shares``: of the groups in ``StepRows.groups``."""
 
@@ -51,6 +55,10 @@ class StepRows:
     def __post_init__(self) -> None:
         if any(len(row.shares) != len(self.groups) for row in self.rows):
             raise ValueError("rows of different lengths")
+        parts = ((row.comm_s or 0, row.exposed_s or 0, row.p2p_wait_s or 0) for row in self.rows)
+        known = all(0 <= part < _MOST_S for of_row in parts for part in of_row)
+        if not (known and all(0 < row.duration_s < _MOST_S for row in self.rows)):
+            raise ValueError("times out of range")
 
 
 def rows_of(steps: Sequence[StepView], more: bool) -> StepRows:

@@ -9,9 +9,13 @@ from itertools import islice
 
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.verdicts import merged_groups
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE
 from commwatch.core.cells import CELL_SUMS, DURATION_BOUNDS_NS, Cell, Counted
 from commwatch.core.views import GroupView, RankView, StepView
 from commwatch.nodes.merging import merged_ranks
+
+#: Bounds of a sketch's bins, and of the number in one, as it is packed.
+_MOST_BINS, _MOST_IN_BIN = 1 << 15, 1 << 32
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,13 @@ class CellView:
     def __post_init__(self) -> None:
         if len(self.bins) != len(self.in_bins) or len(self.durations) != len(DURATION_BOUNDS_NS) + 1:
             raise ValueError("columns of different lengths")
+        sums = (getattr(self, name) for name in CELL_SUMS)
+        if not (
+            all(0 <= number < MAX_PLAUSIBLE for number in (*sums, *self.durations, self.size or 0))
+            and all(0 <= number < _MOST_BINS for number in self.bins)
+            and all(0 <= count < _MOST_IN_BIN for count in self.in_bins)
+        ):
+            raise ValueError("numbers out of range")
 
 
 @dataclass(frozen=True)

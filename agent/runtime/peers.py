@@ -91,7 +91,8 @@ class Peers:
             self._known = {url: self._known.get(url) or PeerView(url, SILENT, "not asked yet") for url in urls}
         about, silent = self._gather(urls, lambda url: [self._fetch(url, "about")])
         ids = {self._own_id}
-        for url in urls:
+        # Those that the settings name first: an address that a rank has reported cannot hide one of them behind its id.
+        for url in sorted(urls, key=lambda url: url not in self._named):
             view = self._known[url]
             if url in silent:
                 self._set(url, replace(view, state=SILENT, reason=silent[url]))

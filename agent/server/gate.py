@@ -41,8 +41,8 @@ _OF_HISTORY = frozenset(
         *("report", "report_part", "wait_part", "timeline", "timeline_part", "whatif"),
     )
 )
-#: These need the history with parameters that begin so; and this one always covers all nodes.
-_WITH = {"/api/v1/jobs": (b"figures=",), "/api/v1/bars": (b"since=", b"until=")}
+#: These need the history with one of these parameters; and this one always covers all nodes.
+_WITH = {"/api/v1/jobs": ("figures",), "/api/v1/bars": ("since", "until")}
 _OF_JOB = "/api/v1/past"
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
@@ -196,10 +196,10 @@ class Gate:
 def line_of(scope: Scope) -> str:
     """Return the line in which a request waits for its turn."""
     route = "/".join(scope["path"].split("/")[:4])
-    names, parts = _WITH.get(route, ()), scope["query_string"].split(b"&")
-    if b"scope=job" in parts or route == _OF_JOB:
+    given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    if "job" in given.get("scope", ()) or route == _OF_JOB:
         return JOB
-    return HISTORY if route in _OF_HISTORY or any(part.startswith(names) for part in parts) else LIVE
+    return HISTORY if route in _OF_HISTORY or not given.keys().isdisjoint(_WITH.get(route, ())) else LIVE
 
 
 def _plain(headers: Headers) -> dict[str, str]:

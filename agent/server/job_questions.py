@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from commwatch.analysis.ended_operations import RankParts
@@ -174,16 +175,15 @@ def past(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Leng
 
 def _once(alerts: Iterable[AlertView]) -> list[AlertView]:
     """Return alerts, the oldest first, and of those with the same name and labels that overlap only the first."""
-    found: dict[tuple[object, ...], AlertView] = {}
+    found: list[AlertView] = []
+    until: dict[tuple[object, ...], float] = {}
     for alert in sorted(alerts, key=lambda alert: alert.active_at):
         of_node = None if "job_id" in alert.labels else alert.id
-        found.setdefault((alert.name, tuple(sorted(alert.labels.items())), of_node, _round(alert)), alert)
-    return list(found.values())
-
-
-def _round(alert: AlertView) -> float | None:
-    """Return what separates resolved occurrences of an alert; ``None`` for an active one, as there is only one at a time."""
-    return None if alert.resolved_at is None else alert.active_at
+        at = alert.name, tuple(sorted(alert.labels.items())), of_node
+        if alert.active_at >= until.get(at, -inf):
+            found.append(alert)
+        until[at] = max(until.get(at, -inf), inf if alert.resolved_at is None else alert.resolved_at)
+    return found
 
 
 def _with_cells(agent: QueryService, heard: Heard) -> tuple[JobQueries, Nodes]:

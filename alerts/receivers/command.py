@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -17,6 +18,18 @@ from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.sending import MOST_ANSWER, CannotSend, said
 
 LIMIT_S = 30.0
+#: Why a program cannot be started, now or later.
+_FOR_GOOD = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOEXEC,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.E2BIG,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
 _LOOK_MS = 100
 
 
@@ -40,7 +53,8 @@ class Command:
         try:
             code, output = _run(self.argv, body, env, self.limit_s)
         except OSError as error:
-            raise CannotSend(f"{self.argv[0]}: cannot be started: {error.strerror}", again=False) from None
+            passing = error.errno not in _FOR_GOOD  # such as no memory, no file descriptors, or no space for its input
+            raise CannotSend(f"{self.argv[0]}: cannot be started: {error.strerror}", again=passing) from None
         if code is None:
             raise CannotSend(f"{self.argv[0]}: was killed after {self.limit_s:g} s")
         if code != 0:
@@ -53,7 +67,11 @@ class Command:
 def _run(argv: tuple[str, ...], body: bytes, env: dict[str, str], limit_s: float) -> tuple[int | None, bytes]:
     """Return the exit code (``None``: killed with its children at the time limit) and the beginning of the output."""
     end, output = time.monotonic() + limit_s, b""
-    with tempfile.TemporaryFile() as standard_input:
+    try:
+        holder = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    except FileNotFoundError as error:  # of all folders for temporary files; not of the program
+        raise OSError(errno.ENOSPC, str(error.strerror)) from None
+    with holder as standard_input:
         standard_input.write(body)
         standard_input.seek(0)
         process = subprocess.Popen(

@@ -43,10 +43,11 @@ class Mail:
         """Send a message at the Unix time ``now_s``; raise CannotSend."""
         password = "" if self.password is None else self.password.read()
         where = f"{self.host}:{self.port}"
+        message = self.message(batch, now_s)
         server = self._server()
         with in_time(self.limit_s, lambda: getattr(server, "sock", None)) as is_late:
             try:
-                self._converse(server, self.message(batch, now_s), password)
+                self._converse(server, message, password)
             except smtplib.SMTPResponseException as error:
                 text = said(error.smtp_error, *([password] if password else []))
                 raise CannotSend(f"{where}: answers {error.smtp_code} {text}", again=error.smtp_code < 500) from None
@@ -89,12 +90,15 @@ class Mail:
     def message(self, batch: Batch, now_s: float) -> EmailMessage:
         """Return the e-mail for ``batch``, dated ``now_s`` (Unix time)."""
         mail = EmailMessage()
-        mail["Subject"] = said(payload.title(batch))[:_MOST_SUBJECT] or "alert"
+        # A header is decoded when it is set: an encoded word in a label could add headers.
+        title = said(payload.title(batch)).replace("=?", "= ?")
+        mail["Subject"] = title[:_MOST_SUBJECT] or "alert"
         mail["From"], mail["To"] = self.sender, ", ".join(self.to)
         mail["Date"] = formatdate(now_s)
         mail["Message-ID"] = make_msgid(domain=self.sender.rpartition("@")[2].rstrip(">"))
         mail["Auto-Submitted"] = "auto-generated"
         mail.set_content(payload.text(batch, self.agent_url).encode("utf-8", "replace").decode())
+        mail.as_bytes()  # raises ValueError now, rather than while it is sent
         return mail
 
 

@@ -69,6 +69,20 @@ def test_mail() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    "job", ["=?utf-8?q?a=0D=0ABcc:_x@example.com=0D=0A=0D=0Abody?=", "=?utf-8?q?=E9?=\u00e9", "=?utf-8?b?4pi6?="]
+)
+def test_mail_of_a_job_with_an_encoded_name(job: str) -> None:
+    """A job's name that looks like an encoded word stays a name in the subject; it adds no header, and the mail can be sent."""
+    with Smtp() as server:
+        mail(server).send(Batch((alert(job_id=job),), (("alertname", "CommShareHigh"), ("job_id", job))), NOON)
+        ((_, _, body),) = server.mails
+    said = message_from_bytes(body, policy=default)
+    assert said["Subject"].replace("= ?", "=?") == f"[FIRING:1] CommShareHigh {job}"
+    assert (said["Bcc"], said["To"]) == (None, "a@example.com, b@example.com")
+    assert said.get_content().startswith("FIRING CommShareHigh")
+
+
 @pytest.mark.parametrize("tls", ["starttls", "ssl"])
 def test_mail_with_tls_and_login(tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With STARTTLS or TLS from the beginning a login goes over the encrypted connection only, to a server that is trusted."""

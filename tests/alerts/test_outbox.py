@@ -195,6 +195,17 @@ def test_severity() -> None:
     assert states(send_due(box, 0)) == [[("7", FIRING)]]
 
 
+def test_severity_raised() -> None:
+    """The end of an alert that was sent is sent, although a reload has raised the severity since; new alerts are not."""
+    before = Outbox(Policy(HOURS_4))
+    before.take([alert(rank="3", severity=WARNING)], 0)
+    assert states(send_due(before, 0)) == [[("3", FIRING)]]
+    box = Outbox(Policy(HOURS_4, severity=CRITICAL))
+    box.restore(before.state(1), 1, lambda one: one)
+    box.take([ended(alert(rank="3", severity=WARNING)), ended(alert(rank="7", severity=WARNING))], 10)
+    assert states(send_due(box, 10)) == [[("3", RESOLVED)]]
+
+
 def test_no_ends_where_none_are_wanted() -> None:
     """A receiver without ``send_resolved`` gets no ends, but the next occurrence."""
     box = Outbox(Policy(HOURS_4, send_resolved=False))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -300,6 +301,12 @@ def test_command_that_is_not_there() -> None:
     """A command that cannot be started is not tried again."""
     found = refusal(lambda: Command("c", POLICY, ("/no/such/program",), AGENT).send(batch(), NOON))
     assert (str(found), found.again) == ("/no/such/program: cannot be started: No such file or directory", False)
+
+
+def test_command_without_room_for_its_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a command cannot be started for a reason that passes, it is tried again."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert refusal(lambda: sh("exit 0").send(batch(), NOON)).again
 
 
 @contextmanager

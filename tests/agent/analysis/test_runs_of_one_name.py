@@ -13,12 +13,12 @@ import pytest
 from commwatch.analysis import live_ranks
 from commwatch.analysis.verdicts import verdicts
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import HEARTBEAT
+from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import Exporter
 from commwatch.server.node_now import node_now
-from tests.helpers import EPOCH_NS, RingWriter, Watch, end_rank, group_entry, identity, mark, operation, write_ring
+from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, mark, operation, write_ring
 
 S = 10**9
 DAY = 86_400 * S
@@ -32,7 +32,7 @@ def rank(aggregate: Aggregate, uid: str, number: int, started_ns: int, size: int
     return totals
 
 
-def process(began_ns: int) -> dict[str, str]:
+def process(began_ns: int) -> dict[str, Any]:
     """When a process began, as an identity has it."""
     return {"started_ticks": str(began_ns * os.sysconf("SC_CLK_TCK") // S)}
 

@@ -79,6 +79,15 @@ def test_one_agent_under_two_names(tmp_path: Path) -> None:
         assert [path for path, _ in of_own] == ["about"]
 
 
+def test_reported_address_hides_no_named_agent(tmp_path: Path) -> None:
+    """An agent in the settings is asked, even if an address that a job has reported answers with its id and comes first."""
+    with another("same") as (one, _), another("same") as (two, _):
+        reported, named = sorted((one, two))
+        peers = Peers(settings(tmp_path, named), "own", lambda: [reported])
+        peers.tick()
+        assert {peer.url: peer.state for peer in peers.views()} == {named: "answers", reported: "this agent"}
+
+
 def test_same_question_of_many(tmp_path: Path) -> None:
     """Many clients with the same question at the same time cost another agent one request."""
     with another() as (url, asked):

@@ -502,6 +502,8 @@ def test_failing_answer() -> None:
         ("/api/v1/jobs?limit=1&figures=true", 1),
         ("/api/v1/bars?job=a", 2),
         ("/api/v1/bars?job=a&until=9", 1),
+        ("/api/v1/ops?scope=%6aob", 4),
+        ("/api/v1/bars?job=a&%75ntil=9", 1),
     ],
 )
 def test_worked_on_at_once(path: str, most: int) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
-from torch.distributed import distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore, _unregister_process_group
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from commwatch.collectors.probe.torch_groups import Groups
 from commwatch.collectors.probe.torch_timing import Batches
 
-STORE = dist.HashStore()
+STORE = HashStore()
+c10d: Any = distributed_c10d
+_unregister: Any = _unregister_process_group
 
 
 @pytest.fixture
@@ -45,9 +47,9 @@ def test_split_groups_of_one_name(groups: Groups) -> None:
     made: list[str] = []
     groups.on_made = made.append
     first = split()
-    c10d._unregister_process_group("half")
+    _unregister("half")
     second = split()
-    c10d._unregister_process_group("half")
+    _unregister("half")
     ids = [groups.add(pg)[0].id for pg in (second, first)]
     assert made == ["half", "half"]
     assert ids[0] != ids[1]
@@ -71,7 +73,7 @@ def test_batches_leave_no_trace() -> None:
     batches.unwatch()
     assert [vars(ProcessGroup)[name] for name in names] == [before[0], theirs]
     setattr(ProcessGroup, names[1], before[1])
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         world: Any = dist.group.WORLD
         with pytest.raises(
