@@ -22,7 +22,10 @@ _BUSY = (
     f"max by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > {THRESHOLD['op_share']}"
 )
 _AND_BUSY = f"and on (job_id, group, op) ({_BUSY})"
-_AGENTS = "max by (instance) (up) and on (instance) group by (instance) (last_over_time(commwatch_build_info[1h]))"
+#: Whether Prometheus reaches an agent: other targets may have the same ``instance``.
+_AGENTS = (
+    "max by (instance) (up and on (job, instance) group by (job, instance) (last_over_time(commwatch_build_info[1h])))"
+)
 
 
 def build() -> dict[str, Any]:
@@ -71,7 +74,8 @@ def _now() -> list[Panel]:
             "steps, summed over ranks. These are GPU-hours if each rank has a GPU. Jobs with unknown exposed time are "
             "not included.",
             "h",
-            "sum(max by (job_id, rank) (increase(commwatch_step_exposed_comm_seconds_total[$__range]))) / 3600",
+            "sum(max by (job_id, rank, instance, source) (increase(commwatch_step_exposed_comm_seconds_total[$__range])))"
+            " / 3600",
         ),
         number(
             "Alerts firing",
@@ -104,7 +108,10 @@ def _jobs() -> list[Panel]:
             Query("count by (job_id) (count by (job_id, rank) (commwatch_rank_info))", "Ranks", "short"),
             Query("count by (job_id) (count by (job_id, instance) (commwatch_rank_info))", "Agents", "short"),
             Query(
-                "avg by (job_id) (rate(commwatch_steps_total[$__rate_interval]))", "Steps per second", "suffix: steps/s"
+                "avg by (job_id) (max by (job_id, rank) (rate(commwatch_steps_total[$__rate_interval])))"
+                " and on (job_id) commwatch_rank_info",
+                "Steps per second",
+                "suffix: steps/s",
             ),
             Query("max by (job_id) (commwatch_verdict_seconds)", "Fault duration", "s"),
             sort="Communication",

@@ -76,7 +76,7 @@ def _now() -> list[Panel]:
             "Hours that ranks of the job waited for communication within the time range shown. These are GPU-hours if "
             "each rank has a GPU. Absent if the exposed time is not known.",
             "h",
-            f"sum(max by (rank) (increase(commwatch_step_exposed_comm_seconds_total{{{_JOB}}}[$__range]))) / 3600",
+            f"sum(max by (rank, instance, source) (increase(commwatch_step_exposed_comm_seconds_total{{{_JOB}}}[$__range]))) / 3600",
         ),
         number(
             "Ranks alive",
@@ -101,13 +101,14 @@ def _step_time(by: str) -> str:
 
 
 def _steps() -> list[Panel]:
-    per_step = f"on () group_left () (sum({_rate('step_seconds_total')}) > 0)"
+    known = f"{_rate('step_seconds_total')} and on (instance, rank) commwatch_step_comm_seconds_total{{{_JOB}}}"
+    per_step = f"on () group_left () (sum({known}) > 0)"
     return [
         lines(
             "Steps per second",
             "Training steps per second, mean of the ranks.",
             "suffix: steps/s",
-            Query(f"avg({_rate('steps_total')})", "steps"),
+            Query(f"avg(max by (rank) ({_rate('steps_total')}))", "steps"),
         ),
         lines(
             "Step time",
@@ -264,6 +265,7 @@ def _rank_maps() -> list[Panel]:
 
 
 def _waits() -> list[Panel]:
+    here = f" and on (rank, instance) commwatch_rank_info{{{_JOB}}}"
     return [
         lines(
             "Pipelines by direction",
@@ -271,7 +273,8 @@ def _waits() -> list[Panel]:
             "(backward), mean of the ranks. A first stage that waits backward is idle in the bubble.",
             "percentunit",
             Query(
-                f"avg by (group, direction) ({_rate('pipeline_wait_seconds_total', _GROUP)})", "{{group}} {{direction}}"
+                f"avg by (group, direction) (max by (rank, group, direction) ({_rate('pipeline_wait_seconds_total', _GROUP)}))",
+                "{{group}} {{direction}}",
             ),
         ),
         cells(
@@ -281,8 +284,16 @@ def _waits() -> list[Panel]:
             {"rank": "Rank", "instance": "Node"},
             Query(f"max by (rank, instance) (commwatch_comm_share_ratio{{{_JOB}}})", "Communication", "percentunit"),
             Query(f"max by (rank, instance) (commwatch_exposed_comm_share_ratio{{{_JOB}}})", "Exposed", "percentunit"),
-            Query(f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')})", "Waiting", "percentunit"),
-            Query(f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')})", "Lateness", "percentunit"),
+            Query(
+                f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')}){here}",
+                "Waiting",
+                "percentunit",
+            ),
+            Query(
+                f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')}){here}",
+                "Lateness",
+                "percentunit",
+            ),
             width=12,
             sort="Lateness",
         ),

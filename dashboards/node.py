@@ -46,7 +46,10 @@ def build() -> dict[str, Any]:
 def _now() -> list[Panel]:
     return [
         number(
-            "Agent reached", "Whether Prometheus reaches the agent of the node.", "bool_yes_no", f"max(up{{{_NODE}}})"
+            "Agent reached",
+            "Whether Prometheus reaches the agent of the node.",
+            "bool_yes_no",
+            f"max(up{{{_NODE}}} and on (job) group by (job) (last_over_time(commwatch_build_info{{{_NODE}}}[1h])))",
         ),
         number("Ranks alive", "Live ranks on the node.", "short", f"count({_now_of('rank_info')})", nothing="none"),
         number(
@@ -304,7 +307,7 @@ def _costs() -> list[Panel]:
         ),
         lines(
             "Groups without a label of their own",
-            "Groups counted under the label `other`, because a job has more than 32 groups.",
+            "Groups counted under the label `other`, because a job has more than 32 groups, and groups of a rank beyond 64.",
             "short",
             Query(_now_of("series_dropped_total"), "groups"),
         ),
@@ -330,7 +333,12 @@ def _workings() -> list[Panel]:
             "Alerts per second that the agent sent to its receivers, by result. Empty without receivers.",
             "eps",
             Query(_rate("notifications_total"), "{{receiver}} {{result}}"),
-            Query(_now_of("notifications_waiting"), "{{receiver}} waiting"),
+        ),
+        lines(
+            "Notifications waiting",
+            "Alerts whose latest state a receiver does not have yet.",
+            "short",
+            Query(_now_of("notifications_waiting"), "{{receiver}}"),
         ),
         states(
             "Collectors",

@@ -32,7 +32,7 @@ from commwatch.reference.references import References
 MOST_GROUPS = 32
 #: Most groups of one rank that have series of their own, in the order of their first operation.
 MOST_GROUP_IDS = 64
-#: Most verdicts in ``/metrics`` (the oldest), and most ranks of one verdict.
+#: Most verdicts in ``/metrics`` (the oldest; stragglers, whose age is that of their window, come last), and most ranks of one verdict.
 MOST_VERDICTS, MOST_CULPRITS = 16, 8
 _EFFICIENCY_NS = 5_000_000_000
 
@@ -315,7 +315,7 @@ def _ups(families: Families, jobs: Iterable[Job]) -> None:
 def _verdicts(families: Families, found: list[Verdict]) -> None:
     """Add one series per culprit; verdicts with equal labels share one, with the greatest age."""
     ages: dict[Labels, float] = {}
-    for verdict in sorted(found, key=lambda verdict: -verdict.since_s)[:MOST_VERDICTS]:
+    for verdict in sorted(found, key=lambda verdict: (verdict.kind == "straggler", -verdict.since_s))[:MOST_VERDICTS]:
         about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)
         for rank in [str(rank) for rank in verdict.ranks[:MOST_CULPRITS]] or [""]:
             ages.setdefault((*about, rank), verdict.since_s)

@@ -409,6 +409,7 @@ def _monitor() -> list[Case]:
     ranks, gone = ends("a:9477", "0") | ends("a:9477", "1"), {**NODE, "job": "commwatch", "job_id": "j"}
     down, away = series("up", f"1x39 0x{MANY}"), series("up", "1x39 stale")
     elsewhere = rank_info(instance="b:9477", rank="2") | series("up", f"1x{MANY}", instance="b:9477")
+    moved = rank_info(instance="b:9477", rank="0") | rank_info(instance="b:9477", rank="1") | elsewhere
     no_card = {**NODE, "collector": "gpu"}
     return [
         Case("RecordsDropped", "above", records(989, 11), WARNING, 135, JOB, 0.011),
@@ -422,6 +423,8 @@ def _monitor() -> list[Case]:
         Case("AgentGone", "no target any more", ranks | away | elsewhere, WARNING, 900, gone, 2),
         Case("AgentGone", "the job has ended, its targets are gone", ranks | away),
         Case("AgentGone", "the job has ended, the agent answers", ranks | series("up", f"1x{MANY}")),
+        Case("AgentGone", "its ranks moved to another agent", ranks | down | moved),
+        Case("AgentGone", "its ranks moved to another agent, no target any more", ranks | away | moved),
         Case("AgentGone", "no rank ran there", down),
     ]
 
