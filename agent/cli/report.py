@@ -62,7 +62,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         wide = None if arguments.node else _of_all_nodes(config, job, arguments)
         page = built = None
         if wide is None:
-            topology = kept(config.state, job)
+            topology = kept(config.history, job)
             findings = [] if topology is None else topology.findings
             corruption = corruption_of(config.evidence, job)
             recorded = cache(partial(known_steps, agent.path, view, arguments.last))

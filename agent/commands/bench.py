@@ -209,9 +209,7 @@ def _launch(command: list[str], env: Mapping[str, str], look: Callable[[], None]
     quiet = {name: value for name, value in env.items() if not name.startswith("COMMWATCH")}
     with Signals() as signals:
         try:
-            child = signals.child = subprocess.Popen(
-                command, env={**quiet, "COMMWATCH_DISABLE": "1"}, stdout=2, stdin=subprocess.DEVNULL
-            )
+            child = signals.start(command, {**quiet, "COMMWATCH_DISABLE": "1"}, stdout=2, stdin=subprocess.DEVNULL)
             while (code := _ended(child)) is None:
                 look()
             look()

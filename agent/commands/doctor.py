@@ -84,7 +84,8 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
 
 
 def _run_directory(directory: Path) -> Check:
-    there = next(path for path in (directory, *directory.parents) if path.exists())
+    # Not ``Path.exists``, which raises for a path in a folder that this user may not enter.
+    there = next(path for path in (directory, *directory.parents) if os.path.exists(path))  # noqa: PTH110
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         remedy = (
             "set COMMWATCH_DIR for trainer and agent to a directory of your own, or COMMWATCH_GROUP to a common group"
@@ -111,15 +112,16 @@ def _no_agent(config: Config) -> Check:
 
 
 def _port(config: Config) -> Check:
-    wanted = config.port or DEFAULT_PORT
+    wanted = DEFAULT_PORT if config.port is None else config.port
     with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the agent
         try:
             probe.bind((config.host, wanted))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else error.strerror
             return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", bind_remedy(error))
-    return Check(_PASS, "port", f"{config.host}:{wanted} is free")
+    return Check(_PASS, "port", f"{config.host}:{wanted} is free" if wanted else f"{config.host}: any free port is used")
 
 
 # -- an agent and its jobs ------------------------------------------------------------------------

@@ -40,14 +40,26 @@ def expand(patterns: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for pattern in patterns:
-        if pattern == "-" or Path(pattern).exists():
+        if pattern == "-" or os.path.exists(pattern):  # noqa: PTH110 - False where the folder may not be entered
             found[pattern] = None
             continue
         matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute patterns, too
         if not matching:
-            raise UnreadableLog(f"{pattern}: no such file")
+            raise UnreadableLog(f"{pattern}: {_why_not(pattern)}")
         found.update(dict.fromkeys(matching))
-    return [name for name in found if name == "-" or not Path(name).is_dir()] or _nothing(found)
+    files = (name for name in found if name == "-" or not os.path.isdir(name))  # noqa: PTH112 - as above
+    return list(files) or _nothing(found)
+
+
+def _why_not(path: str) -> str:
+    """Return why there is no file with this name."""
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "no such file"  # until now
 
 
 def _nothing(found: Iterable[str]) -> list[str]:

@@ -331,12 +331,16 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the job and return it; signals that come meanwhile are sent to it, because it may run already. Raises ``OSError``."""
+    def start(self, command: list[str], env: Mapping[str, str], **how: Any) -> subprocess.Popen[bytes]:
+        """Start the job and return it; signals that come meanwhile are sent to it, because it may run already. Raises ``OSError``.
+
+        Args:
+            how: further arguments of ``Popen``.
+        """
         self._held = []
         try:
             # The job inherits the caller's descriptors (such as ``<(...)`` of a shell); ours are close-on-exec.
-            self.child = subprocess.Popen(command, env=dict(env), close_fds=False)
+            self.child = subprocess.Popen(command, env=dict(env), close_fds=False, **how)
         finally:
             held, self._held = self._held, None
             for number in held:
@@ -395,7 +399,7 @@ def _report(config: Config, history: Path, job: str, report_command: str, probe_
     opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
     agent = QueryService(history, references=References(directory(history.parent), config.links))
     try:
-        topology = kept(history.parent, job)
+        topology = kept(history, job)
         corruption = corruption_of(history.parent / config.evidence.name, job)
         known = [] if topology is None else topology.findings
         built = report.build(agent, job, history, f"{opens} {shlex.quote(job)}", known, corruption=corruption)

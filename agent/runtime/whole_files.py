@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +29,13 @@ def writing(path: Path) -> Iterator[IO[str]]:
     except RuntimeError:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     is_new = target.is_file() or not target.exists()
-    written = target.with_name(f".{target.name}.new") if is_new else target
+    # In a folder that others may write, a link with a name that can be guessed would lead to another file.
+    written = target.with_name(f".{secrets.token_hex(6)}.new") if is_new else target
     try:
         with (
-            gzip.open(written, "wt", LEVEL, encoding="utf-8")
+            gzip.open(written, "xt" if is_new else "wt", LEVEL, encoding="utf-8")
             if path.suffix == ".gz"
-            else written.open("w", encoding="utf-8") as out
+            else written.open("x" if is_new else "w", encoding="utf-8") as out
         ):
             yield out
         if is_new:

@@ -27,8 +27,7 @@ def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
     """
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
-    state = services.queries.path.parent
-    topology = next(iter(services.logs.topology(job)), None) or kept(state, job)
+    topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, job)
     return Own(services.host.view(job), late, topology, services.evidence.corruption(job) if past else [])
 
 

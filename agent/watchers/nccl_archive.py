@@ -1,4 +1,4 @@
-"""Stores the content of a job's NCCL logs beside the history, for reports after its end: one file per job."""
+"""Stores the content of a job's NCCL logs beside the history, for reports after its end: one file per job and history."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-def keep(state: Path, topology: Topology) -> None:
-    """Write a job's topology to the state directory; raise ``OSError`` if that fails."""
-    path = _path(state, topology.job_id)
+def keep(history: Path, topology: Topology) -> None:
+    """Write a job's topology to the state directory; raise ``OSError`` if that fails.
+
+    Args:
+        history: the node's; nodes may share the directory.
+    """
+    path = _path(history, topology.job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hidden = path.with_suffix(".new")
     hidden.touch(mode=0o600)
@@ -24,10 +28,10 @@ def keep(state: Path, topology: Topology) -> None:
     hidden.replace(path)
 
 
-def kept(state: Path, job_id: str) -> Topology | None:
-    """Return the stored topology of a job; ``None``: there is none, or it cannot be read."""
+def kept(history: Path, job_id: str) -> Topology | None:
+    """Return the topology of a job that is stored beside a history; ``None``: there is none, or it cannot be read."""
     try:
-        stored = _path(state, job_id).read_bytes()
+        stored = _path(history, job_id).read_bytes()
         return _adapter().validate_json(stored)
     except (OSError, ValueError):
         return None
@@ -41,6 +45,7 @@ def _adapter() -> TypeAdapter[Topology]:
     return TypeAdapter(Topology)
 
 
-def _path(state: Path, job_id: str) -> Path:
+def _path(history: Path, job_id: str) -> Path:
     # In the folder of the logs, because old files are removed there.
-    return logs_of(state) / "said" / f"{hashlib.sha256(job_id.encode(errors='replace')).hexdigest()[:32]}.json"
+    job = hashlib.sha256(job_id.encode(errors="replace")).hexdigest()[:32]
+    return logs_of(history.parent) / "said" / f"{job}.{history.stem}.json"

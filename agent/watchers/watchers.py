@@ -35,7 +35,7 @@ class Watchers:
     """
 
     def __init__(self, config: Config, aggregate: Aggregate, lock: threading.RLock, stop: threading.Event) -> None:
-        self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.state))
+        self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.history))
         self.inspector = Inspector(config.inspector_dir, aggregate, lock)
         self.ras = Ras(hosts_and_ports(config.ras) or () if config.ras else (), aggregate, lock)
         self.gpus = Gpus(config.gpus)

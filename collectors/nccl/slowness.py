@@ -197,10 +197,16 @@ def _all_logged(log: Log, host: str) -> bool:
     return False
 
 
+def _names_nvls(algorithms: str) -> bool:
+    """Return whether a value of ``NCCL_ALGO`` requests NVLS: a list, perhaps for each function; ``^`` before one excludes its entries."""
+    lists = (part.rpartition(":")[2].strip().lower() for part in algorithms.split(";"))
+    return any("nvls" in names and not names.startswith("^") for names in lists)
+
+
 def nvls_unused(log: Log) -> Iterator[Hit]:
     """NVLink SHARP was requested and is not used."""
     requested = log.setting("NCCL_NVLS_ENABLE", "1") + [
-        seen for value, by in log.env.get("NCCL_ALGO", {}).items() if "nvls" in value.lower() for seen in by.values()
+        seen for value, by in log.env.get("NCCL_ALGO", {}).items() if _names_nvls(value) for seen in by.values()
     ]
     if not requested or any(True for _ in log.account.of(f.NvlsUsed)):
         return

@@ -57,7 +57,28 @@ def test_no_agent(tmp_path: Path) -> None:
         assert (checks["agent"].result, checks["port"].result) == ("fail", "warn")
         assert "is taken" in checks["port"].says
     assert found(tmp_path, port=free_port())["port"].result == "pass"
+    assert "any" in found(tmp_path, port=0)["port"].says
     assert "commwatch agent" in checks["agent"].remedy
+
+
+def test_port_of_an_agent_that_has_ended(tmp_path: Path) -> None:
+    """A port with connections that an earlier agent has closed is free, as it is for the next agent."""
+    with socket.socket() as listening, socket.socket() as client:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        client.connect(("127.0.0.1", port))
+        accepted, _ = listening.accept()
+        accepted.close()  # first: this end waits for a minute
+        assert client.recv(1) == b""
+    assert found(tmp_path, port=port)["port"].result == "pass"
+
+
+def test_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    """A run directory at which the system refuses to look is no traceback; its parent is examined."""
+    check = found(tmp_path / ("x" * 300), port=0)["run directory"]
+    assert "does not exist yet" in check.says
 
 
 def test_all_well(tmp_path: Path) -> None:

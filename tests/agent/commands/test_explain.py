@@ -160,7 +160,7 @@ def test_damaged_archive(broken: Path, tmp_path: Path) -> None:
     assert "Cuda failure" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["nope.log", "*.nope", "", "folder"])
+@pytest.mark.parametrize("name", ["nope.log", "*.nope", "", "folder", "x" * 300])
 def test_asked_wrongly(tmp_path: Path, name: str) -> None:
     """What cannot be read is named in one line, exit code 2."""
     (tmp_path / "folder").mkdir()

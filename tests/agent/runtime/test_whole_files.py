@@ -27,6 +27,18 @@ def test_file_that_was_there(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"old", "link"}
 
 
+@pytest.mark.parametrize("name", ["r.html", "t.json.gz"])
+def test_links_of_others(tmp_path: Path, name: str) -> None:
+    """In a folder that others may write, no link with a name that they can guess leads the file elsewhere."""
+    theirs = tmp_path / "theirs"
+    theirs.write_text("as before")
+    for guess in (f".{name}.new", f".{name}.part", f".{name}", ".new"):
+        (tmp_path / guess).symlink_to(theirs)
+    write(tmp_path / name, "text")
+    assert theirs.read_text() == "as before"
+    assert not (tmp_path / name).is_symlink()
+
+
 def test_links_in_a_ring(tmp_path: Path) -> None:
     """Links that lead to each other are an error of the file, as for ``open``."""
     one, other = tmp_path / "one", tmp_path / "other"

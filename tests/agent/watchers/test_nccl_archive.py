@@ -24,20 +24,27 @@ def topology(job: str = "job") -> Topology:
 
 
 def test_kept_by_job(tmp_path: Path) -> None:
-    """Each job has its own file, whatever its name, and the latest counts; another job, or a damaged file, gives none."""
+    """Each job has its own file, whatever its name, and the latest counts; another job, or a damaged file, gives none.
+
+    So has each node: nodes may share the directory.
+    """
+    history, other = tmp_path / "history-a.sqlite", tmp_path / "history-b.sqlite"
     for job in ("job", "../../etc/passwd", "x" * 500, "half \ud800"):
-        keep(tmp_path, topology(job.encode(errors="replace").decode()))
-    assert kept(tmp_path, "../../etc/passwd") == topology("../../etc/passwd")
-    assert kept(tmp_path, "other") is None
-    keep(tmp_path, topology())
-    keep(tmp_path, Topology("job", "RCCL", [], {}, [], [], [], [], [], 1, 0, 0))
-    found = kept(tmp_path, "job")
+        keep(history, topology(job.encode(errors="replace").decode()))
+    assert kept(history, "../../etc/passwd") == topology("../../etc/passwd")
+    assert kept(history, "other") is None
+    keep(history, topology())
+    keep(history, Topology("job", "RCCL", [], {}, [], [], [], [], [], 1, 0, 0))
+    found = kept(history, "job")
     assert found is not None
     assert found.library == "RCCL"
+    keep(other, topology())
+    assert kept(other, "job") == topology()
+    assert kept(history, "job") == found
     for path in (logs_of(tmp_path) / "said").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
         path.write_text("{}")
-    assert kept(tmp_path, "job") is None
+    assert kept(history, "job") is None
     remove_old(logs_of(tmp_path), time.time() + 10)
     assert list((logs_of(tmp_path) / "said").glob("*")) == []
 
@@ -70,7 +77,7 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
     """Where it cannot be kept the logs are followed all the same."""
     state = tmp_path / "state"
     state.write_text("no directory")
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=lambda said: keep(state, said))
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=lambda said: keep(state / "history.sqlite", said))
     log = tmp_path / "log"
     log.write_text(WARNING)
     LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
