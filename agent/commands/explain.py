@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import gzip
 import io
@@ -55,11 +56,10 @@ def _why_not(path: str) -> str:
     """Return why there is no file with this name."""
     try:
         os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return "no such file"
     except OSError as error:
-        return error.strerror or str(error)
-    return "no such file"  # until now
+        if error.errno != errno.ENOENT and error.strerror is not None:
+            return error.strerror
+    return "no such file"
 
 
 def _nothing(found: Iterable[str]) -> list[str]:

@@ -160,7 +160,7 @@ class Exporter(Collector):
             families.count("replica_checks_total", (job.id,), checks)
         if compared := sum(checks.compared for checks in job.checked.values()):
             families.count("collective_checks_total", (job.id,), compared)
-        # The lives of a rank share a counter, which must not have a part of them.
+        # A counter covers all lives of a rank, or is absent: without one of them it would go back, or stand still.
         lives = [(totals.rank, totals.steps.totals) for totals in job.rank_totals.values() if totals.steps.totals.count]
         unknown = {rank for rank, steps in lives if steps.comm_ns is None}
         not_exposed = unknown.union(rank for rank, steps in lives if steps.exposed_ns is None)

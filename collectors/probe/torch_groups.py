@@ -204,10 +204,9 @@ class Groups:
     def _registering(self, original: Any) -> Any:
         def watching(pg: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(pg, *args, **kwargs)
+            # Given by `split_group`, which makes its groups without `_new_process_group_helper`.
             members = kwargs.get("rank_mapping")
-            if (
-                members is not None and self._generation(pg) is None
-            ):  # of split_group, which makes a group in another way
+            if members is not None and self._generation(pg) is None:
                 self._note(pg, members)
             return result
 
