@@ -121,7 +121,9 @@ def _port(config: Config) -> Check:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else error.strerror
             return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", bind_remedy(error))
-    return Check(_PASS, "port", f"{config.host}:{wanted} is free" if wanted else f"{config.host}: any free port is used")
+    return Check(
+        _PASS, "port", f"{config.host}:{wanted} is free" if wanted else f"{config.host}: any free port is used"
+    )
 
 
 # -- an agent and its jobs ------------------------------------------------------------------------
