@@ -27,7 +27,7 @@ _MOST_OF_ALL, _LEAST = 500_000, 64
 #: An answer has the parts of this time up to now.
 WINDOW_NS = WINDOWS_NS[-1]
 #: Longer times (30 years) are not plausible.
-_MOST_S = 1e9
+MOST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RankParts:
             raise ValueError("columns of different lengths")
         times_s = (*self.duration_s, *self.age_s, *(own for own in self.own_s if own is not None))
         runs = all(run is None or 0 <= run < ev.MAX_PLAUSIBLE for run in self.run)
-        if not (0 <= self.rank < 1 << 31 and runs and all(0 <= time_s < _MOST_S for time_s in times_s)):
+        if not (0 <= self.rank < 1 << 31 and runs and all(0 <= time_s < MOST_S for time_s in times_s)):
             raise ValueError("numbers out of range")
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from commwatch.analysis.advice_input import network_of
 from commwatch.analysis.corruption import PastCorruption
+from commwatch.analysis.ended_operations import MOST_S
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding
@@ -23,10 +24,6 @@ from commwatch.nodes.queries import Cells, JobQueries, NodePart
 
 #: Most steps of all nodes together, the latest, and most operations; each node sends at most its share of them.
 MOST_STEPS, MOST_OPERATIONS = 60_000, 10_000
-
-
-#: Longer times (30 years) are not plausible.
-_MOST_S = 1e9
 
 
 class StepRow(NamedTuple):
@@ -56,8 +53,8 @@ class StepRows:
         if any(len(row.shares) != len(self.groups) for row in self.rows):
             raise ValueError("rows of different lengths")
         parts = ((row.comm_s or 0, row.exposed_s or 0, row.p2p_wait_s or 0) for row in self.rows)
-        known = all(0 <= part < _MOST_S for of_row in parts for part in of_row)
-        if not (known and all(0 < row.duration_s < _MOST_S for row in self.rows)):
+        known = all(0 <= part < MOST_S for of_row in parts for part in of_row)
+        if not (known and all(0 < row.duration_s < MOST_S for row in self.rows)):
             raise ValueError("times out of range")
 
 

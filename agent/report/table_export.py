@@ -98,7 +98,9 @@ def schema_of(row: type) -> pyarrow.Schema:
 
 def _write(path: Path, form: str, schema: pyarrow.Schema, rows: Iterable[object]) -> int:
     """Write a table under another name and rename it, so that a file of this name is complete; return the number of its rows."""
-    hidden = path.with_name(f".{secrets.token_hex(6)}.part")  # a name that nobody can guess, and put a link there
+    hidden = path.with_name(
+        f".{secrets.token_hex(6)}.part"
+    )  # unpredictable: no other user can place a link there in advance
     number, left = 0, iter(rows)
     try:
         with _writer(hidden, form, schema) as writer:

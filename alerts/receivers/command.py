@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import KW_ONLY, dataclass
+from typing import IO
 
 from commwatch.alerts.outbox import Batch, Policy
 from commwatch.alerts.receivers import payload
@@ -50,11 +51,13 @@ class Command:
         """Run the program to its end; raise CannotSend if it cannot start, fails, or exceeds ``limit_s`` seconds."""
         body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
         env = {name: value for name, value in os.environ.items() if name not in self.hidden}
-        try:
-            code, output = _run(self.argv, body, env, self.limit_s)
-        except OSError as error:
-            passing = error.errno not in _FOR_GOOD  # such as no memory, no file descriptors, or no space for its input
-            raise CannotSend(f"{self.argv[0]}: cannot be started: {error.strerror}", again=passing) from None
+        with self._input(body) as standard_input:
+            try:
+                code, output = _run(self.argv, standard_input, env, self.limit_s)
+            except OSError as error:
+                # Other reasons pass, such as a lack of memory or of file descriptors.
+                passes = error.errno not in _FOR_GOOD
+                raise CannotSend(f"{self.argv[0]}: cannot be started: {error.strerror}", again=passes) from None
         if code is None:
             raise CannotSend(f"{self.argv[0]}: was killed after {self.limit_s:g} s")
         if code != 0:
@@ -63,25 +66,30 @@ class Command:
             how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             raise CannotSend(f"{self.argv[0]}: {how}{f': {line}' if line else ''}")
 
+    def _input(self, body: bytes) -> IO[bytes]:
+        """Return a temporary file with ``body``, to be read from its start; raise CannotSend, to be tried again."""
+        try:
+            made = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+            made.write(body)
+            made.seek(0)
+        except OSError as error:
+            raise CannotSend(f"{self.argv[0]}: no temporary file for its input: {error.strerror}") from None
+        return made
 
-def _run(argv: tuple[str, ...], body: bytes, env: dict[str, str], limit_s: float) -> tuple[int | None, bytes]:
+
+def _run(
+    argv: tuple[str, ...], standard_input: IO[bytes], env: dict[str, str], limit_s: float
+) -> tuple[int | None, bytes]:
     """Return the exit code (``None``: killed with its children at the time limit) and the beginning of the output."""
     end, output = time.monotonic() + limit_s, b""
-    try:
-        holder = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    except FileNotFoundError as error:  # of all folders for temporary files; not of the program
-        raise OSError(errno.ENOSPC, str(error.strerror)) from None
-    with holder as standard_input:
-        standard_input.write(body)
-        standard_input.seek(0)
-        process = subprocess.Popen(
-            argv,
-            stdin=standard_input,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        argv,
+        stdin=standard_input,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     pipe, poll = process.stdout.fileno(), select.poll()
     poll.register(pipe, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Processes with operators that nobody knows, and with sub-interpreters."""
+"""Processes with unknown operators, and with sub-interpreters."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def split() -> Any:
 
 
 def test_split_groups_of_one_name(groups: Groups) -> None:
-    """A group that was split off is told from an earlier one of its name, also if that was never used; the native hook is told of each."""
+    """A split-off group gets another id than an earlier group of the same name, even an unused one; ``on_made`` is called for each."""
     made: list[str] = []
     groups.on_made = made.append
     first = split()
