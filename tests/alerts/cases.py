@@ -135,6 +135,38 @@ def _shares() -> list[Case]:
                 0.81,
                 {"exposed": 0.2},
             ),
+            # Compute waits for two minutes, and then does not for two, and so on: neither condition holds for long enough.
+            Case(
+                alert,
+                "hidden every other time",
+                share(over) | series("commwatch_exposed_comm_share_ratio", f"{'0.05x7 0.2x7 ' * 6}", **RANK),
+                INFO,
+                for_s,
+                JOB,
+                over,
+                {"exposed": 0.05 if for_s % 240 < 120 else 0.2},
+            ),
+            Case(
+                alert,
+                "has not been hidden for five minutes",  # the last time 390 s after the start, and the share is high from 600 s on
+                later(share(over)) | series("commwatch_exposed_comm_share_ratio", f"0.05x26 0.2x{MANY}", **RANK),
+                loud,
+                390 + 300 + EVERY_S + for_s,
+                JOB,
+                over,
+                {"exposed": 0.2},
+            ),
+            Case(
+                alert,
+                "waiting for a rank every other time",
+                share(over, 0.2)
+                | series("commwatch_straggler_wait_ratio", f"{'0.4x7 0x7 ' * 6}", **RANK, group="dp", group_id="d"),
+                INFO,
+                for_s,
+                JOB,
+                over,
+                {"exposed": 0.2, **({"late": 0.4} if for_s % 240 < 120 else {})},
+            ),
             Case(alert, "at the threshold, exposed", share(limit, 0.2)),
             Case(alert, "at the threshold, hidden", share(limit, 0.05)),
             Case(

@@ -18,10 +18,13 @@ from tests.helpers import clean_env, commwatch
 HOME = {"HOME": "/home/someone"}
 
 
-def expression(text: str, alert: str = "CommShareHigh") -> str:
-    """The expression of an alert's first rule in a rule file."""
+QUIET = "job:commwatch_comm_share_ratio:quiet5m"
+
+
+def expression(text: str, name: str = "CommShareHigh") -> str:
+    """The expression of the first rule with this name in a rule file: an alert, or a recording rule."""
     rules = yaml.safe_load(text)["groups"][0]["rules"]
-    return str(next(rule["expr"] for rule in rules if rule.get("alert") == alert))
+    return str(next(rule["expr"] for rule in rules if name in (rule.get("alert"), rule.get("record"))))
 
 
 def test_export(tmp_path: Path) -> None:
@@ -50,13 +53,13 @@ def test_thresholds(tmp_path: Path) -> None:
     """A threshold can be set in the settings file or in the environment, which wins."""
     config = tmp_path / "my.toml"
     config.write_text("[thresholds]\ncomm_share = 0.4\nexposed_share_quiet = 0.2\n")
-    text = expression(commwatch("alerts", "export", "--config", config).stdout)
-    assert "> 0.4\n" in text
-    assert "< 0.2\n" in text
+    text = commwatch("alerts", "export", "--config", config).stdout
+    assert "> 0.4 " in expression(text)
+    assert "< 0.2\n" in expression(text, QUIET)
     env = clean_env(COMMWATCH_THRESHOLD_COMM_SHARE="0.45")
-    text = expression(commwatch("alerts", "export", "--config", config, env=env).stdout)
-    assert "> 0.45\n" in text
-    assert "< 0.2\n" in text
+    text = commwatch("alerts", "export", "--config", config, env=env).stdout
+    assert "> 0.45 " in expression(text)
+    assert "< 0.2\n" in expression(text, QUIET)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_list_of_ones_own(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(shipped("rules.yaml").replace("default: 0.3,", "default: 0.35,", 1))
     (tmp_path / "commwatch.toml").write_text('rules = "mine.yaml"\n')
-    assert "> 0.35\n" in expression(commwatch("alerts", "export", cwd=tmp_path).stdout)
+    assert "> 0.35 " in expression(commwatch("alerts", "export", cwd=tmp_path).stdout)
     mine.write_text(mine.read_text().replace("severity: warning", "severity: loud", 1))
     said = one_line(commwatch("alerts", "export", cwd=tmp_path))
     assert f"{mine}: CommShareHigh: severity: needs one of info, warning, critical, not 'loud'" in said
