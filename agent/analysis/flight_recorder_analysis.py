@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -157,6 +157,10 @@ def _rank(taken: RankDump, groups: dict[tuple[str, str, tuple[int, ...] | None],
     of_group: dict[tuple[str, str], list[Entry]] = {}
     for entry in dump.entries:
         of_group.setdefault(entry.group, []).append(entry)
+    waiting_since: dict[tuple[str, str], int] = {}
+    for entry in dump.entries:
+        if not entry.done and not entry.is_p2p:
+            waiting_since[entry.group] = min(entry.created_ns, waiting_since.get(entry.group, entry.created_ns))
     for group, its in of_group.items():
         view = groups[(*group, dump.members.get(group))]
         used.add(view.group_id)
@@ -166,7 +170,9 @@ def _rank(taken: RankDump, groups: dict[tuple[str, str, tuple[int, ...] | None],
             last_seq[view.group_id] = max(entry.seq for entry in ended)
         took = [(entry.completed_ns - entry.created_ns) / 1e9 for entry in ended if entry.completed_ns]
         usual_s = max(0.0, median(took)) if took else 0.0 if ended else None
-        in_flight += [_in_flight(entry, view, taken.at_ns, usual_s) for entry in entries if not entry.done]
+        for entry in entries:
+            if not entry.done:
+                in_flight.append(_in_flight(entry, view, taken.at_ns, usual_s, _is_queued(entry, waiting_since)))
     # Others may wait for an operation that has been overwritten in this dump.
     unsure = dump.cut and any(
         taken.rank in (view.members or ()) and view.group_id not in used for view in groups.values()
@@ -192,10 +198,24 @@ def _rank(taken: RankDump, groups: dict[tuple[str, str, tuple[int, ...] | None],
     )
 
 
-def _in_flight(entry: Entry, group: GroupView, at_ns: int, usual_s: float | None) -> InFlight:
+def _is_queued(entry: Entry, waiting_since: Mapping[tuple[str, str], int]) -> bool:
+    """Return whether an operation still waits for its turn on the device, so that the rank has not joined it.
+
+    Where the recorder does not see starts, an operation that was called after one of another group that has not ended counts as queued: on
+    the GPU it nearly always waits for the other's result.
+
+    Args:
+        waiting_since: when the rank called its oldest collective that has not ended, in Unix ns, by group.
+    """
+    if entry.reached is not None:
+        return not entry.reached
+    return any(since_ns < entry.created_ns for group, since_ns in waiting_since.items() if group != entry.group)
+
+
+def _in_flight(entry: Entry, group: GroupView, at_ns: int, usual_s: float | None, queued: bool) -> InFlight:
     age_s = max(0, at_ns - entry.created_ns) / 1e9
     about = (entry.op, group.group, group.group_id, entry.seq)
-    return InFlight(*about, None, None, entry.dtype, entry.size_bytes, age_s, False, None, usual_s)
+    return InFlight(*about, None, None, entry.dtype, entry.size_bytes, age_s, False, None, usual_s, queued=queued)
 
 
 # -- output ---------------------------------------------------------------------------------------

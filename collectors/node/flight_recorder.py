@@ -68,6 +68,8 @@ class Entry(NamedTuple):
     size_bytes: int | None
     #: ``scheduled``, ``started`` or ``completed``; on Gloo always the first.
     state: str
+    #: Whether its device has reached it; ``None``: operations on GPUs are not timed in this job, so only their ends are seen.
+    reached: bool | None
     #: Whether it has ended.
     done: bool
     #: Unix time in ns; the end is when the watchdog noticed it.
@@ -103,7 +105,8 @@ def load(data: bytes) -> Dump:
         raise BadDump("not a dump of the Flight Recorder: it has no version")
     raw = parsed.get("entries")
     raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
-    read = [_entry(each) for each in raw]
+    starts_seen = any(isinstance(each, dict) and each.get("time_discovered_started_ns") is not None for each in raw)
+    read = [_entry(each, starts_seen) for each in raw]
     known = [entry for entry in read if entry is not None]
     groups = set(islice({entry.group: None for entry in reversed(known)}, MOST_GROUPS))
     entries = [entry for entry in known if entry.group in groups]
@@ -128,7 +131,7 @@ def _members(parsed: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
     return found
 
 
-def _entry(parsed: Any) -> Entry | None:
+def _entry(parsed: Any, starts_seen: bool) -> Entry | None:
     if not isinstance(parsed, dict):
         return None
     group = parsed.get("process_group")
@@ -154,6 +157,7 @@ def _entry(parsed: Any) -> Entry | None:
         dtype=inputs[1] or outputs[1],
         size_bytes=max(sizes, default=None),
         state=state if state in ("scheduled", "started", "completed") else "unknown",
+        reached=True if done or state == "started" or "ccl" not in backend else False if starts_seen else None,
         done=done,
         created_ns=created,
         completed_ns=completed,

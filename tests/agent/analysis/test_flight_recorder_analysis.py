@@ -58,6 +58,36 @@ def test_stuck_inside() -> None:
     assert "every rank has entered" in verdict.says
 
 
+MESH = {
+    "0": {"name": "1", "desc": "tp", "ranks": "[0, 1]"},
+    "1": {"name": "2", "desc": "dp", "ranks": "[0, 2]"},
+}
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_queued_behind_another_group(timed: bool) -> None:
+    """A rank is not inside an operation that its GPU has not reached: only who is missing in the group before it is named."""
+
+    def of(name: str, made: dict[str, Any]) -> dict[str, Any]:
+        about = (
+            {}
+            if timed
+            else {"state": made["state"].replace("started", "scheduled"), "time_discovered_started_ns": None}
+        )
+        return {**made, "process_group": ("1" if name == "tp" else "2", name), **about}
+
+    def of_rank(rank: int, *entries: dict[str, Any]) -> RankDump:
+        dump = load(pickle.dumps({**dump_of(*entries), "pg_config": MESH}))
+        return RankDump(f"trace_{rank}", rank, BEGIN_NS + 600 * S, dump)
+
+    tp, dp = of("tp", entry(0, 1)), of("dp", entry(1, 1))
+    behind = of("tp", pending(3, 2, "scheduled", time_discovered_started_ns=None))
+    found = conclude(
+        [of_rank(0, tp, dp, of("dp", pending(2, 2)), behind), of_rank(1, tp, of("tp", pending(2, 2))), of_rank(2, dp)]
+    )
+    assert [(each.kind, each.cause, each.group, each.ranks) for each in found] == [("stalled", "not_joined", "dp", [2])]
+
+
 def test_different_operations() -> None:
     """Ranks in different operations, or in the same with different data, at one place disagree."""
     other = pending(1, 2, profiling_name="nccl:broadcast")
