@@ -30,7 +30,7 @@ _WANTED = {
 #: Fields that may be empty; a line with an empty one is left out.
 _OPTIONAL = {
     *("attach_node", "dns_policy", "gpus", "history_claim", "host_network", "node_field", "peer_name", "peers"),
-    *("runtime_class", "state_size", "token_file", "token_folder", "token_group", "token_mode", "token_secret"),
+    *("runtime_class", "state_volume", "token_file", "token_folder", "token_group", "token_mode", "token_secret"),
 }
 
 

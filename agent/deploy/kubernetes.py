@@ -82,7 +82,7 @@ def sidecar(site: Site, trainer: Trainer) -> list[str]:
         "nodes": trainer.nodes,
         "workers": trainer.nodes - 1,
         "meeting": trainer.launcher and meeting(trainer.launcher, f"{site.name}-job"),
-        "state_size": None if site.history_claim else "1Gi",
+        "state_volume": None if site.history_claim else "state",
         "node_field": None,
         "access_mode": "ReadWriteMany",
     }

@@ -57,7 +57,7 @@
   "gpus" $v.trainer.gpus
   "history_claim" $claim
   "history_size" $v.history.size
-  "state_size" (ternary "" "1Gi" (not (empty $claim)))
+  "state_volume" (ternary "" "state" (not (empty $claim)))
   "access_mode" $v.history.accessMode
 ) }}
 {{- else }}
