@@ -64,6 +64,8 @@ class Config:
     discover_peers: bool = True
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
+    #: Roll-ups, steps and all else of the history, in bytes on disk.
+    summary_bytes: int = 1024 * 1024 * 1024
     #: One step in so many is profiled, to measure the exposed share of ranks for which it is not known otherwise; 0: none.
     profile_every: int = 0
     #: Days that rollups and steps are kept.
@@ -162,7 +164,7 @@ _ENVIRONMENT = {
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",
-    "require_token", "require_token_for_metrics", "rules", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
+    "require_token", "require_token_for_metrics", "rules", "summary_bytes", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "interval": (0.01, 60),
     "raw_bytes": (1 << 20, 1 << 50),
+    "summary_bytes": (1 << 20, 1 << 50),
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
     "otlp_interval": (1, 3600),
@@ -66,7 +67,7 @@ def checked(key: str, value: Any, where: str) -> Any:
 
 def _checked_number(key: str, value: Any, where: str) -> int | float:
     low, high = _RANGES[key]
-    integral = key in ("port", "raw_bytes", "profile_every")
+    integral = key in ("port", "raw_bytes", "summary_bytes", "profile_every")
     if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)) or not low <= value <= high:
         raise ConfigError(
             f"{where}: needs a {'whole ' if integral else ''}number from {low:g} to {high:g}, not {value!r}"

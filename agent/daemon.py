@@ -363,7 +363,8 @@ class Daemon:
                 self._tick()
                 if slices is None and (tidied is None or time.monotonic() - tidied > _TIDY_S):
                     tidied, keep_ns = time.monotonic(), int(self.config.keep_days * 86400e9)
-                    slices = self._store.tidy(time.time_ns(), self.config.raw_bytes, keep_ns)
+                    limits = self.config.raw_bytes, self.config.summary_bytes
+                    slices = self._store.tidy(time.time_ns(), *limits, keep_ns)
                 if slices is not None and _are_over(slices, _SLICES_S):
                     slices = None
                 self._stop.wait(self.config.interval)

@@ -16,12 +16,19 @@ from commwatch.history.soundness import numbers
 
 #: Rows of a slice, which takes some milliseconds.
 _ROWS, _CHUNKS = 500, 50
+#: Part of their time by which roll-ups and steps are shortened, at least so many ns, as long as they take too much space.
+_CUT, _LEAST_CUT_NS = 20, 60 * 10**9
 #: Key of the rows of a table, and the time that counts.
 _AGED = (("rollup", "rowid", "slot_ns"), ("step", "ring, seq", "end_ns"), ("node_sample", "at_ns", "at_ns"))
 
 
-def slices(db: sqlite3.Connection, now_ns: int, raw_bytes: int, keep_ns: int) -> Iterator[None]:
-    """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all, and merge old rollups; yield after each slice.
+def slices(db: sqlite3.Connection, now_ns: int, raw_bytes: int, summary_bytes: int, keep_ns: int) -> Iterator[None]:
+    """Apply the retention, and merge old rollups; yield after each slice.
+
+    Args:
+        raw_bytes: most bytes of raw records.
+        summary_bytes: most bytes of all else. One call deletes a part of what is too much, the oldest.
+        keep_ns: for how long anything is kept.
 
     Raises:
         sqlite3.Error: a slice failed, and has changed nothing.
@@ -29,11 +36,24 @@ def slices(db: sqlite3.Connection, now_ns: int, raw_bytes: int, keep_ns: int) ->
     before_ns = now_ns - keep_ns
     yield from _trim_raw(db, raw_bytes, before_ns)
     yield from _coarsen(db, now_ns - COARSEN_AFTER_NS)
+    summary_ns = max(before_ns, _cut_ns(db, now_ns, summary_bytes))
     for table, key, column in _AGED:
-        yield from _delete_old(db, table, key, f"{column} < {before_ns:d}")
+        yield from _delete_old(db, table, key, f"{column} < {summary_ns:d}")
     with Transaction(db):
         _forget_rings(db, before_ns)
     yield
+
+
+def _cut_ns(db: sqlite3.Connection, now_ns: int, summary_bytes: int) -> int:
+    """Return the Unix time in ns before which roll-ups and steps are too much; 0: there is room."""
+    pages, free, size = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    if (pages - free) * size - db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] <= summary_bytes:
+        return 0
+    oldest = (db.execute(f"SELECT MIN({column}) FROM {table}").fetchone() for table, _, column in _AGED)
+    oldest_ns = min((at_ns for row in oldest if row[0] is not None for at_ns in numbers(row)), default=now_ns)
+    return oldest_ns + max((now_ns - oldest_ns) // _CUT, _LEAST_CUT_NS)
 
 
 def _delete_old(db: sqlite3.Connection, table: str, key: str, old: str) -> Iterator[None]:

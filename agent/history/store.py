@@ -226,10 +226,10 @@ class Writer:
         except OSError:  # SQLite reports disk errors itself
             return True
 
-    def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> Iterator[None]:
-        """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all; yield after each slice of some milliseconds."""
+    def tidy(self, now_ns: int, raw_bytes: int, summary_bytes: int, keep_ns: int) -> Iterator[None]:
+        """Apply the retention, with the arguments of ``retention.slices``; yield after each slice of some milliseconds."""
         try:
-            yield from slices(self._db, now_ns, raw_bytes, keep_ns)
+            yield from slices(self._db, now_ns, raw_bytes, summary_bytes, keep_ns)
         except sqlite3.Error as error:
             self._refused(error)
 

@@ -103,7 +103,7 @@ def test_late_onset(tmp_path: Path) -> None:
         ring.release()
     watch.tick((steps + 1) * 1000 * MS)
     now_ns = time.time_ns()
-    list(watch.store.tidy(now_ns, 1 << 40, now_ns))  # the history is old, and keeps 5 minutes together
+    list(watch.store.tidy(now_ns, 1 << 40, 1 << 40, now_ns))  # the history is old, and keeps 5 minutes together
     for last_s, late in ((None, []), (LAST_S, ["rank 1 is late and the others wait for it"])):
         built = report.build(watch.agent, "job", watch.path, "", last_s=last_s)
         assert built is not None

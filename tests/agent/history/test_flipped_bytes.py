@@ -141,7 +141,7 @@ def lived(known: Known, at_ns: int) -> tuple[Counter[str], bool] | None:
         examination = Examination(watch.path, watch.damaged)
         while not examination.over:
             examination.tick()
-        list(watch.store.tidy(EPOCH_NS + at_ns, 1 << 30, 86_400 * S))
+        list(watch.store.tidy(EPOCH_NS + at_ns, 1 << 30, 1 << 30, 86_400 * S))
         counted: Counter[str] = Counter()
         try:
             counted.update({f"sum of {job}": row.count for (job,), row in watch.rows("job_id").items()})

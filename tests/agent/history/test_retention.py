@@ -55,7 +55,7 @@ def test_measurements(tmp_path: Path) -> None:
     with History(path) as history:
         assert list(history.node_samples(0, 1 << 62)) == samples
         assert list(history.node_samples(NOW + HOUR, NOW + 2 * HOUR)) == [samples[1]]
-    assert sum(1 for _ in store.tidy(NOW + 4 * HOUR, 1 << 30, 2 * HOUR + 1)) > 0
+    assert sum(1 for _ in store.tidy(NOW + 4 * HOUR, 1 << 30, 1 << 30, 2 * HOUR + 1)) > 0
     store.close()
     with History(path) as history:
         assert list(history.node_samples(0, 1 << 62)) == samples[2:]
@@ -66,7 +66,7 @@ def test_interrupted(tmp_path: Path, slices: int) -> None:
     """After any number of slices, each operation is in one rollup, and what is left of the records is the newest."""
     store = filled(tmp_path / "h.sqlite")
     one = store._db.execute("SELECT MAX(size) FROM chunk").fetchone()[0]
-    tidying = store.tidy(NOW + 3 * HOUR, 20 * one, 24 * HOUR)
+    tidying = store.tidy(NOW + 3 * HOUR, 20 * one, 1 << 30, 24 * HOUR)
     for _ in range(slices):
         next(tidying, None)
     store.close()
@@ -85,7 +85,7 @@ def test_work_between_slices(tmp_path: Path) -> None:
     store, n = filled(tmp_path / "h.sqlite"), 200 * CHUNK_RECORDS
     ring = store.ring("b", identity(), NOW)
     steps = 0
-    for _ in store.tidy(NOW + 3 * HOUR, 0, 24 * HOUR):
+    for _ in store.tidy(NOW + 3 * HOUR, 0, 1 << 30, 24 * HOUR):
         store.append(ring, numbered(range(n, n + 5)), n + 5)
         n, steps = n + 5, steps + 1
         assert store.commit()
@@ -105,7 +105,7 @@ def test_damaged_numbers(tmp_path: Path, damage: str) -> None:
     """A value that is no count or time ends the retention with the remedy, not with an exception."""
     store = filled(tmp_path / "h.sqlite")
     store._db.execute(damage)
-    for _ in store.tidy(NOW + 3 * HOUR, 0, 24 * HOUR):
+    for _ in store.tidy(NOW + 3 * HOUR, 0, 1 << 30, 24 * HOUR):
         pass
     assert "malformed: a number is expected; start the agent again" in (store.trouble or "")
 

@@ -313,7 +313,7 @@ def test_coarsening(rollups: list[tuple[int, Cell]]) -> None:
             old = slot < (now - HOUR) // (300 * SECOND) * (300 * SECOND)
             expected.setdefault(slot - slot % (300 * SECOND) if old else slot, Cell()).add(cell)
         for _ in range(2):
-            list(store.tidy(now, raw_bytes=1 << 40, keep_ns=24 * HOUR))
+            list(store.tidy(now, raw_bytes=1 << 40, summary_bytes=1 << 40, keep_ns=24 * HOUR))
             with History(store.path) as history:
                 found: dict[int, Cell] = {}
                 rows = list(history.rollups(*ALWAYS, [ring]))

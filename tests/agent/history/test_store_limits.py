@@ -61,7 +61,7 @@ def test_raw_records_are_bounded_by_size(path: Path) -> None:
     store, row = filled(path, 8)
     everything = stored_records(path, row.id)
     one = store._db.execute("SELECT MAX(size) FROM chunk").fetchone()[0]
-    list(store.tidy(NOW + 8 * SECOND, raw_bytes=3 * one, keep_ns=HOUR))
+    list(store.tidy(NOW + 8 * SECOND, raw_bytes=3 * one, summary_bytes=1 << 40, keep_ns=HOUR))
     assert stored_records(path, row.id) == everything[5 * CHUNK_RECORDS :]
     with History(path) as history:
         assert (len(history.steps(*ALWAYS, [row.id])), len(list(history.rollups(*ALWAYS, [row.id])))) == (8, 8)
@@ -75,7 +75,7 @@ def test_tidying_amid_a_chunk(path: Path) -> None:
     row = store.ring("a", identity(), NOW)
     store.append(row, numbered(range(10)), 10)
     assert store.commit()
-    list(store.tidy(NOW, raw_bytes=0, keep_ns=HOUR))
+    list(store.tidy(NOW, raw_bytes=0, summary_bytes=1 << 40, keep_ns=HOUR))
     store.append(row, numbered(range(10, 20)), 20)
     assert store.commit()
     assert stored_records(path, row.id)[-10:] == split_records(numbered(range(10, 20)))
@@ -85,11 +85,34 @@ def test_kept_for_so_long(path: Path) -> None:
     """Roll-ups, steps and raw records older than the time kept go; younger ones stay."""
     store, row = filled(path, 8)
     everything = stored_records(path, row.id)
-    list(store.tidy(NOW + 8 * SECOND, raw_bytes=1 << 40, keep_ns=3 * SECOND))
+    list(store.tidy(NOW + 8 * SECOND, raw_bytes=1 << 40, summary_bytes=1 << 40, keep_ns=3 * SECOND))
     assert stored_records(path, row.id) == everything[5 * CHUNK_RECORDS :]
     with History(path) as history:
         assert [step.seq for step in history.steps(*ALWAYS, [row.id])] == [7, 6, 5]
         assert sorted(r.slot_ns for r in history.rollups(*ALWAYS, [row.id])) == [NOW + n * SECOND for n in (5, 6, 7)]
+
+
+def test_the_rest_is_bounded_by_size(path: Path) -> None:
+    """Roll-ups and steps are kept up to so many bytes on disk: the oldest go, a part in each round, and raw records stay."""
+    store, steps = Writer(path), 20_000
+    row = store.ring("a", identity(), NOW)
+    store.append(row, numbered(range(10)), 10)
+    store.steps(row, [StepRecord(n, n * SECOND - 1, n * SECOND, 0, None) for n in range(steps)], None)
+    assert store.commit()
+    (pages,), (page,) = (store._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    now, size, limit = NOW + steps * SECOND, pages * page, pages * page // 2
+
+    def kept(summary_bytes: int) -> list[int]:
+        list(store.tidy(now, raw_bytes=1 << 40, summary_bytes=summary_bytes, keep_ns=24 * HOUR))
+        return [seq for (seq,) in store._db.execute("SELECT seq FROM step ORDER BY seq DESC")]
+
+    assert len(kept(size)) == steps
+    assert kept(limit) == list(range(steps - 1, steps // 20 - 1, -1))
+    rounds = [len(kept(limit)) for _ in range(40)]
+    assert rounds == sorted(rounds, reverse=True)
+    assert rounds[-1] == rounds[-2]
+    assert steps * limit * 0.8 < rounds[-1] * size < steps * limit
+    assert len(stored_records(path, row.id)) == 10
 
 
 def test_rings_go_with_their_records(path: Path, tmp_path: Path) -> None:
@@ -103,7 +126,7 @@ def test_rings_go_with_their_records(path: Path, tmp_path: Path) -> None:
         store.name(ring.id, "op", 32, "x")
         store.end(ring.id, state)
     assert store.commit()
-    list(store.tidy(NOW + HOUR + 1, raw_bytes=1 << 40, keep_ns=HOUR))
+    list(store.tidy(NOW + HOUR + 1, raw_bytes=1 << 40, summary_bytes=1 << 40, keep_ns=HOUR))
     with History(path) as history:
         assert {ring.uid for ring in history.rings()} == {str(there), "recent"}
         kept = {ring.id for ring in history.rings()}
@@ -263,7 +286,7 @@ def test_full_disk(disk: Disk) -> None:
             assert str(disk.path) in (store.trouble or "")
             assert "full" in (store.trouble or ""), "the reason is told, not what came of it"
     assert refused > 0
-    list(store.tidy(NOW, raw_bytes=1 << 40, keep_ns=HOUR))
+    list(store.tidy(NOW, raw_bytes=1 << 40, summary_bytes=1 << 40, keep_ns=HOUR))
     with History(disk.path) as history:  # what was stored before can still be read
         assert history.rings()[0].next_n == sum(len(c.records) for c in history.chunks(*ALWAYS)) // ev.RECORD_SIZE
     disk.free(store)

@@ -308,7 +308,7 @@ def test_sums_without_end(watched: tuple[Watch, Trainer], what: str) -> None:
     goes_on(watch, good)
     for at in (1, 2, 400):  # closed, stored, merged
         watch.tick(at * SLOT_NS)
-        list(watch.store.tidy(EPOCH_NS + at * SLOT_NS, 1 << 40, 1 << 61))
+        list(watch.store.tidy(EPOCH_NS + at * SLOT_NS, 1 << 40, 1 << 40, 1 << 61))
     assert watch.store.trouble is None
     again = Watch(watch.path.parent)
     assert again.rows("job_id")["odd",].count == 20
