@@ -76,18 +76,23 @@ def flight_recorder(rank: int, pid: int, timeout_s: float = _DUMP_S) -> Path | N
     """Make PyTorch dump its Flight Recorder; return the file's path, as the trainer sees it; ``None``: no dump.
 
     Any byte in the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe`` makes ProcessGroupNCCL write its latest operations to
-    ``<TORCH_FR_DUMP_TEMP_FILE><rank>``, without disturbing the training.
+    ``<TORCH_FR_DUMP_TEMP_FILE><rank>``, or a file whose default depends on the version, without disturbing the training.
     """
     env = _environment(pid)
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not stem:
         return None
-    dump = Path(f"{_dump_stem(env)}{rank}")
-    seen = _inside(pid, dump)
-    before = _changed(seen)
+    dumps = [Path(f"{where}{rank}") for where in _dump_stems(env)]
+    before = {dump: _changed(_inside(pid, dump)) for dump in dumps}
     if not _poke(_inside(pid, Path(f"{stem}{rank}.pipe"))):
         return None
-    return dump if wait_until(lambda: _written(seen, before), timeout_s) else None
+    written: list[Path] = []
+
+    def is_there() -> bool:
+        written[:] = [dump for dump in dumps if _written(_inside(pid, dump), before[dump])]
+        return bool(written)
+
+    return written[0] if wait_until(is_there, timeout_s) else None
 
 
 def _recorded(rank: int, pid: int) -> str | None:
@@ -120,12 +125,14 @@ def _environment(pid: int) -> Mapping[str, str]:
         return {}
 
 
-def _dump_stem(env: Mapping[str, str]) -> str:
-    for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-        if env.get(variable):
-            return env[variable]
-    cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or '/tmp'}/.cache"
-    return f"{cache}/torch/comm_lib_trace_rank_"
+def _dump_stems(env: Mapping[str, str]) -> list[str]:
+    """Return where dumps go, without the rank: as the variables say, else the defaults of the versions of PyTorch from 2.5 on."""
+    variables = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    if given := [env[variable] for variable in variables if env.get(variable)]:
+        return given
+    home = f"{env.get('HOME') or '/tmp'}/.cache"
+    newest = f"{env.get('XDG_CACHE_HOME') or home}/torch/comm_lib_trace_rank_"
+    return [newest, f"{home}/torch/comm_lib_trace_rank_", f"{home}/torch/nccl_trace_rank_", "/tmp/nccl_trace_rank_"]
 
 
 def _inside(pid: int, path: Path) -> Path:

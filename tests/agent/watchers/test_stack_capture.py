@@ -98,16 +98,20 @@ def stalled(rank: int) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    "variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "XDG_CACHE_HOME", "HOME"]
+    ("variable", "place"),
+    [
+        ("TORCH_FR_DUMP_TEMP_FILE", "dump_"),
+        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "dump_"),
+        ("XDG_CACHE_HOME", "torch/comm_lib_trace_rank_"),
+        ("HOME", ".cache/torch/comm_lib_trace_rank_"),
+        ("HOME", ".cache/torch/nccl_trace_rank_"),  # of earlier versions
+    ],
 )
-def test_flight_recorder(tmp_path: Path, variable: str) -> None:
+def test_flight_recorder(tmp_path: Path, variable: str, place: str) -> None:
     """A rank with a pipe for it is made to dump its Flight Recorder, wherever PyTorch puts that; an old dump is no answer."""
     unset = dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "XDG_CACHE_HOME"), "")
-    where = {
-        "XDG_CACHE_HOME": (tmp_path, tmp_path / "torch" / "comm_lib_trace_rank_"),
-        "HOME": (tmp_path, tmp_path / ".cache" / "torch" / "comm_lib_trace_rank_"),
-    }
-    value, stem = where.get(variable, (tmp_path / "dump_", tmp_path / "dump_"))
+    stem = tmp_path / place
+    value = stem if place == "dump_" else tmp_path
     stem.parent.mkdir(parents=True, exist_ok=True)
     dump = Path(f"{stem}3")
     dump.write_text("of yesterday")
