@@ -87,21 +87,31 @@ def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterato
 def _coarsen(db: sqlite3.Connection, before_ns: int) -> Iterator[None]:
     """Merge the rollups of slots before ``before_ns``, those of one ring and coarse slot in a slice."""
     before_ns -= before_ns % COARSE_NS
+    left = True
+    while left:
+        with Transaction(db):
+            left = _merge_oldest(db, before_ns)
+        yield
+
+
+def _merge_oldest(db: sqlite3.Connection, before_ns: int) -> bool:
+    """Merge the oldest fine rollups; return whether there were any. In a transaction, because other agents merge them too."""
     oldest = "SELECT slot_ns, ring FROM rollup WHERE coarse = 0 AND slot_ns < ? ORDER BY slot_ns LIMIT 1"
     fine = "coarse = 0 AND slot_ns >= ? AND slot_ns < ? AND ring = ?"
-    while (found := db.execute(oldest, (before_ns,)).fetchone()) is not None:
-        first_ns, ring = numbers(found)
-        begin_ns = first_ns - first_ns % COARSE_NS
-        these = begin_ns, begin_ns + COARSE_NS, ring
-        merged: dict[CellKey, Cell] = {}
-        with Transaction(db):
-            for row in rollups(db, fine, these):
-                merged.setdefault(row.key, Cell()).add(row.cell)
-            if db.execute(f"DELETE FROM rollup WHERE {fine}", these).rowcount < 1:
-                raise sqlite3.DatabaseError("database disk image is malformed: an index has a row that its table lacks")
-            for key, cell in merged.items():
-                db.execute(*rollup_row(begin_ns, 1, ring, key, cell))
-        yield
+    found = db.execute(oldest, (before_ns,)).fetchone()
+    if found is None:
+        return False
+    first_ns, ring = numbers(found)
+    begin_ns = first_ns - first_ns % COARSE_NS
+    these = begin_ns, begin_ns + COARSE_NS, ring
+    merged: dict[CellKey, Cell] = {}
+    for row in rollups(db, fine, these):
+        merged.setdefault(row.key, Cell()).add(row.cell)
+    if db.execute(f"DELETE FROM rollup WHERE {fine}", these).rowcount < 1:
+        raise sqlite3.DatabaseError("database disk image is malformed: an index has a row that its table lacks")
+    for key, cell in merged.items():
+        db.execute(*rollup_row(begin_ns, 1, ring, key, cell))
+    return True
 
 
 def _forget_rings(db: sqlite3.Connection, before_ns: int) -> None:

@@ -93,6 +93,25 @@ def test_work_between_slices(tmp_path: Path) -> None:
     assert steps > 5
 
 
+def amid(path: Path, raw_bytes: int) -> list[Writer]:
+    """Two writers whose retention ran at once: a slice of the second came just before each transaction of the first."""
+    both = [Writer(path) for _ in range(2)]
+    others = both[1].tidy(NOW + 3 * HOUR, raw_bytes, 24 * HOUR)
+    both[0]._db.set_trace_callback(lambda statement: next(others, None) if statement == "BEGIN IMMEDIATE" else None)
+    list(both[0].tidy(NOW + 3 * HOUR, raw_bytes, 24 * HOUR))
+    return both
+
+
+def test_two_agents(tmp_path: Path) -> None:
+    """Of two agents that merge the rollups of one history at once, neither finds damage, and each operation is counted once."""
+    filled(tmp_path / "h.sqlite").close()
+    both = amid(tmp_path / "h.sqlite", 1 << 40)
+    assert [store.trouble for store in both] == [None, None]
+    for store in both:
+        store.close()
+    assert counts(tmp_path / "h.sqlite") == 240
+
+
 @pytest.mark.parametrize(
     "damage",
     [
