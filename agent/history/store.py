@@ -28,6 +28,7 @@ from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
 from commwatch.history.retention import slices
 from commwatch.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row, since_last_step
+from commwatch.history.sharing import share, unshared
 from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
@@ -41,15 +42,27 @@ _GONE = "the file was removed or replaced; put it back, or start the agent again
 def begin(path: Path, damaged: Damaged) -> Writer:
     """Return the writer of an agent that starts. Renames a damaged history, starts a new one, and logs both names.
 
+    A history that another agent still uses, although it was found damaged, keeps its name until an agent starts on it alone.
+
     Raises:
         StoreError: as ``connect``; or a damaged history cannot be renamed.
     """
+    if mark(path).exists():
+        with unshared(path) as alone:
+            if not alone:
+                log.warning(
+                    "%s: an agent found it damaged; other agents use it, so it keeps its name until they end", path
+                )
+            elif mark(path).exists():
+                _replace(path, "an agent found it damaged")
     try:
-        if not mark(path).exists():
-            return Writer(path, damaged)
-        why = "an agent found it damaged"
+        return Writer(path, damaged)
     except DamagedHistory as error:
-        why = str(error).removeprefix(f"{path}: ").partition(";")[0]
+        _replace(path, str(error).removeprefix(f"{path}: ").partition(";")[0])
+    return Writer(path, damaged)
+
+
+def _replace(path: Path, why: str) -> None:
     try:
         aside = set_aside(path)
     except OSError as error:
@@ -60,7 +73,6 @@ def begin(path: Path, damaged: Damaged) -> Writer:
         why,
         aside,
     )
-    return Writer(path, damaged)
 
 
 class Writer:
@@ -76,7 +88,12 @@ class Writer:
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self.path = path
         self._damaged = Damaged() if damaged is None else damaged
-        self._db = connect(path, True, self._damaged)
+        self._shared = share(path)
+        try:
+            self._db = connect(path, True, self._damaged)
+        except StoreError:
+            self._let_go()
+            raise
         # Rings fill within seconds, so one tick must not wait long for a lock on the history.
         self._db.execute("PRAGMA busy_timeout = 1000")
         self._db.execute(f"PRAGMA cache_size = {-_CACHE_KIB}")
@@ -256,3 +273,9 @@ class Writer:
         """Commit, and close the history."""
         self.commit()
         self._db.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._shared is not None:
+            os.close(self._shared)
+            self._shared = None

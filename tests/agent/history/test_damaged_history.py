@@ -91,7 +91,7 @@ def test_found_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert "malformed; start the agent again" in (watch.store.trouble or "")
         assert watch.aggregate.jobs
         assert mark(watch.path).exists()
-        watch.store._db.close()
+        watch.store.close()
         after = Watch(tmp_path)
         after.tick(2)
         assert after.count() == 100
@@ -299,6 +299,25 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     assert str(path) in line
     assert path.read_bytes() == b"precious\n" * 1000
     assert list(state.glob("*.damaged*")) == []
+
+
+def test_kept_under_another_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A history found damaged keeps its name while another agent writes to it; the next agent without one beside it renames it."""
+    path = tmp_path / "h.sqlite"
+    first = begin(path, Damaged())
+    mark(path).touch()
+    with caplog.at_level(logging.WARNING, "commwatch"):
+        second = begin(path, Damaged())
+    assert "other agents use it" in caplog.text
+    first.node_sample(CounterSample(1, []))
+    assert first.commit()
+    second.close()
+    first.close()
+    begin(path, Damaged()).close()
+    assert not mark(path).exists()
+    (aside,) = tmp_path.glob("h.sqlite.damaged-*[0-9]")
+    with closing(sqlite3.connect(aside)) as db:
+        assert db.execute("SELECT at_ns FROM node_sample").fetchall() == [(1,)]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
