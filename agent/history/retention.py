@@ -67,21 +67,25 @@ def _delete_old(db: sqlite3.Connection, table: str, key: str, old: str) -> Itera
 
 def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterator[None]:
     """Delete the chunks that ended before ``before_ns``, and the oldest of those beyond ``raw_bytes``."""
-    excess = db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] - raw_bytes
-    while True:
-        oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
-        gone = []
-        for chunk, size, until_ns in map(numbers, oldest):
-            if excess > 0 or until_ns < before_ns:
-                gone.append(chunk)
-                excess -= size
+    left = True
+    while left:
         with Transaction(db):
-            for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
-                statement = f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-                db.execute(statement, (json.dumps(gone),))
+            left = _trim_oldest(db, raw_bytes, before_ns)
         yield
-        if len(gone) < _CHUNKS:
-            return
+
+
+def _trim_oldest(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> bool:
+    """Delete the oldest chunks; return whether there may be more to delete. In a transaction, because other agents delete them too."""
+    excess = db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] - raw_bytes
+    oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
+    gone = []
+    for chunk, size, until_ns in map(numbers, oldest):
+        if excess > 0 or until_ns < before_ns:
+            gone.append(chunk)
+            excess -= size
+    for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
+        db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (json.dumps(gone),))
+    return len(gone) == _CHUNKS
 
 
 def _coarsen(db: sqlite3.Connection, before_ns: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -93,23 +94,31 @@ def test_work_between_slices(tmp_path: Path) -> None:
     assert steps > 5
 
 
-def amid(path: Path, raw_bytes: int) -> list[Writer]:
-    """Two writers whose retention ran at once: a slice of the second came just before each transaction of the first."""
-    both = [Writer(path) for _ in range(2)]
-    others = both[1].tidy(NOW + 3 * HOUR, raw_bytes, 24 * HOUR)
-    both[0]._db.set_trace_callback(lambda statement: next(others, None) if statement == "BEGIN IMMEDIATE" else None)
-    list(both[0].tidy(NOW + 3 * HOUR, raw_bytes, 24 * HOUR))
-    return both
-
-
 def test_two_agents(tmp_path: Path) -> None:
     """Of two agents that merge the rollups of one history at once, neither finds damage, and each operation is counted once."""
     filled(tmp_path / "h.sqlite").close()
-    both = amid(tmp_path / "h.sqlite", 1 << 40)
+    both = [Writer(tmp_path / "h.sqlite") for _ in range(2)]
+    here, there = (each.tidy(NOW + 3 * HOUR, 1 << 40, 24 * HOUR) for each in both)
+    # A slice of the second comes just before each transaction of the first.
+    both[0]._db.set_trace_callback(lambda statement: next(there, None) if statement == "BEGIN IMMEDIATE" else None)
+    list(here)
     assert [store.trouble for store in both] == [None, None]
     for store in both:
         store.close()
     assert counts(tmp_path / "h.sqlite") == 240
+
+
+def test_two_agents_trim(tmp_path: Path) -> None:
+    """Two agents that delete raw records beyond the bound at once leave as many as the bound allows."""
+    store = filled(tmp_path / "h.sqlite")
+    sizes = [size for (size,) in store._db.execute("SELECT size FROM chunk ORDER BY until_ns DESC")]
+    store.close()
+    both = [Writer(tmp_path / "h.sqlite") for _ in range(2)]
+    for _ in zip_longest(*(each.tidy(NOW + 3 * HOUR, sum(sizes[:80]), 24 * HOUR) for each in both)):
+        pass
+    for each in both:
+        each.close()
+    assert len(stored_records(tmp_path / "h.sqlite", 2)) == 80 * CHUNK_RECORDS
 
 
 @pytest.mark.parametrize(
