@@ -16,8 +16,10 @@ from commwatch.core.errors import CommwatchError
 
 #: Most seconds that a query waits for data.
 _PATIENCE_S = 1.0
-#: Seconds between two queries of the thread behind ``metrics``, and without a call of it until the thread ends.
-_EVERY_S, _UNUSED_S = 5.0, 60.0
+#: Seconds between two queries of the thread behind ``metrics``.
+_EVERY_S = 5.0
+#: Least and most seconds without a call of ``metrics`` until its thread ends. Between, three times the longest time between two calls.
+_UNUSED_S, _MOST_UNUSED_S = 60.0, 3600.0
 _T = TypeVar("_T")
 
 
@@ -41,8 +43,8 @@ def last_step() -> dict[str, Any] | None:
 def metrics(wait_s: float = 0.0) -> dict[str, float]:
     """Return flat figures of this job for experiment trackers (``commwatch.api.figures``); empty while they are not known.
 
-    The first call starts a thread that renews the figures every 5 s, until this function has not been called for a minute. So a call returns
-    at once.
+    The first call starts a thread that renews the figures every 5 s, so that a call returns at once. The thread ends when this function has
+    not been called for a minute, or for three times the longest time between two calls, an hour at most.
 
     Args:
         wait_s: how long to wait for the first figures.
@@ -53,8 +55,9 @@ def metrics(wait_s: float = 0.0) -> dict[str, float]:
 class _Follower:
     """Renews the figures of this job in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, unused_s: float) -> None:
         self.pid = os.getpid()
+        self._unused_s = unused_s
         self._called, self._figures = time.monotonic(), dict[str, float]()
         self._fresh = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commwatch-metrics", daemon=True)
@@ -64,14 +67,20 @@ class _Follower:
         """Return whether the thread runs; it does not in a forked child."""
         return self.pid == os.getpid() and self._thread.is_alive()
 
+    def called(self) -> float:
+        """Note a call of ``metrics``; return for how many seconds without another one the thread now runs."""
+        now_s = time.monotonic()
+        self._unused_s = max(self._unused_s, min(3 * (now_s - self._called), _MOST_UNUSED_S))
+        self._called = now_s
+        return self._unused_s
+
     def latest(self, wait_s: float) -> dict[str, float]:
         """Return the latest figures; wait for the first ones."""
-        self._called = time.monotonic()
         self._fresh.wait(wait_s)
         return dict(self._figures)
 
     def _run(self) -> None:
-        while time.monotonic() - self._called < _UNUSED_S:
+        while time.monotonic() - self._called < self._unused_s:
             self._figures = _asked(lambda client, job: client.metrics(job), {})
             if self._figures:
                 self._fresh.set()
@@ -87,8 +96,9 @@ _lock = threading.Lock()
 def _follower() -> _Follower:
     global _latest
     with _lock:
+        unused_s = _UNUSED_S if _latest is None else _latest.called()
         if _latest is None or not _latest.is_running():
-            _latest = _Follower()
+            _latest = _Follower(unused_s)
         return _latest
 
 
