@@ -65,7 +65,7 @@ _TIDY_S = 60.0
 _LOOKS = 2
 #: Most time of the history's retention between two passes over the rings.
 _SLICES_S = 0.02
-#: Time without a sign of life from the intake after which the agent is not healthy.
+#: Time without a sign of life from the intake, in addition to two of its pauses, after which the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 #: Time between two signs of life to the supervisor.
 _ALIVE_NS = 1_000_000_000
@@ -126,7 +126,8 @@ class Daemon:
             alive=self._alive,
         )
         self._stop = threading.Event()
-        self._last_alive_ns, self._notified_ns = time.monotonic_ns(), 0
+        # The pause is the one that is under way: another interval takes effect only after it.
+        self._last_alive_ns, self._notified_ns, self._pause_s = time.monotonic_ns(), 0, config.interval
         self._trouble: str | None = None
         self._failed = False
         self._socket = listen(config)
@@ -367,7 +368,8 @@ class Daemon:
                     slices = self._store.tidy(time.time_ns(), *limits, keep_ns)
                 if slices is not None and _are_over(slices, _SLICES_S):
                     slices = None
-                self._stop.wait(self.config.interval)
+                self._pause_s = self.config.interval
+                self._stop.wait(self._pause_s)
             for _ in range(_LOOKS):
                 self._tick()
         except BaseException:
@@ -427,7 +429,8 @@ class Daemon:
 
     def _healthy(self) -> str | None:
         age = time.monotonic_ns() - self._last_alive_ns
-        return f"the intake has been stuck for {age / 1e9:.0f} s" if age > _STUCK_NS else None
+        stuck = age > _STUCK_NS + 2e9 * self._pause_s
+        return f"the intake has been stuck for {age / 1e9:.0f} s" if stuck else None
 
     def _ready(self) -> str | None:
         return self._healthy() or self._trouble

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_alive_within_a_read(tmp_path: Path) -> None:
         trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(12_000)])
         watch.tick()
     assert len({read for read in signs if 0 < read < 12_000}) >= 4
+
+
+def test_long_interval(tmp_path: Path) -> None:
+    """An intake that pauses for a minute, as set, is healthy until the end of that pause, also after a change of the setting."""
+    daemon = Daemon(load({}, None, port=0, dir=str(tmp_path / "run"), state=str(tmp_path / "state"), interval=60.0))
+    daemon._last_alive_ns -= 70 * 10**9
+    daemon.config = replace(daemon.config, interval=0.25)
+    assert daemon._healthy() is None
+    daemon._last_alive_ns -= 70 * 10**9
+    assert "the intake has been stuck for 140 s" in (daemon._healthy() or "")
 
 
 def test_housekeeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
