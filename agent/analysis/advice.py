@@ -153,7 +153,7 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
             continue
         near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
         time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
-        because = [*_about(facts, kind), f"{kind.local} of its {kind.group_size} ranks are on this node"]
+        because = [*_about(facts, kind), f"no more than {kind.local} of its {kind.group_size} ranks are on one node"]
         if time is None:
             yield Found(because, "not known: there is no group within the node to compare with", None)
             continue

@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     #: Expected over measured time, and the kind of reference; ``None``: not known.
     efficiency: float | None = None
     reference: str | None = None
-    #: Ranks of the group on this node.
+    #: Most ranks of the group on one host, of those that are known.
     local: int = 0
     #: ``None``: not known.
     dtype: str | None = None
@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether the group has ranks on other nodes."""
+        """Whether the group has ranks on several nodes."""
         return self.local < self.group_size
 
     @property

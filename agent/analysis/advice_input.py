@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -284,10 +285,23 @@ def _is_sharded(operations: Iterable[Row]) -> bool:
     return any({"all_gather", "reduce_scatter"} <= each and not is_model(group) for group, each in ops.items())
 
 
+def most_on_a_host(groups: Iterable[GroupView], hosts: Mapping[int, str]) -> dict[str, int]:
+    """Return by label how many ranks of a group are on one host at most; of several groups with that label, for the one with the fewest.
+
+    Args:
+        hosts: the host of each known rank.
+    """
+    found: dict[str, int] = {}
+    for group in groups:
+        most = max(Counter(hosts[rank] for rank in group.ranks if rank in hosts).values(), default=0)
+        found[group.group] = min(most, found.get(group.group, most))
+    return found
+
+
 def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operation]) -> list[Kind]:
     steps = counts.usual
     curves = agent.curves(job_id)
-    groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
+    local = most_on_a_host(agent.groups(job_id), {view.rank: view.host for view in agent.ranks(job_id)})
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks
@@ -301,7 +315,6 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
         seconds = share * row.seconds / of_group * total / len(steps)
         longer_s, waited_s = (each * row.seconds / of_group for each in more.get(group, (0.0, 0.0)))
         waiting_s = max(0.0, (row.wait_s or 0.0) - waited_s) / max(row.seconds - longer_s, 1e-9)
-        view = groups.get(group)
         kinds.append(
             Kind(
                 group=group,
@@ -313,7 +326,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
                 curve=curves.get((group, op)),
                 efficiency=row.efficiency,
                 reference=row.reference,
-                local=len(view.ranks) if view is not None else 0,
+                local=local.get(group, 0),
                 dtype=dtypes.get((group, op)),
                 waiting_s=seconds * min(1.0, waiting_s),
                 sharded=sharded,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.advice_input import Counts, Sums, longer_of_groups
+from commwatch.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
+from commwatch.analysis.verdicts import merged_groups
 from commwatch.core.api_views import Row
-from commwatch.core.views import StepView
+from commwatch.core.views import GroupView, StepView
 
 USUAL_S, LONG_S = 0.1, 1.1
 
@@ -41,3 +42,33 @@ def test_no_more_than_it_waited(waits_s: dict[int, float], waited_s: float) -> N
 def test_without_long_steps() -> None:
     """Without long steps there is nothing to leave out."""
     assert longer_of_groups(counts(0, {0: 9.0, 1: 0.5})) == {}
+
+
+def used(label: str, members: list[int], here: list[int]) -> GroupView:
+    """A group as the agent of a node describes it."""
+    return GroupView("job", f"{label} {members}", label, "0", label, len(members), members, here, True)
+
+
+HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
+
+
+def test_groups_of_one_node() -> None:
+    """The agent of one node counts the ranks of a group that it sees: fewer than the group has, if the group spans nodes."""
+    groups = [used("dp", [0, 1, 2, 3], [0, 1]), used("tp", [0, 1], [0, 1])]
+    assert most_on_a_host(groups, {0: "a", 1: "a"}) == {"dp": 2, "tp": 2}
+
+
+def test_groups_of_all_nodes() -> None:
+    """With the data of all nodes, ranks are counted by host, so that a group across nodes is seen to span them; one group of a label is enough."""
+    of_nodes = merged_groups(
+        [
+            used("dp", [0, 1, 2, 3], [0, 1]),
+            used("dp", [0, 1, 2, 3], [2, 3]),
+            used("tp", [0, 1], [0, 1]),
+            used("tp", [2, 3], [2, 3]),
+            used("cp", [0, 2], [0]),
+            used("cp", [0, 2], [2]),
+            used("cp", [0, 1], [0, 1]),
+        ]
+    )
+    assert most_on_a_host(of_nodes, HOSTS) == {"dp": 2, "tp": 2, "cp": 1}
