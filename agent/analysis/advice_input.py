@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ class JobSteps:
     #: By rank of this run: all its steps, and its usual steps (see ``usual_steps``).
     steps_of: Mapping[int, list[StepView]]
     usual_of: Mapping[int, list[StepView]]
+    #: They are all within one slot of the history, which also has earlier ones: no sums of operations cover the same time.
+    within_slot: bool = field(default=False, kw_only=True)
 
     @property
     def steps(self) -> list[StepView]:
@@ -58,10 +60,14 @@ class JobSteps:
 
     @property
     def enough(self) -> bool:
-        """Whether a rank has 20 usual steps, or the ranks have 30 s of them on average."""
+        """Whether a rank has 20 usual steps, or the ranks have 30 s of them on average; and sums of operations can cover the same time."""
         made = [of_rank for of_rank in self.usual_of.values() if of_rank]
         total_s = sum(step.duration_s for of_rank in made for step in of_rank)
-        return bool(total_s) and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
+        return (
+            bool(total_s)
+            and not self.within_slot
+            and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
+        )
 
 
 class Sums(NamedTuple):
@@ -95,13 +101,17 @@ def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts
 def steps_since(agent: QueryService, job_id: str, since_ns: int = 0) -> JobSteps:
     """Read a job's steps from ``since_ns`` on; if they are too many, only the latest."""
     steps, more = agent.latest_steps(since_ns, job_id, MOST_STEPS)
+    within_slot = False
     if more and steps:  # sums and steps must cover equal times
-        _, since_ns = slot_of(steps[-1].end_at, time.time_ns())
+        begin_ns, since_ns = slot_of(steps[-1].end_at, time.time_ns())
+        within_slot = steps[0].end_at * 1e9 < since_ns
+        since_ns = begin_ns if within_slot else since_ns
     steps_of: dict[int, list[StepView]] = {view.rank: [] for view in agent.ranks(job_id)}
     for step in steps:
         if step.rank in steps_of and step.end_at * 1e9 >= since_ns:
             steps_of[step.rank].append(step)
-    return JobSteps(since_ns, steps_of, {rank: usual_steps(of_rank) for rank, of_rank in steps_of.items()})
+    usual_of = {rank: usual_steps(of_rank) for rank, of_rank in steps_of.items()}
+    return JobSteps(since_ns, steps_of, usual_of, within_slot=within_slot)
 
 
 def last_steps(agent: QueryService, job_id: str, last_s: float | None) -> JobSteps:
@@ -130,6 +140,7 @@ def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
         every,
         in_steps._replace(by_rank=[row for row in in_steps.by_rank if row.by["rank"] in steps.steps_of]),
         group_shares=_group_shares(known),
+        within_slot=steps.within_slot,
     )
 
 

@@ -21,7 +21,7 @@ from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
 from commwatch.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
-from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
+from commwatch.core.views import GroupView, JobView, RankView, StepTotals, StepView, WaitView
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History, StoredStep
 from commwatch.history.operations import Cursor, Operation, Reader
@@ -242,6 +242,13 @@ class QueryService:
         """Return a job's latest steps since ``from_ns``, newest first, at most so many, and whether there may be earlier ones."""
         steps = self.steps(from_ns, time_ns(), job, None, most)
         return steps, len(steps) == most
+
+    def step_totals(self, job: str) -> list[StepTotals]:
+        """Return all steps of a job by rank; a rank that has restarted may be in it several times."""
+        with History(self.path, self._damaged) as history:
+            rank_of = {ring.id: ring.rank for ring in history.rings(job)}
+            found = history.step_totals(list(rank_of))
+        return [StepTotals(rank_of[ring], *of_ring) for ring, of_ring in found.items()]
 
     def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
         """Return the steps that ended in the window, newest first."""

@@ -49,6 +49,17 @@ class JobFigures(JobView):
 
 
 @dataclass(frozen=True)
+class StepTotals:
+    """All steps of one rank of a job together: their number, and the exposed communication in those of which it is known."""
+
+    rank: int
+    steps: int
+    exposed_known: int
+    #: In ns.
+    exposed: float
+
+
+@dataclass(frozen=True)
 class StepView:
     """One step of one rank. Times are Unix seconds; shares are 0 to 1; ``None``: not known."""
 

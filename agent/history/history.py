@@ -194,6 +194,16 @@ class History:
         )
         return {(ring, bool(long)): StepSums(*sums) for ring, long, *sums in rows}
 
+    def step_totals(self, rings: list[int]) -> dict[int, tuple[int, int, float]]:
+        """Return by ring the number of its steps, of those with known exposed communication, and the sum of that in ns."""
+        # No checksums, as in ``step_sums_by_slot``.
+        rows = self._db.execute(
+            "SELECT ring, COUNT(*), COUNT(exposed_ns), TOTAL(exposed_ns) FROM step"
+            " WHERE ring IN (SELECT value FROM json_each(?)) GROUP BY 1",
+            (json.dumps(rings),),
+        )
+        return {ring: (steps, known, exposed_ns) for ring, steps, known, exposed_ns in rows}
+
     def median_step_ns(self, rings: list[int]) -> float | None:
         """Return the median duration in ns of the rings' steps together, without long ones; ``None``: there are none."""
         of_rings = "FROM step WHERE NOT long AND ring IN (SELECT value FROM json_each(?1))"

@@ -13,10 +13,11 @@ from commwatch.analysis.ended_operations import MOST_S
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE
 from commwatch.core.cells import Counted
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import Topology
-from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
+from commwatch.core.views import GroupView, JobView, RankView, StepTotals, StepView, WaitView
 from commwatch.history.operations import Cursor, Operation
 from commwatch.nodes.job_waits import JobWaits
 from commwatch.nodes.merging import merged_jobs
@@ -91,6 +92,8 @@ class ReportPart:
     ranks: list[RankView]
     groups: list[GroupView]
     steps: StepRows
+    #: Of all its steps, as ``QueryService.step_totals`` returns them.
+    step_totals: list[StepTotals]
     waits: list[WaitView]
     #: The current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     late: dict[int, float]
@@ -99,6 +102,13 @@ class ReportPart:
     topology: Topology | None
     #: What the evidence of alerts has on corrupt data.
     corruption: list[PastCorruption]
+
+    def __post_init__(self) -> None:
+        if not all(
+            0 <= of.exposed_known <= of.steps < MAX_PLAUSIBLE and 0 <= of.exposed < MAX_PLAUSIBLE
+            for of in self.step_totals
+        ):
+            raise ValueError("numbers out of range")
 
 
 class NodeData(NamedTuple):
@@ -149,6 +159,9 @@ class ReportQueries(JobQueries):
             if step.end_at >= least_at
         ]
         return found[:most], len(found) >= most or complete_at > from_ns / 1e9
+
+    def step_totals(self, job: str) -> list[StepTotals]:
+        return [*self._own.step_totals(job), *(of for each in self._data for of in each.part.step_totals)]
 
     def cells(
         self,

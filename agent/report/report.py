@@ -20,7 +20,7 @@ from commwatch.core import terminal_text
 from commwatch.core.api_views import Advice, Row
 from commwatch.core.plain_table import CELLS, columns, paragraph
 from commwatch.core.units import counted, moment, percent, rate, seconds, size
-from commwatch.core.views import JobView, RankView, StepView
+from commwatch.core.views import JobView, RankView, StepTotals, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch.nodes.merging import Nodes
 from commwatch.report.job_advice import Recorded, advice_on_end
@@ -67,7 +67,10 @@ class Report:
     hosts: list[str]
     hooks: list[str]
     duration_s: float
+    #: Of the rank with the most.
     steps: int
+    #: So many of these, the latest, are those of which the medians, the percentile and the shares are; ``None``: of all.
+    latest_steps: int | None
     step_p50_s: float | None
     step_p95_s: float | None
     #: Shares of the time of all steps but the long ones, which are not typical of training.
@@ -140,13 +143,16 @@ def build(
     durations = sorted(step.duration_s for step in usual)
     of_ranks = list(counts.usual_of.values())
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
-    # ``counts`` covers only the steps that can be read; the sums cover the whole job.
+    # ``counts`` covers only the steps that can be read; all sums and numbers cover the whole job.
+    made, exposed_s = _all_steps(agent.step_totals(job_id), ranks)
     operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
     waits = {row.by["rank"]: row for row in by_rank}
     known = facts(agent, job, counts, findings)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
     advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
-    lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
+    lines = [
+        _rank_line(rank, made[rank.rank], counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks
+    ]
     waited, unjoined = None, _unjoined_share(operations)
     if unjoined is None or unjoined <= _MOST_UNJOINED:
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
@@ -158,6 +164,7 @@ def build(
         hooks=sorted({rank.hook for rank in ranks}),
         duration_s=job.last_seen_at - job.started_at,
         steps=max((line.steps for line in lines), default=0),
+        latest_steps=max(map(len, counts.steps_of.values()), default=0) if counts.since_ns else None,
         step_p50_s=median(durations) if durations else None,
         step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
         comm_share=comm,
@@ -170,7 +177,7 @@ def build(
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
-        exposed_hours=_hours(total([step.exposed_s for step in steps])),
+        exposed_hours=_hours(exposed_s),
         wait_hours=_hours(waited),
         unjoined_share=unjoined,
         ranks=lines,
@@ -206,12 +213,25 @@ def _long(steps: list[StepView]) -> LongSteps | None:
     return LongSteps(len(most), sum(most), longest.duration_s, longest.rank, longest.seq)
 
 
-def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
+def _all_steps(totals: Iterable[StepTotals], ranks: Iterable[RankView]) -> tuple[dict[int, int], float | None]:
+    """Return the number of all steps by rank, and the exposed communication in them in s; ``None``: as ``total``."""
+    made = {view.rank: 0 for view in ranks}
+    known, exposed_ns = 0, 0.0
+    for of in totals:
+        if of.rank in made:
+            made[of.rank] += of.steps
+            known, exposed_ns = known + of.exposed_known, exposed_ns + of.exposed
+    every = sum(made.values())
+    return made, exposed_ns / 1e9 if known and 100 * (every - known) <= every else None
+
+
+def _rank_line(rank: RankView, made: int, steps: list[StepView], waits: Row | None) -> RankLine:
+    """Return the line of a rank with ``made`` steps, of which only the latest may have been read."""
     usual = usual_steps(steps)
     return RankLine(
         rank=rank.rank,
         state=rank.state,
-        steps=len(steps),
+        steps=made,
         step_p50_s=median(step.duration_s for step in usual) if usual else None,
         comm_share=comm_share(usual),
         exposed_share=exposed_share(usual),
@@ -269,6 +289,8 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     if job.restarts:
         facts.append(("restarts", str(job.restarts)))
     unclear = "" if job.steps_unavailable is None else f"; others are not counted: {job.steps_unavailable}"
+    if report.latest_steps is not None:
+        unclear = f"; only the latest {report.latest_steps} were read for medians and shares{unclear}"
     if report.steps and report.step_p50_s is None:
         facts.append(("steps", f"{report.steps}, too few for step statistics{unclear}"))
     elif report.steps:

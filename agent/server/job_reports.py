@@ -83,6 +83,7 @@ def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> Repor
         ranks=agent.ranks(job),
         groups=agent.groups(job),
         steps=rows_of(*agent.latest_steps(0, job, steps)),
+        step_totals=agent.step_totals(job),
         waits=agent.totals(job, []).waits,
         **own._asdict(),
     )

@@ -113,7 +113,7 @@ def test_late_onset(tmp_path: Path) -> None:
 
 
 def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job of more steps than are read, advice is about the steps and sums of the same time; the tables are of the whole job."""
+    """Of a job of more steps than are read, advice is about the steps and sums of the same time; tables, numbers and hours are of the whole job."""
     monkeypatch.setattr("commwatch.analysis.advice_input.MOST_STEPS", 60)
     monkeypatch.setattr(
         "commwatch.analysis.advice_input.time", SimpleNamespace(time_ns=lambda: EPOCH_NS + 200_000 * MS)
@@ -125,7 +125,7 @@ def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for rank, ring in enumerate(rings):
             begins = at + (400 if rank == 1 and n >= 50 else 100) * MS
             ring.write(*operation(start_ns=begins, end_ns=at + 500 * MS, seq=n, size=4))
-            ring.write(*mark(n + 1, at + 1000 * MS))
+            ring.write(*mark(n + 1, at + 1000 * MS, exposed_ns=360 * MS))
         watch.tick(at + 1000 * MS)
     for ring in rings:
         ring.close(101_000 * MS)
@@ -137,6 +137,10 @@ def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert built.ranks[0].wait_s == pytest.approx(50 * 0.3)
     (late,) = [each for each in built.advice if each.rule == "straggler"]
     assert late.saves_share == pytest.approx(0.3, abs=0.05)
+    assert [line.steps for line in built.ranks] == [built.steps] * 2 == [100] * 2
+    assert built.exposed_hours == pytest.approx((150 * 0.36 + 50 * 0.1) / 3600)  # no more than the communication
+    assert built.latest_steps == 21
+    assert "; only the latest 21 were read for medians and shares" in report.text(built)
 
 
 def test_checkpoint_names_no_rank(tmp_path: Path) -> None:
@@ -202,3 +206,18 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     alone = facts(watch.agent, job, counts, ())
     assert alone is not None
     assert not alone.network.complaints
+
+
+def test_all_that_is_read_within_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all steps that are read are within one slot of the history, the report has their median; advice, for which no sums fit, is left out."""
+    monkeypatch.setattr("commwatch.analysis.advice_input.MOST_STEPS", 40)
+    watch, marks = Watch(tmp_path), [mark(n, (1 + 100 * n) * MS) for n in range(81)]
+    ring = write_ring(watch.rings, marks, [group_entry(0, (0, 1), "data")], world_size=2)
+    watch.tick(9_000 * MS)
+    ring.close(9_000 * MS)
+    ring.release()
+    watch.tick(9_001 * MS)
+    built = report.build(watch.agent, "job", watch.path, "")
+    assert built is not None
+    assert (built.steps, built.latest_steps, built.step_p50_s) == (80, 40, pytest.approx(0.1))
+    assert built.advice == []

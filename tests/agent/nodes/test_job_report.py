@@ -61,10 +61,8 @@ def part_of(agent: QueryService) -> ReportPart:
     """What a node contributes to a report."""
     (job,) = agent.jobs()
     steps = rows_of(*agent.latest_steps(0, "job", 1000))
-    waits = agent.totals("job", []).waits
-    return ReportPart(
-        job, agent.begun_at("job"), agent.ranks("job"), agent.groups("job"), steps, waits, {}, HOST, None, []
-    )
+    about = job, agent.begun_at("job"), agent.ranks("job"), agent.groups("job"), steps, agent.step_totals("job")
+    return ReportPart(*about, agent.totals("job", []).waits, {}, HOST, None, [])
 
 
 def test_waits_over_time(tmp_path: Path) -> None:
