@@ -186,11 +186,13 @@ def _compression(facts: Facts) -> Iterator[Found]:
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
-    bound = [kind for kind in facts.kinds if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
+    linked = [kind for kind in facts.kinds if kind.spans_nodes] or facts.kinds
+    bound = [kind for kind in linked if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
     if facts.comm <= BOTTLENECK_SHARE or not bound:
         return
     kind = max(bound, key=lambda kind: kind.transport_s)
-    saved = sum(kind.transport_s for kind in bound) / 2
+    # Groups that communicate at the same time share it.
+    saved = min(sum(kind.transport_s for kind in bound), facts.comm * facts.step_s) / 2
     saves = facts.saves(saved)
     if saves >= LEAST_GAIN:
         after = (facts.comm - saved / facts.step_s) / (1 - saves)

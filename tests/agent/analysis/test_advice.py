@@ -268,6 +268,22 @@ def test_twice_the_bandwidth() -> None:
     assert "reduce communication to 26% of it" in found.gain
 
 
+def test_groups_at_the_same_time() -> None:
+    """Groups that communicate at the same time save no more together than half of the communication."""
+    three = [kind(group=group, seconds=0.036, curve=CURVE) for group in ("data", "context", "expert")]
+    assert gain("faster_network", facts(*three)) == pytest.approx(0.2)
+
+
+def test_only_what_is_on_the_network() -> None:
+    """If groups span nodes, a faster network saves time of these only: half of 8 - 3 of 100 ms; other groups are within a node."""
+    tensor = kind(group="tensor", seconds=0.035, curve=CURVE)
+    found = given("faster_network", facts(tensor, kind(seconds=0.008, local=2, curve=CURVE)))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.025)
+    assert any("group data" in each for each in found.because)
+    assert given("faster_network", facts(tensor, kind(seconds=0.005, local=2, curve=CURVE))) is None
+
+
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
     """Ten all_reduces of 1 MB among four at 50 us and 1 GB/s take 10 x (0.3 + 1.5) ms in the node, 40 ms now."""
     about = SPEAKS["tensor_parallel_in_node"][0]
