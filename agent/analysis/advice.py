@@ -81,15 +81,17 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     if kind is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     exchange = min(facts.comm, kind.seconds / facts.step_s)
-    other, compute = facts.comm - exchange, 1 - facts.comm
-    # k micro-steps take k·(compute + other) and one exchange; from this k on the share is below the limit L.
-    room = BOTTLENECK_SHARE * compute - (1 - BOTTLENECK_SHARE) * other
-    needed = ceil((1 - BOTTLENECK_SHARE) * exchange / room) if room > 0 else None
+    # Of an exchange, only the exposed part takes time: k micro-steps take k times the rest of the step, and that part once.
+    other, exposed = facts.comm - exchange, exchange * facts.visible
+    rest = 1 - exposed
+    # From this k on the share is below the limit L.
+    room = BOTTLENECK_SHARE * rest - other
+    needed = ceil((exchange - BOTTLENECK_SHARE * exposed) / room) if room > 0 else None
     if needed is not None and needed <= 1:
         return
     steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
-    share = (steps * other + exchange) / (steps * (compute + other) + exchange)
-    saves = exchange * (1 - 1 / steps) * facts.visible
+    share = (steps * other + exchange) / (steps * rest + exposed)
+    saves = exposed * (1 - 1 / steps)
     enough = "reduces" if share <= BOTTLENECK_SHARE + 1e-9 else "is not enough, but reduces"
     gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
     yield Found(

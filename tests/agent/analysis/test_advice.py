@@ -230,6 +230,14 @@ def test_steps_that_bring_the_share_under_the_limit() -> None:
     assert "over 4 steps reduces communication from 60% to 27%" in found.gain
 
 
+def test_steps_of_hidden_gradients() -> None:
+    """80 of 100 ms are the exchange, 20 of them exposed: k steps take k x 80 ms and 20; 80 of them are under 30% from k = 4 on (80 / 340)."""
+    found = given("accumulate_gradients", facts(kind(seconds=0.08), comm=0.8, exposed=0.2))
+    assert found is not None
+    assert "over 4 steps reduces communication from 80% to 24%" in found.gain
+    assert found.saves_share == pytest.approx(0.2 * 3 / 4)
+
+
 def test_steps_are_not_enough() -> None:
     """If other communication alone is above 30% of the rest, the advice says that accumulating is not enough."""
     about = facts(kind(seconds=0.02), kind(group="tensor", seconds=0.04), comm=0.6, exposed=0.6)
