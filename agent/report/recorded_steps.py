@@ -40,6 +40,8 @@ def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST
     for node, clock in zip(nodes, clocks, strict=True):
         if clock is None:
             raise CannotAnswer("the clocks of the nodes cannot be compared: too few of their collectives are shared")
+        if node.complete_ns:
+            complete_ns = max(complete_ns, clock.of_first(node.complete_ns))
         known = list(node.steps)
         from_ns = _begin_of_last(known) if clock is FIRST else 0
         found = list(islice(takewhile(lambda one: one.end_ns >= from_ns, node.operations), most_parts // len(nodes)))  # noqa: B023

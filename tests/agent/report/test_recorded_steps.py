@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
-from commwatch.report.recorded_steps import known_steps
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import GroupInfo
+from commwatch.core.views import TraceOperation
+from commwatch.report.chrome_trace import TraceStep
+from commwatch.report.recorded_steps import known_steps, model_of
+from commwatch.report.timeline_export import NodeTrace
+from commwatch.whatif.model import LAUNCHES
 from commwatch.whatif.replay import replay
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
@@ -38,3 +45,29 @@ def test_a_step_is_used_once(tmp_path: Path) -> None:
         assert model is not None
         replay(model)
         assert {len(steps) for steps in model.programs.values()} == {STEPS - 1}
+
+
+def of_node(rank: int, kept: int, each: int) -> NodeTrace:
+    """A node with one rank, and its latest ``kept`` operations, ``each`` in a step."""
+    group = GroupInfo("dp", "dp", "0", "dp", (0, 1), 2, aligned=True)
+    operations = [
+        TraceOperation(rank, "all_reduce", group, seq, -1, 0, 1 << 20, "float32", at, at, at + MS, 0, ev.BY_FUTURE)
+        for seq, at in ((seq, (1 + seq // each) * STEP_NS + seq % each * 10 * MS) for seq in range(STEPS * each))
+    ][::-1]
+    steps = [TraceStep(rank, n, (1 + n) * STEP_NS, (2 + n) * STEP_NS, None, None, None, False) for n in range(STEPS)]
+    cut = kept < len(operations)
+    complete_ns = operations[kept - 1].end_ns if cut else 0
+    ends = {("dp", one.seq): one.end_ns for one in operations}
+    known = [step for step in steps if step.end_ns >= complete_ns]
+    return NodeTrace(
+        {rank: f"host {rank}"}, 0, STEP_NS, (1 + STEPS) * STEP_NS + 1, ends, operations[:kept], known, deque(), [], [],
+        complete_ns=complete_ns,
+    )  # fmt: skip
+
+
+def test_step_that_is_cut() -> None:
+    """A step of which a node has sent only the latest operations is not replayed, however many operations were asked for."""
+    each, kept = 8, 100
+    model = model_of([of_node(0, STEPS * each, each), of_node(1, kept, each)], 2, 1000)
+    launches = [sum(do.kind in LAUNCHES for do in program) for steps in model.programs.values() for program in steps]
+    assert launches == [each] * 2 * (kept // each)
