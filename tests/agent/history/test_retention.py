@@ -98,7 +98,7 @@ def test_two_agents(tmp_path: Path) -> None:
     """Of two agents that merge the rollups of one history at once, neither finds damage, and each operation is counted once."""
     filled(tmp_path / "h.sqlite").close()
     both = [Writer(tmp_path / "h.sqlite") for _ in range(2)]
-    here, there = (each.tidy(NOW + 3 * HOUR, 1 << 40, 24 * HOUR) for each in both)
+    here, there = (each.tidy(NOW + 3 * HOUR, 1 << 40, 1 << 40, 24 * HOUR) for each in both)
     # A slice of the second comes just before each transaction of the first.
     both[0]._db.set_trace_callback(lambda statement: next(there, None) if statement == "BEGIN IMMEDIATE" else None)
     list(here)
@@ -114,7 +114,7 @@ def test_two_agents_trim(tmp_path: Path) -> None:
     sizes = [size for (size,) in store._db.execute("SELECT size FROM chunk ORDER BY until_ns DESC")]
     store.close()
     both = [Writer(tmp_path / "h.sqlite") for _ in range(2)]
-    for _ in zip_longest(*(each.tidy(NOW + 3 * HOUR, sum(sizes[:80]), 24 * HOUR) for each in both)):
+    for _ in zip_longest(*(each.tidy(NOW + 3 * HOUR, sum(sizes[:80]), 1 << 40, 24 * HOUR) for each in both)):
         pass
     for each in both:
         each.close()
