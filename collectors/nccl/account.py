@@ -91,6 +91,8 @@ class Account:
         #: By the text of the head; and by the text of the message.
         self._speakers: dict[str, _Speaker] = {}
         self._contents: dict[str, _Content] = {}
+        #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
+        self._reports: set[f.Watchdog] = set()
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
@@ -249,9 +251,18 @@ class Account:
     def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:
             if message.level or not needs_head(fact):
-                if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
+                if isinstance(fact, f.Watchdog) and self._is_new(fact):
                     heard(Warned(message.text.strip(), "timeout", None, self._seen()))
                 self._note(self.loose, fact)
+
+    def _is_new(self, dog: f.Watchdog) -> bool:
+        """Return whether no line had this report: PyTorch repeats it with its process group, and without the job's rank."""
+        report = dog._replace(where=f.Where(dog.where.job_rank))
+        if report in self._reports:
+            return False
+        if self._room > 0:
+            self._reports.update((report, dog._replace(where=f.Where())))
+        return True
 
     def _take(self, life: Life, fact: f.Fact, tid: int) -> None:
         if type(fact) in OF_COMMUNICATOR:

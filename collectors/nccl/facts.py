@@ -344,8 +344,16 @@ class RasDead(NamedTuple):
     text: str
 
 
+class Where(NamedTuple):
+    """Whose line of PyTorch it is, as far as the line shows. Only GUIDs are the same in all processes: they number groups apart."""
+
+    job_rank: int | None = None
+    pg: str = ""
+    guid: str = ""
+
+
 class Watchdog(NamedTuple):
-    """PyTorch's watchdog has found a collective past its time-out."""
+    """PyTorch's watchdog has found a collective past its time-out; ``rank`` is the rank in the process group."""
 
     rank: int
     seq: int | None
@@ -354,14 +362,16 @@ class Watchdog(NamedTuple):
     numel_out: int | None
     timeout_ms: int | None
     ran_ms: int
+    where: Where = Where()
 
 
 class Progress(NamedTuple):
-    """Progress of a rank, as PyTorch prints it after a time-out; -1: none yet."""
+    """Progress of a rank in a process group, as PyTorch prints it after a time-out; -1: none yet."""
 
     rank: int
     enqueued: int
     completed: int
+    where: Where = Where()
 
 
 class Speaks(NamedTuple):

@@ -128,7 +128,18 @@ def _watchdog(match: re.Match[str]) -> f.Fact | None:
         _int(work[key]) if work.get(key, "").isdecimal() else None
         for key in ("SeqNum", "NumelIn", "NumelOut", "Timeout")
     )
-    return f.Watchdog(_int(match[1]), seq, work["OpType"], numel_in, numel_out, timeout, _int(match[3]))
+    where = _where(match.string)
+    return f.Watchdog(_int(match[1]), seq, work["OpType"], numel_in, numel_out, timeout, _int(match[3]), where)
+
+
+_MARK = re.compile(r"\[rank(\d+)\]:", re.ASCII)
+_SCOPE = re.compile(r"\[PG (?:ID )?(\d+)(?:\s*PG GUID ([^\s(\]]+))?", re.ASCII)
+
+
+def _where(text: str) -> f.Where:
+    """Return what marks and scopes show, where a text has one of them: it may hold several lines that were glued."""
+    marks, scopes = set(_MARK.findall(text)), set(_SCOPE.findall(text))
+    return f.Where(_int(marks.pop()) if len(marks) == 1 else None, *(scopes.pop() if len(scopes) == 1 else ()))
 
 
 _PATH = re.compile(r"(GPU/[0-9a-f-]+) \(\d+/[\d.]+/(\w+)\)", re.ASCII)
@@ -321,7 +332,7 @@ FORMS: tuple[Form, ...] = (
     _made(
         "ast enqueued",
         r"Rank (\d+)\].{0,600}?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",
-        lambda m: f.Progress(*map(_int, m.groups())),
+        lambda m: f.Progress(_int(m[1]), _int(m[2]), _int(m[3]), _where(m.string)),
     ),
     _form(
         "NCCL error in",

@@ -193,10 +193,13 @@ def _choices(account: Account) -> dict[str, Any]:
 def _trouble(account: Account) -> dict[str, Any]:
     dogs = Counter[f.Watchdog]()
     for _, dog, seen in account.of(f.Watchdog):
-        dogs[dog] += seen.lines
+        dogs[dog._replace(where=f.Where())] += seen.lines
     return {
         "warnings": [{"text": w.text, "class": w.kind, "lines": w.seen.lines} for w in account.warnings.values()],
-        "torch_watchdog": [{**_given(dog._asdict()), "lines": lines} for dog, lines in dogs.items()],
+        "torch_watchdog": [
+            {**_given({key: value for key, value in dog._asdict().items() if key != "where"}), "lines": lines}
+            for dog, lines in dogs.items()
+        ],
     }
 
 

@@ -14,6 +14,7 @@ Case = tuple[str, str, tuple[f.Fact, ...]]
 DOG = "Watchdog caught collective operation timeout: WorkNCCL"
 NEW_WORK = "(SeqNum=41, OpType=ALLGATHER, NumelIn=64, NumelOut=256, Timeout(ms)=90000)"
 CAUGHT = f.Watchdog(3, 41, "ALLGATHER", 64, 256, 90000, 90012)
+SCOPED = f.Where(None, "0", "0")
 
 ERRORS: list[Case] = [
     ("..2.30.4", "misc/socket.cc:484 -> 2", (f.Trail("misc/socket.cc:484", 2),)),
@@ -60,13 +61,24 @@ TORCH: list[Case] = [
     (
         "2.3",
         f"[rank3]:[E ProcessGroupNCCL.cpp:563] [Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
-        (CAUGHT, f.Speaks(3)),
+        (CAUGHT._replace(where=f.Where(3)), f.Speaks(3)),
     ),
     (
         "2.4..",
         "[rank3]:[E1003 22:26:03.467 ProcessGroupNCCL.cpp:633] [PG ID 0 PG GUID 0(default_pg) Rank 3] "
         f"{DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
-        (CAUGHT, f.Speaks(3)),
+        (CAUGHT._replace(where=f.Where(3, "0", "0")), f.Speaks(3)),
+    ),
+    (
+        "2.4..",
+        "[rank3]:[E1003 22:26:03.467 ProcessGroupNCCL.cpp:633] [rank5]:[PG ID 1 PG GUID 4(dp) Rank 3] [PG ID 2 PG GUID 5(tp) Rank 3] "
+        f"{DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
+        (CAUGHT, f.Speaks(3), f.Speaks(5)),
+    ),
+    (
+        "2.6..",
+        f"[rank9]:[PG ID 2 PG GUID dp:split:1f(dp) Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
+        (CAUGHT._replace(where=f.Where(9, "2", "dp:split:1f")), f.Speaks(9)),
     ),
     (
         "exception",
@@ -92,7 +104,11 @@ TORCH: list[Case] = [
             f.Raised(3, "torch.distributed.DistBackendError: gone"),
         ),
     ),
-    ("quoted", f"  what():  [PG 0 Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.", (CAUGHT,)),
+    (
+        "quoted",
+        f"  what():  [PG 0 Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
+        (CAUGHT._replace(where=f.Where(None, "0")),),
+    ),
     (
         "1.13..2.0",
         f"[Rank 3] {DOG}(SeqNum=41, OpType=ALLREDUCE, TensorShape=[4, 8], Timeout(ms)=90000) ran for 90012 milliseconds",
@@ -114,13 +130,13 @@ TORCH: list[Case] = [
         "2.5..",
         "[PG ID 0 PG GUID 0 Rank 3]  failure detected by watchdog at work sequence id: 41 PG status: "
         "last enqueued work: 44, last completed work: 40",
-        (f.Progress(3, 44, 40),),
+        (f.Progress(3, 44, 40, SCOPED),),
     ),
     (
         "2.4..",
         "[PG 0 Rank 3] Received a dump signal due to a collective timeout from  rank 2 and we will try our best to dump the "
         "debug info. Last enqueued NCCL work: -1, last completed NCCL work: -1.",
-        (f.Progress(3, -1, -1),),
+        (f.Progress(3, -1, -1, f.Where(None, "0")),),
     ),
     ("2.4..", "[PG 0 Rank 3] Observed flight recorder dump signal from another rank via TCPStore.", ()),
     (
