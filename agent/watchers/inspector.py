@@ -23,7 +23,7 @@ from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorV
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
 from commwatch.watchers.inspector_sums import Cell, Drops, JobFiles, Source, row_of
-from commwatch.watchers.nccl import groups_of, ranks_of
+from commwatch.watchers.nccl_groups import groups_of, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "inspector"

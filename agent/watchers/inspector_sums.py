@@ -13,7 +13,7 @@ from commwatch.collectors.nccl.lines import apart
 from commwatch.core.bandwidth import algbw, bus_factor
 from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch.core.witness_views import InspectorRow
-from commwatch.watchers.nccl import fitting
+from commwatch.watchers.nccl_groups import fitting
 
 #: Sums kept of one job.
 MOST_CELLS = 4096

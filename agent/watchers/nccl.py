@@ -12,12 +12,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.communicators import Communicator, communicators
+from commwatch.collectors.nccl.evidence import FINISHED, Live
+from commwatch.collectors.nccl.failures import open_inits
 from commwatch.collectors.nccl.findings import findings
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.labels import labels
@@ -28,7 +31,8 @@ from commwatch.collectors.wire import others
 from commwatch.collectors.wire.identity import make_private_dir, write_atomically
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
-from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.ingest.jobs import Aggregate
+from commwatch.watchers.nccl_groups import groups_of, matching, past, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "nccl_log"
@@ -43,6 +47,8 @@ _SLACK_S = 60.0
 _KEEP_S = 30.0
 #: Seconds without a check of the logs after which the collector is down.
 _STUCK_S = 30.0
+#: Seconds without a change of its facts after which an init counts as stuck.
+_INIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -102,12 +108,30 @@ class _JobLogs:
         #: There are lines since the topology was last stored; and the Unix time of that.
         self.fresh, self.kept_at = False, 0.0
         self._found: list[tuple[str, str]] | None = None
+        self.live = FINISHED
+        #: Inits that are not finished, and the Unix time of their last change; ``None`` after new lines.
+        self._inits: tuple[int, int, int] | None = None
+        self._known_inits, self._inits_at = (0, 0, 0), 0.0
+
+    def look(self, now: float, past: Callable[[], Set[tuple[str, int]]]) -> None:
+        """Note whether inits go on; ``past`` returns host and pid of the processes of earlier runs."""
+        with self._lock:
+            if self._inits is None:
+                self._inits = open_inits(self.account)
+            if self._inits != self._known_inits:
+                self._known_inits, self._inits_at = self._inits, now
+            _, *unfinished = self._inits
+            live = Live(now - self._inits_at < _INIT_S, past()) if any(unfinished) else FINISHED
+            if live != self.live:
+                self.live, self._found, self.fresh = live, None, True
 
     def findings(self) -> list[tuple[str, str]]:
         """Return name and severity of each kind of finding; cached until there are new lines, because it takes long."""
         with self._lock:
             if self._found is None:
-                self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
+                self._found = sorted(
+                    {(finding.name, finding.severity) for finding in findings(self.account, live=self.live)}
+                )
             return self._found
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
@@ -115,7 +139,7 @@ class _JobLogs:
             before = self.account.n_lines
             self.account.add_lines(texts, path, self._count)
             if self.account.n_lines != before:
-                self._found, self.fresh = None, True
+                self._found, self._inits, self.fresh = None, None, True
 
     def _count(self, warned: Warned) -> None:
         self.counts[warned.kind] += 1
@@ -164,6 +188,7 @@ class NcclLogs:
                     logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
             logs.follower.patterns.update(dict.fromkeys(patterns))
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
+            logs.look(self._clock(), partial(self._past, job))
             for path, why in logs.follower.troubles.items():
                 if path not in self._warned:
                     self._warned.add(path)
@@ -236,6 +261,11 @@ class NcclLogs:
             known = self._aggregate.jobs.get(job)
             return {} if known is None else ranks_of(known)
 
+    def _past(self, job: str) -> Set[tuple[str, int]]:
+        with self._jobs_lock:
+            known = self._aggregate.jobs.get(job)
+            return frozenset() if known is None else past(known)
+
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
@@ -276,7 +306,7 @@ class NcclLogs:
                 for comm, groups in self._joined(job, account)
             ],
             choices=choices(account),
-            findings=findings(account),
+            findings=findings(account, live=logs.live),
             files=[os.fsencode(path).decode("utf-8", "replace") for path in logs.follower.paths],
             messages=sum(account.levels.values()),
             unknown_messages=account.unknown,
@@ -325,40 +355,3 @@ def remove_old(logs: Path, before_s: float) -> None:
         with contextlib.suppress(OSError):
             if folder.stat().st_mtime < before_s:
                 folder.rmdir()
-
-
-def ranks_of(job: Job) -> dict[tuple[str, int], int]:
-    """Return the global rank by host (as NCCL writes it) and pid."""
-    return {
-        (str(totals.identity.get("host", "")).partition(".")[0], int(totals.identity.get("pid", 0))): totals.rank
-        for totals in job.rank_totals.values()
-    }
-
-
-def groups_of(job: Job) -> dict[str, GroupInfo]:
-    """Return the job's process groups by their id."""
-    return {group.group_id: group for totals in job.rank_totals.values() for group in totals.groups.values()}
-
-
-def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
-    """Return the process groups that a communicator may belong to: of its size, with its processes at its ranks."""
-    seen = {
-        (member.init.rank, ranks.get((member.process.host, member.process.pid)))
-        for member in comm.members
-        if member.init.rank is not None
-    }
-    several = comm.pooled and len(comm.members) > len(comm.ranks)
-    places = {(at, rank) for at, rank in seen if at is not None and rank is not None}
-    return [] if several or len(places) < len(seen) else fitting(comm.nranks, places, groups)
-
-
-def fitting(size: int, places: Set[tuple[int, int]], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
-    """Return the groups of that size that match all ``places``: pairs of rank in the communicator and global rank."""
-    return [
-        group
-        for group in groups
-        if group.ranks is not None
-        and group.size == size == len(group.ranks)
-        and places
-        and all(at < size and group.ranks[at] == rank for at, rank in places)
-    ]

@@ -25,7 +25,7 @@ from commwatch.collectors.spans import spans
 from commwatch.core.cells import GroupInfo
 from commwatch.core.witness_views import RasAnswer, RasCommunicator, RasView
 from commwatch.ingest.jobs import Aggregate, Job
-from commwatch.watchers.nccl import groups_of
+from commwatch.watchers.nccl_groups import groups_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "ras"

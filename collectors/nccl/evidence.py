@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -30,11 +30,28 @@ class Hit(NamedTuple):
 Check = Callable[["Log"], Iterable[Hit]]
 
 
+class Live(NamedTuple):
+    """What is known of a running job, but not from its log."""
+
+    #: The facts of some init changed only just now.
+    initialises: bool = False
+    #: Host and pid of the processes of earlier runs.
+    past: Set[tuple[str, int]] = frozenset()
+
+
+#: For a log that is not written any more.
+FINISHED = Live()
+
+
 class Log:
     """An account with the derived values that several checks share."""
 
-    def __init__(self, account: Account) -> None:
-        self.account = account
+    def __init__(self, account: Account, live: Live = FINISHED) -> None:
+        self.account, self.live = account, live
+
+    def is_past(self, processes: Iterable[Process]) -> bool:
+        """Return whether all processes are of earlier runs of the job."""
+        return all((process.host, process.pid) in self.live.past for process in processes)
 
     @cached_property
     def communicators(self) -> list[Communicator]:

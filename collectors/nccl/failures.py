@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
+from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.lives import Seen, Warned
@@ -181,10 +182,12 @@ def versions_differ(log: Log) -> Iterator[Hit]:
 
 def inits_incomplete(log: Log) -> Iterator[Hit]:
     """Communicators whose init began and did not end within the log."""
+    if log.live.initialises:
+        return
     cut = cut_in_init(log)
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
-        if _began_only(comm) and comm not in cut:
+        if _began_only(comm) and comm not in cut and not log.is_past(member.process for member in comm.members):
             missing = missing_ranks(comm.ranks, comm.nranks)
             whom = f"{ranks(comm.ranks)} began; the log has nothing from {missing}"
             alike.setdefault(
@@ -195,11 +198,24 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
         yield Hit(f"{which}: {says}", [member.seen for comm in comms for member in comm.members])
     # Before 2.18.3 the begin of an init is not printed; the facts printed during it show it.
     on_their_way = _on_their_way(log)
-    if on_their_way and not any(comm.complete for comm in log.communicators):
+    if on_their_way and not any(comm.complete for comm in log.communicators) and not log.is_past(on_their_way):
         steps = [seen for by in on_their_way.values() for seen in by]
         if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
             says = f"{who(on_their_way)} began an init and did not finish it"
             yield Hit(says, [by[0] for by in on_their_way.values()])
+
+
+def open_inits(account: Account) -> tuple[int, int, int]:
+    """Return numbers that change while inits go on: the ranks that began one, those not finished, and lines about these."""
+    unfinished = [member for member in account.members if not member.complete]
+    pending = (facts for life in account.lives.values() for facts in life.pending.values())
+    lines = sum(
+        seen.lines
+        for facts in (*(member.facts for member in unfinished), *pending)
+        for found in facts.values()
+        for seen in found.values()
+    )
+    return len(account.members), len(unfinished), lines
 
 
 def _began_only(comm: Communicator) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commwatch.collectors.nccl import differences, failures, slowness, timeouts
 from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.evidence import Check, Log
+from commwatch.collectors.nccl.evidence import FINISHED, Check, Live, Log
 from commwatch.collectors.nccl.lives import Seen
 
 #: Most lines that are shown for one finding.
@@ -378,9 +378,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def findings(account: Account, rules: Iterable[Rule] = RULES) -> list[Finding]:
+def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINISHED) -> list[Finding]:
     """Return the findings of a log, worst first."""
-    log = Log(account)
+    log = Log(account, live)
     found = [
         Finding(rule.name, rule.severity, rule.title, hit.says, rule.means, rule.do, _evidence(hit.evidence))
         for rule in rules

@@ -14,8 +14,10 @@ from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import communicators
 from commwatch.collectors.registry import Reading
 from commwatch.core.cells import GroupInfo
+from commwatch.core.nccl_views import Topology
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.nccl import LogRequest, NcclLogs, matching, remove_old, requests
+from commwatch.watchers.nccl import LogRequest, NcclLogs, remove_old, requests
+from commwatch.watchers.nccl_groups import matching
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
 
@@ -142,6 +144,83 @@ def test_readings(tmp_path: Path) -> None:
     assert told == [Reading("nccl_finding", ("job", "cuda_error", "error"), 1)]
     now[0] += 100
     assert logs.readings() == [("nccl_log", None)]
+    logs.close()
+
+
+def _findings(logs: NcclLogs) -> list[str]:
+    logs.tick()
+    ((_, readings),) = logs.readings()
+    assert readings is not None
+    return [reading.labels[1] for reading in readings if reading.metric == "nccl_finding"]
+
+
+def _add(path: Path, texts: list[str]) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{text}\n" for text in texts)
+
+
+def test_init_that_goes_on(tmp_path: Path) -> None:
+    """An init is unfinished only once nothing of it has changed for a minute, whatever else is logged; then it is stored, too."""
+    now, written = [1000.0], list[Topology]()
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), lambda: now[0], written.append)
+    LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
+    first, second = lines(0, 10, "aa", (4, 6)), lines(1, 12, "aa", (4, 6))
+    _add(tmp_path / "nccl.10", first[:1])
+    assert _findings(logs) == []
+    now[0] += 50
+    _add(tmp_path / "nccl.12", second[:1])
+    assert _findings(logs) == []
+    now[0] += 50
+    _add(tmp_path / "nccl.12", second[1:2])
+    assert _findings(logs) == []
+    now[0] += 59
+    _add(tmp_path / "nccl.12", ["host:12:12 [1] NCCL INFO NCCL_BUFFSIZE set by environment to 8."])
+    assert _findings(logs) == []
+    now[0] += 1
+    assert _findings(logs) == ["init_incomplete"]
+    now[0] += 30
+    logs.tick()
+    assert [found.name for found in written[-1].findings] == ["init_incomplete"]
+    _add(tmp_path / "nccl.12", second[2:])
+    assert _findings(logs) == []
+    logs.close()
+
+
+def test_init_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run that was killed in its init leaves no finding to the run that follows; one that hangs keeps its own when it ends."""
+    aggregate, now = Aggregate(), [1000.0]
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
+    LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
+
+    def life(restart: int, pids: tuple[int, int], texts: int) -> None:
+        for rank, (place, pid) in enumerate(zip((4, 6), pids, strict=True)):
+            _add(tmp_path / f"nccl.{pid}", lines(rank, pid, f"a{restart}", (4, 6))[:texts])
+            identity = {
+                "job": "job",
+                "rank": place,
+                "restart": restart,
+                "wall_offset_ns": 0,
+                "host": "host",
+                "pid": pid,
+            }
+            aggregate.open(f"ring{pid}", {**identity, "started_ns": pid})
+
+    life(0, (10, 12), 1)
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == ["init_incomplete"]
+    for totals in aggregate.rank_totals():
+        totals.alive, totals.gone_ns = False, 15
+    assert _findings(logs) == ["init_incomplete"]
+    life(1, (20, 22), 4)
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == []
+    life(2, (30, 32), 1)
+    now[0] += 61
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == ["init_incomplete"]
     logs.close()
 
 
