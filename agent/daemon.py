@@ -381,7 +381,7 @@ class Daemon:
     def _tidy(self) -> None:
         """Remove logs and profiles that are past their retention."""
         oldest = time.time() - self.config.keep_days * 86400
-        remove_old(logs_of(self.config.state), oldest)
+        remove_old(logs_of(self.config.state), oldest, self._watchers.nccl.patterns())
         with contextlib.suppress(OSError):
             self._profiles.tidy(oldest)
 

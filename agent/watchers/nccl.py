@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -240,6 +240,10 @@ class NcclLogs:
                     found[job.id] = (patterns + paths, since)
         return found
 
+    def patterns(self) -> list[str]:
+        """Return the file patterns of all jobs."""
+        return [pattern for patterns, _ in self._wanted().values() for pattern in patterns]
+
     def _hear(self, job: str, warned: Warned) -> None:
         process = warned.process
         self._messages.append(
@@ -345,13 +349,28 @@ def logs_of(state: Path) -> Path:
     return state / "nccl"
 
 
-def remove_old(logs: Path, before_s: float) -> None:
-    """Remove logs that were last written before Unix time ``before_s``, and folders that are empty."""
+def remove_old(logs: Path, before_s: float, used: Iterable[str] = ()) -> None:
+    """Remove logs last written before Unix time ``before_s`` and empty folders, but none that the patterns ``used`` name.
+
+    NCCL writes nothing for weeks while all is well, and then only to the file that it has open.
+    """
+    kept = {inode for pattern in used for inode in (*_inodes(pattern), *_inodes(os.path.dirname(pattern)))}  # noqa: PTH120 - a pattern
     for path in logs.glob("*/*"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < before_s:
+            if _is_old(path.stat(), before_s, kept):
                 path.unlink()
     for folder in logs.glob("*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_mtime < before_s:
+            if _is_old(folder.stat(), before_s, kept):
                 folder.rmdir()
+
+
+def _is_old(about: os.stat_result, before_s: float, kept: Set[tuple[int, int]]) -> bool:
+    return about.st_mtime < before_s and (about.st_dev, about.st_ino) not in kept
+
+
+def _inodes(pattern: str) -> Iterator[tuple[int, int]]:
+    for path in glob.iglob(pattern):  # noqa: PTH207 - whole paths
+        with contextlib.suppress(OSError):
+            about = Path(path).stat()
+            yield about.st_dev, about.st_ino

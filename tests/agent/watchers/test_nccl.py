@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import threading
 import time
@@ -105,6 +106,36 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
             os.utime(tmp_path / job, (1, 1))
     remove_old(tmp_path, 995)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["mixed", "mixed/c"]
+
+
+def test_logs_in_use_are_kept(tmp_path: Path) -> None:
+    """The logs of a running job stay however long NCCL has been quiet, and so does a folder that it has not used yet."""
+    run, aggregate = tmp_path / "run", Aggregate()
+    logs = NcclLogs(run, aggregate, threading.RLock())
+    state = tmp_path / "[state]"
+    quiet, named, ended, unused = (state / job / "host.1" for job in ("quiet", "named", "ended", "unused"))
+    for log in (quiet, named, ended):
+        log.parent.mkdir(parents=True)
+        log.touch()
+        os.utime(log, (1, 1))
+    unused.parent.mkdir()
+    for folder in state.iterdir():
+        os.utime(folder, (1, 1))
+    request = LogRequest(
+        "job", [f"{glob.escape(str(log.parent))}/host.*" for log in (quiet, unused)], 0.0, os.getpid()
+    ).write(run)
+    identity = {"job": "other", "rank": 0, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": 1}
+    aggregate.open("ring", identity).learn([{"nccl_log": str(named)}])
+    remove_old(state, 1000.0, logs.patterns())
+    assert not ended.exists()
+    assert unused.parent.exists()
+    assert quiet.exists()
+    assert named.exists()
+    request.unlink()
+    remove_old(state, 1000.0, logs.patterns())
+    assert not quiet.exists()
+    assert not unused.parent.exists()
+    logs.close()
 
 
 # -- in the agent
