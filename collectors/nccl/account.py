@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.belonging import OF_COMMUNICATOR, fits, needs_head
+from commwatch.collectors.nccl.belonging import OF_COMMUNICATOR, OF_FAULTS, fits, needs_head
 from commwatch.collectors.nccl.classes import warning_class
 from commwatch.collectors.nccl.lives import Facts, Life, Member, Seen, Warned
 from commwatch.collectors.nccl.quiet import is_quiet
@@ -17,6 +17,8 @@ from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
+#: Warnings and facts of faults that are kept after that: a fault at the end of a long log is what people look for.
+_MOST_FAULTS = 2_000
 #: Characters kept of a fact's first line. A fact of a longer message counts as one for each ``_OF_LONG`` characters: it may be
 #: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
@@ -69,11 +71,11 @@ class Account:
     """Collects the facts in the lines of a log.
 
     Args:
-        most_facts: bound on distinct facts and warnings.
+        most_facts: bound on distinct facts and warnings, without some of the latest on faults.
     """
 
     def __init__(self, most_facts: int = MOST_FACTS) -> None:
-        self._room = most_facts
+        self._room, self._reserve = most_facts, _MOST_FAULTS
         #: By process; and facts without a known process: their heads were torn, glued to other text, or missing.
         self.lives: dict[Process, Life] = {}
         self.loose = Facts()
@@ -244,7 +246,7 @@ class Account:
         known = self.warnings.get(text)
         if known is not None:
             known.seen.lines += 1
-        elif self._has_room():
+        elif self._has_room(of_fault=True):
             self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
         return Warned(text, kind, message.head.process, self._seen())
 
@@ -260,7 +262,7 @@ class Account:
         report = dog._replace(where=f.Where(dog.where.job_rank))
         if report in self._reports:
             return False
-        if self._room > 0:
+        if self._room > 0 or self._reserve > 0:
             self._reports.update((report, dog._replace(where=f.Where())))
         return True
 
@@ -318,7 +320,7 @@ class Account:
         known = None if of is None else of.get(fact)
         if known is not None:
             known.lines += 1
-        elif self._has_room():
+        elif self._has_room(kind in OF_FAULTS):
             if of is None:
                 of = facts[kind] = {}
             of[fact] = Seen(self._source, self._number, self._line[:_MOST_TEXT])
@@ -326,11 +328,15 @@ class Account:
     def _seen(self) -> Seen:
         return Seen(self._source, self._number, self._line[:_MOST_TEXT])
 
-    def _has_room(self) -> bool:
-        if self._room <= 0:
+    def _has_room(self, of_fault: bool = False) -> bool:
+        taken = 1 if self._length <= _MOST_TEXT else self._length // _OF_LONG
+        if self._room > 0:
+            self._room -= taken
+        elif of_fault and self._reserve > 0:
+            self._reserve -= taken
+        else:
             self.overflow += 1
             return False
-        self._room -= 1 if self._length <= _MOST_TEXT else self._length // _OF_LONG
         return True
 
     # -- the whole ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which facts belong to a communicator rather than to its process, and which need a message's head. Pure."""
+"""Which facts belong to a communicator rather than to its process, which to faults, and which need a message's head. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,22 @@ OF_COMMUNICATOR: frozenset[type] = frozenset(
         f.Pattern,
         f.NvlsUsed,
         f.Mnnvl,
+    )
+)
+
+#: Facts of faults. ``Speaks`` shows which ranks are silent after a time-out.
+OF_FAULTS: frozenset[type] = frozenset(
+    (
+        f.Trail,
+        f.Retry,
+        f.CudaFailure,
+        f.RasDead,
+        f.Watchdog,
+        f.Progress,
+        f.TorchError,
+        f.Speaks,
+        f.Raised,
+        f.Desync,
     )
 )
 
