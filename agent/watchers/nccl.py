@@ -284,8 +284,9 @@ class NcclLogs:
                 found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
                 found += [Reading("nccl_finding", (job, *finding), 1) for finding in logs.findings()]
                 channels: Counter[tuple[str, str]] = Counter()
+                past = self._past(job)
                 for comm, groups in self._joined(job, logs.account):
-                    if len(groups) == 1:
+                    if len(groups) == 1 and not comm.processes <= past:
                         for transport, count in comm.transports().items():
                             channels[groups[0].label, transport] += count
                 found += [Reading("nccl_channels", (job, *key), count) for key, count in channels.items()]

@@ -55,6 +55,11 @@ class Communicator:
         return {member.init.rank for member in self.members if member.init.rank is not None}
 
     @property
+    def processes(self) -> set[tuple[str, int]]:
+        """Host and pid of its ranks."""
+        return {(member.process.host, member.process.pid) for member in self.members}
+
+    @property
     def complete(self) -> bool:
         """Whether its init is complete: once one rank is done, all ranks have passed the last barrier."""
         return any(member.complete for member in self.members)

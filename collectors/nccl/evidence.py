@@ -49,10 +49,6 @@ class Log:
     def __init__(self, account: Account, live: Live = FINISHED) -> None:
         self.account, self.live = account, live
 
-    def is_past(self, processes: Iterable[Process]) -> bool:
-        """Return whether all processes are of earlier runs of the job."""
-        return all((process.host, process.pid) in self.live.past for process in processes)
-
     @cached_property
     def communicators(self) -> list[Communicator]:
         """Its communicators."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Account
@@ -187,7 +187,7 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     cut = cut_in_init(log)
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
-        if _began_only(comm) and comm not in cut and not log.is_past(member.process for member in comm.members):
+        if _began_only(comm) and comm not in cut and not comm.processes <= log.live.past:
             missing = missing_ranks(comm.ranks, comm.nranks)
             whom = f"{ranks(comm.ranks)} began; the log has nothing from {missing}"
             alike.setdefault(
@@ -198,7 +198,11 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
         yield Hit(f"{which}: {says}", [member.seen for comm in comms for member in comm.members])
     # Before 2.18.3 the begin of an init is not printed; the facts printed during it show it.
     on_their_way = _on_their_way(log)
-    if on_their_way and not any(comm.complete for comm in log.communicators) and not log.is_past(on_their_way):
+    if (
+        on_their_way
+        and not any(comm.complete for comm in log.communicators)
+        and not _pids(on_their_way) <= log.live.past
+    ):
         steps = [seen for by in on_their_way.values() for seen in by]
         if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
             says = f"{who(on_their_way)} began an init and did not finish it"
@@ -240,6 +244,10 @@ def _on_their_way(log: Log) -> dict[Process, list[Seen]]:
         for life in log.account.lives.values()
         if not life.says_start and any(kind in found for found in life.pending.values() for kind in _IN_INIT)
     }
+
+
+def _pids(processes: Iterable[Process]) -> set[tuple[str, int]]:
+    return {(process.host, process.pid) for process in processes}
 
 
 def ras_deaths(log: Log) -> Iterator[Hit]:

@@ -190,6 +190,16 @@ def _add(path: Path, texts: list[str]) -> None:
         file.writelines(f"{text}\n" for text in texts)
 
 
+def _live(logs: Path, aggregate: Aggregate, restart: int, pids: tuple[int, int], texts: int) -> None:
+    """Run the job's two ranks anew, of whose logs the first ``texts`` lines are there."""
+    for totals in aggregate.rank_totals():
+        totals.alive, totals.gone_ns = False, 15
+    for rank, (place, pid) in enumerate(zip((4, 6), pids, strict=True)):
+        _add(logs / f"nccl.{pid}", lines(rank, pid, f"a{restart}", (4, 6))[:texts])
+        identity = {"job": "job", "rank": place, "restart": restart, "wall_offset_ns": 0, "host": "host", "pid": pid}
+        aggregate.open(f"ring{pid}", {**identity, "started_ns": pid}).learn([PAIR])
+
+
 def test_init_that_goes_on(tmp_path: Path) -> None:
     """An init is unfinished only once nothing of it has changed for a minute, whatever else is logged; then it is stored, too."""
     now, written = [1000.0], list[Topology]()
@@ -223,35 +233,34 @@ def test_init_of_an_earlier_run(tmp_path: Path) -> None:
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
     LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
 
-    def life(restart: int, pids: tuple[int, int], texts: int) -> None:
-        for rank, (place, pid) in enumerate(zip((4, 6), pids, strict=True)):
-            _add(tmp_path / f"nccl.{pid}", lines(rank, pid, f"a{restart}", (4, 6))[:texts])
-            identity = {
-                "job": "job",
-                "rank": place,
-                "restart": restart,
-                "wall_offset_ns": 0,
-                "host": "host",
-                "pid": pid,
-            }
-            aggregate.open(f"ring{pid}", {**identity, "started_ns": pid})
+    _live(tmp_path, aggregate, 0, (10, 12), 1)
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == ["init_incomplete"]
+    _live(tmp_path, aggregate, 1, (20, 22), 4)
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == []
+    _live(tmp_path, aggregate, 2, (30, 32), 1)
+    now[0] += 61
+    assert _findings(logs) == []
+    now[0] += 61
+    assert _findings(logs) == ["init_incomplete"]
+    logs.close()
 
-    life(0, (10, 12), 1)
-    assert _findings(logs) == []
-    now[0] += 61
-    assert _findings(logs) == ["init_incomplete"]
-    for totals in aggregate.rank_totals():
-        totals.alive, totals.gone_ns = False, 15
-    assert _findings(logs) == ["init_incomplete"]
-    life(1, (20, 22), 4)
-    assert _findings(logs) == []
-    now[0] += 61
-    assert _findings(logs) == []
-    life(2, (30, 32), 1)
-    now[0] += 61
-    assert _findings(logs) == []
-    now[0] += 61
-    assert _findings(logs) == ["init_incomplete"]
+
+def test_channels_of_this_run(tmp_path: Path) -> None:
+    """Channels are those of the run that goes on, however often the job was restarted."""
+    aggregate = Aggregate()
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
+    for restart in range(3):
+        _live(tmp_path, aggregate, restart, (10 + restart, 20 + restart), 4)
+        logs.tick()
+        ((_, readings),) = logs.readings()
+        assert readings is not None
+        found = [reading for reading in readings if reading.metric == "nccl_channels"]
+        assert found == [Reading("nccl_channels", ("job", "pair", "P2P/CUMEM"), 4)]
     logs.close()
 
 
