@@ -78,7 +78,7 @@ class Inspector:
                 if files is None:
                     continue
                 files.ranks = ranks
-            files.follower.patterns.update(dict.fromkeys(patterns))
+            files.follower.patterns = dict.fromkeys(patterns)
             read += files.follower.tick()  # without the lock: a file server may hang, answers must not
             self._say(files.follower.troubles)
             self._say({f"format {version}": _UNREAD for version in files.unread_versions})

@@ -186,7 +186,8 @@ class NcclLogs:
                 logs = self._jobs.get(job)
                 if logs is None:
                     logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
-            logs.follower.patterns.update(dict.fromkeys(patterns))
+            if patterns:
+                logs.follower.patterns = dict.fromkeys(patterns)
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
             logs.look(self._clock(), partial(self._past, job))
             for path, why in logs.follower.troubles.items():
@@ -229,7 +230,8 @@ class NcclLogs:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
         found: dict[str, tuple[list[str], float]] = {}
         for request in requests(self._run_dir):
-            found[request.job] = (list(request.patterns), request.since)
+            patterns, since = found.get(request.job, ([], request.since))
+            found[request.job] = (patterns + request.patterns, min(since, request.since))
         with self._jobs_lock:
             for job in self._aggregate.jobs.values():
                 paths = [

@@ -18,8 +18,8 @@ TICK_BYTES = 512 * 1024
 MOST_BEHIND = 64 << 20
 _KEPT_BEHIND = 4 << 20
 _CHUNK = 128 * 1024
-#: Files of one job that are followed at a time.
-MOST_FILES = 256
+#: Files of one job that are open at a time, and quiet ones that are known beside them.
+MOST_FILES, _MOST_QUIET = 256, 4096
 _TOO_MANY = "(too many)"
 #: Ticks without a new byte after which a deleted file is closed.
 _PATIENCE = 120
@@ -52,6 +52,8 @@ class Follower:
         self.patterns: dict[str, None] = {}
         #: By device and inode: NCCL continues to write to a renamed file.
         self._files: dict[tuple[int, int], _File] = {}
+        #: Closed in favour of others, until their size changes.
+        self._quiet: dict[tuple[int, int], _File] = {}
         #: Paths that cannot be read, with the reason.
         self.troubles: dict[str, str] = {}
         self.skipped_bytes = 0
@@ -59,7 +61,7 @@ class Follower:
     @property
     def paths(self) -> list[str]:
         """The files being followed."""
-        return sorted({file.path for file in list(self._files.values())})
+        return sorted({file.path for file in [*self._files.values(), *self._quiet.values()]})
 
     def tick(self, final: bool = False) -> int:
         """Find new files and read what was added; return the bytes read.
@@ -78,6 +80,8 @@ class Follower:
             elif inode not in there and file.idle > _PATIENCE:
                 self._end(file)
                 os.close(self._files.pop(inode).fd)
+        for inode in self._quiet.keys() - there:
+            self._end(self._quiet.pop(inode))
         return total
 
     def close(self) -> None:
@@ -85,31 +89,54 @@ class Follower:
         for file in self._files.values():
             os.close(file.fd)
         self._files.clear()
+        self._quiet.clear()
 
     def _discover(self) -> set[tuple[int, int]]:
         there, too_many = set(), False
+        quiet = sorted((file.idle, inode) for inode, file in self._files.items() if file.idle)
         for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
             try:
                 about = Path(path).stat()
                 inode = (about.st_dev, about.st_ino)
-                if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and inode not in self._files):
+                if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and not self._knows(inode)):
                     continue
                 there.add(inode)
-                if inode not in self._files and len(self._files) >= MOST_FILES:
+                known = self._quiet.get(inode)
+                if inode in self._files or (known is not None and known.offset == about.st_size):
+                    self.troubles.pop(path, None)
+                    continue
+                if len(self._files) >= MOST_FILES and not (quiet and self._rest(quiet.pop()[1])):
                     too_many = True
                     continue
-                if inode not in self._files:
-                    self._files[inode] = _File(path, others.open_plain(Path(path), links=True))
+                self._open(inode, path)
                 self.troubles.pop(path, None)
             except FileNotFoundError:
                 self.troubles.pop(path, None)
             except OSError as error:
                 self.troubles[path] = error.strerror or str(error)
         if too_many:
-            self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are not read"
+            self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are read once some of these are quiet"
         else:
             self.troubles.pop(_TOO_MANY, None)
         return there
+
+    def _knows(self, inode: tuple[int, int]) -> bool:
+        return inode in self._files or inode in self._quiet
+
+    def _open(self, inode: tuple[int, int], path: str) -> None:
+        """Open a new file, or one again that was quiet, where its reading stopped; raise ``OSError`` if that fails."""
+        fd = others.open_plain(Path(path), links=True)
+        file = self._quiet.pop(inode, None) or _File(path, fd)
+        file.fd, file.idle = fd, 0
+        self._files[inode] = file
+
+    def _rest(self, inode: tuple[int, int]) -> bool:
+        """Close a file that is quiet, to make room for another; return whether that was possible."""
+        if len(self._quiet) >= _MOST_QUIET:
+            return False
+        self._quiet[inode] = file = self._files.pop(inode)
+        os.close(file.fd)
+        return True
 
     def _read(self, file: _File, most: int | None) -> int:
         """Read what was added, up to about ``most`` bytes; return the bytes read."""

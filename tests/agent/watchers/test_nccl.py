@@ -92,6 +92,18 @@ def test_requests(tmp_path: Path) -> None:
     assert requests(tmp_path / "none") == []
 
 
+def test_two_requests_for_one_job(tmp_path: Path) -> None:
+    """Where each rank of a job has its own ``commwatch run``, the logs of all are followed."""
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    for name, pid in (("one", os.getpid()), ("two", 1)):
+        (tmp_path / name).write_text("a line\n")
+        LogRequest("job", [str(tmp_path / name)], time.time(), pid).write(tmp_path)
+    logs.tick()
+    (topology,) = logs.topology("job")
+    assert topology.files == [str(tmp_path / name) for name in ("one", "two")]
+    logs.close()
+
+
 def test_old_logs_are_removed(tmp_path: Path) -> None:
     """Logs last written to before a time go, with the folders they leave empty; the others stay."""
     for job, name, age in (("old", "a", 9), ("mixed", "b", 9), ("mixed", "c", 1)):

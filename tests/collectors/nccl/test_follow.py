@@ -173,17 +173,60 @@ def test_unreadable(tmp_path: Path) -> None:
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limited number of files is open at a time; that there are more is reported once, not for each."""
+    """A limited number of files is open at a time; that others wait is reported once; they are read once some are quiet."""
     monkeypatch.setattr(follow, "MOST_FILES", 3)
     for name in "abcdef":
         (tmp_path / name).write_text(f"{name}\n")
     taken = Taken(tmp_path / "*")
     assert taken.tick() == ["a", "b", "c"]
-    assert list(taken.follower.troubles.values()) == ["more than 3 files: the others are not read"]
-    for name in "abcdef"[2:]:
-        (tmp_path / name).unlink()
-    taken.tick()
+    assert list(taken.follower.troubles.values()) == [
+        "more than 3 files: the others are read once some of these are quiet"
+    ]
+    assert [taken.tick(), taken.tick()] == [[], ["d", "e", "f"]]
     assert taken.follower.troubles == {}
+    assert taken.follower.paths == [str(tmp_path / name) for name in "abcdef"]
+
+
+def test_quiet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was closed in favour of another is read on from its place when it grows, with its line numbers, or anew if it shrinks."""
+    monkeypatch.setattr(follow, "MOST_FILES", 1)
+    first, second = tmp_path / "a", tmp_path / "b"
+    taken = Taken(tmp_path / "*", since=1000)
+    first.write_text("one\ntw")
+    assert [taken.tick(), taken.tick()] == [["one"], []]
+    second.write_text("other\n")
+    assert [taken.tick(), taken.tick()] == [["other"], []]
+    with first.open("a") as file:
+        file.write("o\n")
+    os.utime(first, (1, 1))
+    assert [taken.tick(), taken.tick()] == [["two"], []]
+    assert taken.places == [("a", 1), ("b", 1), ("a", 2)]
+    second.write_text("x\n")
+    assert [taken.tick(), taken.tick()] == [["x"], []]
+    with second.open("a") as file:
+        file.write("last\nwords")
+    assert [taken.tick(), taken.tick()] == [["last"], []]
+    assert [taken.tick() for _ in range(5)] == [[]] * 5
+    third = tmp_path / "c"
+    third.write_text("three\n")
+    assert taken.tick() == ["three"]
+    second.unlink()
+    assert taken.tick() == ["words"]
+    assert taken.follower.paths == [str(first), str(third)]
+
+
+def test_quiet_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more files are closed in favour of others than are remembered, because each would be read twice."""
+    monkeypatch.setattr(follow, "MOST_FILES", 1)
+    monkeypatch.setattr(follow, "_MOST_QUIET", 2)
+    for name in "abcdef":
+        (tmp_path / name).write_text(f"{name}\n")
+    taken = Taken(tmp_path / "*")
+    assert [line for _ in range(20) for line in taken.tick()] == ["a", "b", "c"]
+    assert len(taken.follower.troubles) == 1
+    for name in "abc":
+        (tmp_path / name).unlink()
+    assert [line for _ in range(20) for line in taken.tick()] == ["d", "e", "f"]
 
 
 def test_lets_go(tmp_path: Path) -> None:
