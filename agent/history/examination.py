@@ -73,7 +73,9 @@ class Examination:
         why = _wrong(db)
         if why is None:
             return
-        with contextlib.suppress(sqlite3.Error), closing(connect(self._path, True, self._damaged)) as writing:
+        # Not with ``connect``, which opens the file by itself: closing that would release the locks of this process's other connections.
+        existing = f"{self._path.absolute().as_uri()}?mode=rw"
+        with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(existing, timeout=10, uri=True)) as writing:
             writing.execute("REINDEX")
         if _wrong(db) is None:
             self._damaged.note_file(self._path, f"an index was damaged ({why}) and has been rebuilt")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
 
-_HEADER, _FRAME = struct.Struct(">8I"), struct.Struct(">6I")
+_HEADER, _FRAME, _SUM = struct.Struct(">8I"), struct.Struct(">6I"), struct.Struct(">2I")
 #: Its last bit is the byte order of the checksums.
 _MAGIC = 0x377F0682
 #: Most frames that are read of a log.
@@ -14,15 +15,53 @@ _MOST_FRAMES = 1 << 18
 
 
 class Frames(NamedTuple):
-    """Contents of a log; ``commits``: number (from 1) of the last frame of each transaction since its latest reset."""
+    """Contents of the log at ``path``; frames have numbers from 1 on."""
 
-    #: Its header is undamaged, so SQLite reads the frames.
+    path: Path
+    #: Its header, and whether that is undamaged, so that SQLite reads the frames.
+    head: bytes
     head_valid: bool
+    #: The last frame of each transaction since the log's latest reset, and the last frame of all since then.
     commits: tuple[int, ...]
+    last: int
 
     def lost(self, valid: int) -> int:
-        """Return how many transactions are committed beyond the first ``valid`` frames, which SQLite accepts."""
-        return sum(number > (valid if self.head_valid else 0) for number in self.commits)
+        """Return how many transactions are lost to damage, if SQLite accepts the first ``valid`` frames; -1: it cannot say.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        if valid < 0:  # another connection is about to write the log into the database
+            return 0
+        if not self.head_valid:
+            return len(self.commits)
+        if not any(number > valid for number in self.commits):
+            return 0
+        damaged = self._first_damaged(valid)
+        return sum(number >= damaged for number in self.commits)
+
+    def _first_damaged(self, valid: int) -> int:
+        """Return the first damaged frame after ``valid``; beyond the last one if there is none.
+
+        The last frame does not count unless the file ends with it: SQLite writes a frame's header before its page, so the agent may have been
+        killed between the two.
+        """
+        magic, _, page, *_ = _HEADER.unpack(self.head)
+        size, none = _FRAME.size + page, self.last + 1
+        with self.path.open("rb") as file:
+            if file.read(_HEADER.size) != self.head:  # another agent has reset the log meanwhile
+                return none
+            end = file.seek(0, os.SEEK_END)
+            file.seek(_HEADER.size + valid * size - (page + _SUM.size if valid else _SUM.size))
+            checksum = _SUM.unpack(file.read(_SUM.size))
+            file.seek(_HEADER.size + valid * size)
+            for number in range(valid + 1, none):
+                frame = file.read(size)
+                checksum = _checksum(magic, frame[:8] + frame[_FRAME.size :], checksum)
+                if frame[8:16] != self.head[16:24] or frame[16:24] != _SUM.pack(*checksum):
+                    is_torn = number == self.last and end != _HEADER.size + number * size
+                    return none if is_torn else number
+        return none
 
 
 def frames(path: Path) -> Frames:
@@ -34,23 +73,25 @@ def frames(path: Path) -> Frames:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        return Frames(True, ())
+        return Frames(path, b"", True, (), 0)
     with file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size:
-            return Frames(True, ())
+            return Frames(path, head, True, (), 0)
         magic, _, page, _, *salts, _, _ = _HEADER.unpack(head)
-        head_valid = _head_is_valid(head, magic)
-        found, number = [], 0
+        head_valid = magic & ~1 == _MAGIC and _checksum(magic, head[:24], (0, 0)) == _SUM.unpack_from(head, 24)
+        found, number, last = [], 0, 0
         step = page if head_valid else _page_of(path)
-        while number < _MOST_FRAMES and len(about := file.read(_FRAME.size)) == _FRAME.size:
-            number += 1
-            _, size, *of_frame, _, _ = _FRAME.unpack(about)
+        most = (os.fstat(file.fileno()).st_size - _HEADER.size) // (_FRAME.size + step)
+        for number in range(1, min(most, _MOST_FRAMES) + 1):
+            _, size, *of_frame, _, _ = _FRAME.unpack(file.read(_FRAME.size))
             # Frames from before a reset of the log have other salts. If the header is damaged, any frame may have been valid.
-            if size and (not head_valid or of_frame == salts):
-                found.append(number)
+            if not head_valid or of_frame == salts:
+                last = number
+                if size:
+                    found.append(number)
             file.seek(step, 1)
-    return Frames(head_valid, tuple(found))
+    return Frames(path, head, head_valid, tuple(found), last)
 
 
 def _page_of(path: Path) -> int:
@@ -61,13 +102,11 @@ def _page_of(path: Path) -> int:
     return 1 << 16 if page == 1 else max(page, 512)
 
 
-def _head_is_valid(head: bytes, magic: int) -> bool:
-    if magic & ~1 != _MAGIC:
-        return False
-    order = ">" if magic & 1 else "<"
-    words = struct.unpack(f"{order}6I", head[:24])
-    first = second = 0
+def _checksum(magic: int, data: bytes, before: tuple[int, int]) -> tuple[int, int]:
+    """Return SQLite's checksum of ``data``, which continues ``before``."""
+    first, second = before
+    words = struct.unpack(f"{'>' if magic & 1 else '<'}{len(data) // 4}I", data)
     for even, odd in zip(words[::2], words[1::2], strict=True):
         first = (first + even + second) & 0xFFFFFFFF
         second = (second + odd + first) & 0xFFFFFFFF
-    return (first, second) == struct.unpack(">2I", head[24:32])
+    return first, second

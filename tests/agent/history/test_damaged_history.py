@@ -16,6 +16,7 @@ from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.soundness import mark
 from commwatch.history.store import begin
+from commwatch.history.wal import frames
 from tests.helpers import MS, Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
 from tests.helpers import mark as mark_of_step
 
@@ -141,6 +142,52 @@ def test_log_that_is_whole(tmp_path: Path, head: bool) -> None:
         after = Watch(tmp_path)
         after.tick(10)
         assert (len(after.damaged), after.count()) == (int(head), 60)
+
+
+def written(directory: Path) -> tuple[Path, Path]:
+    """A history of five commits before its log's reset and three after it, and a copy of the log."""
+    path, copy = directory / "h.sqlite", directory / "copy-wal"
+    store = begin(path, Damaged())
+    for at in range(8):
+        store.node_sample(CounterSample(at, [NodeCounter(SENT, "eth0", at)]))
+        assert store.commit()
+        if at == 4:
+            store._db.execute("PRAGMA wal_checkpoint(RESTART)")
+    copy.write_bytes(path.with_name("h.sqlite-wal").read_bytes())
+    store.close()
+    return path, copy
+
+
+@pytest.mark.parametrize("rest", ["none", "older frames"])
+def test_killed_within_a_commit(tmp_path: Path, rest: str) -> None:
+    """A last frame whose page was not written is no damage: its agent was killed, and the transaction never was."""
+    _, log = written(tmp_path)
+    found = frames(log)
+    size = 24 + int.from_bytes(found.head[8:12], "big")
+    data, last = bytearray(log.read_bytes()), 32 + (found.last - 1) * size
+    assert found.commits[-1] == found.last
+    if rest == "none":
+        log.write_bytes(data[: last + 24])
+        assert frames(log).lost(found.last - 1) == 0
+    else:
+        data[last + 24 : last + size] = bytes(size - 24)
+        log.write_bytes(data)
+        assert len(data) > last + size
+        assert frames(log).lost(found.last - 1) == 0
+        data[last - 1] ^= 1
+        log.write_bytes(data)
+        assert frames(log).lost(found.last - 2) == 2
+
+
+def test_log_under_another_agent(tmp_path: Path) -> None:
+    """What another agent does to the log between the look at it and SQLite's answer is no damage."""
+    _, log = written(tmp_path)
+    found = frames(log)
+    assert found.commits
+    assert found.lost(-1) == 0, "it is about to write the log into the database"
+    assert found.lost(0) == 0, "it has written on"
+    log.write_bytes(b"reset" * 100)
+    assert found.lost(0) == 0, "it has begun the log anew"
 
 
 ROWS: dict[str, Callable[[Path], None]] = {
