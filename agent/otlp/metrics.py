@@ -22,13 +22,19 @@ from commwatch.prometheus.node_metrics import NODE_METRICS
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 #: Counters that kernel and drivers keep: when they began is not known.
 _OF_OTHERS = frozenset(spec.name for spec in NODE_METRICS)
+#: Counters of a rank that ``/metrics`` withholds while too much of its communication is unknown; then they appear with all since its start.
+_WITHHELD = frozenset(f"commwatch_step_{what}_seconds_total" for what in ("comm", "exposed_comm", "group_comm"))
+#: For how many rounds a series that is gone is remembered: an hour of those at the default interval.
+_KEPT_ROUNDS = 240
 Key = tuple[str, ...]
 
 
 class Starts:
     """Since when each cumulative series counts: the latest time at which it was not there yet, or fell.
 
-    A counter that the agent does not keep itself counts from its first observation on, which is OTLP's form of an unknown start.
+    A series that was gone and returns without a fall counts from its earlier start on. Counters that ``/metrics`` withheld count from the start
+    of their rank's steps on. A counter that the agent does not keep itself counts from its first observation on, which is OTLP's form of an
+    unknown start.
 
     Args:
         began_ns: Unix time when the agent had no series.
@@ -36,25 +42,36 @@ class Starts:
 
     def __init__(self, began_ns: int) -> None:
         self._before_ns = self._at_ns = began_ns
-        #: By series, its start and its latest value.
-        self._known: dict[Key, tuple[int, float]] = {}
-        self._seen: dict[Key, tuple[int, float]] = {}
+        self._round = 0
+        #: By series, its start, its latest value, and the round of that.
+        self._known: dict[Key, tuple[int, float, int]] = {}
 
     def begin(self, at_ns: int) -> None:
-        """Begin a round of observations at the Unix time ``at_ns``; forget series that the latest round did not have."""
+        """Begin a round of observations at the Unix time ``at_ns``; forget series that were last seen long ago."""
         self._before_ns, self._at_ns = self._at_ns, at_ns
-        self._known, self._seen = self._seen, {}
+        self._round += 1
+        oldest = self._round - _KEPT_ROUNDS
+        self._known = {key: known for key, known in self._known.items() if known[2] >= oldest}
 
     def of(self, key: Key, value: float) -> int:
         """Return the start of a series, which now has this value, as Unix time in ns."""
         known = self._known.get(key)
-        start_ns = self._before_ns
-        if known is not None and value >= known[1]:
+        if known is None:
+            start_ns = self._first(key)
+        elif value >= known[1]:
             start_ns = known[0]
-        elif known is None and key[0] in _OF_OTHERS:
-            start_ns = self._at_ns
-        self._seen[key] = start_ns, value
+        else:
+            start_ns = self._before_ns
+        self._known[key] = start_ns, value, self._round
         return start_ns
+
+    def _first(self, key: Key) -> int:
+        """Return the start of a series that was not there before."""
+        name, *labels = key
+        if name in _OF_OTHERS:
+            return self._at_ns
+        steps = self._known.get(("commwatch_steps_total", *labels[:2])) if name in _WITHHELD else None
+        return self._before_ns if steps is None else steps[0]
 
 
 class _Pairs(dict[tuple[str, str], KeyValue]):

@@ -88,10 +88,39 @@ def test_starts() -> None:
     assert started(counter, since, 300) == {steps: 100, "commwatch_long_steps_total": 200}
     counter.values.update(steps=2)
     assert started(counter, since, 400) == {steps: 300, "commwatch_long_steps_total": 200}
-    del counter.values["steps"]
-    started(counter, since, 500)
-    counter.values["steps"] = 9
-    assert started(counter, since, 600)[steps] == 500
+
+
+def test_gone_and_back() -> None:
+    """A counter that is absent for some rounds counts from its start on, from the round before its return if it fell, or was forgotten."""
+    steps, counter, since = "commwatch_steps_total", _Counter(steps=3), Starts(100)
+
+    def returned(value: float, at_ns: int, rounds: int = 1) -> int:
+        counter.values.clear()
+        for _ in range(rounds):
+            started(counter, since, at_ns - 50)
+        counter.values["steps"] = value
+        return started(counter, since, at_ns)[steps]
+
+    assert started(counter, since, 200) == {steps: 100}
+    assert returned(9, 400) == 100
+    assert returned(8, 600) == 550
+    assert returned(10, 900, rounds=240) == 850
+
+
+def test_withheld() -> None:
+    """Communication time in steps that was withheld at first counts from the start of its rank's steps on, as its value does."""
+
+    def seen(at_ns: int, *names: str) -> dict[str, int]:
+        families = [CounterMetricFamily(f"commwatch_{name}", "", labels=labels) for name in names]
+        for family in families:
+            family.add_metric(["job", "0", "probe"][: len(labels)], 5)
+        return {name: start for (name, _), start in starts(request(families, AGENT, since, at_ns)).items()}
+
+    labels, since = ["job_id", "rank"], Starts(100)
+    assert seen(200, "steps_total") == {"commwatch_steps_total": 100}
+    assert seen(300, "steps_total", "step_comm_seconds_total")["commwatch_step_comm_seconds_total"] == 100
+    labels = ["job_id", "rank", "source"]
+    assert seen(400, "step_exposed_comm_seconds_total") == {"commwatch_step_exposed_comm_seconds_total": 100}
 
 
 def test_unknown_start() -> None:
