@@ -19,7 +19,7 @@ class InspectorRow:
     #: Label and id of the process group; ``unknown`` and ``None`` where the communicator matches none or several.
     group: str
     group_id: str | None
-    #: NCCL's hash of the communicator.
+    #: NCCL's hash of the communicator; empty: those of earlier runs.
     comm: str
     group_size: int
     op: str

@@ -12,7 +12,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 from commwatch.collectors.nccl.inspector import VERSIONS, parse_prom
@@ -22,8 +22,8 @@ from commwatch.core.cells import OTHER, GroupInfo
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
-from commwatch.watchers.inspector_sums import Cell, Drops, JobFiles, Source, row_of
-from commwatch.watchers.nccl_groups import groups_of, ranks_of
+from commwatch.watchers.inspector_sums import Cell, Drops, JobFiles, Source
+from commwatch.watchers.nccl_groups import groups_of, past, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "inspector"
@@ -70,7 +70,7 @@ class Inspector:
         with self._jobs_lock:
             wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
         read = 0
-        for job, (patterns, since, ranks) in wanted.items():
+        for job, (patterns, since, ranks, gone) in wanted.items():
             with self._lock:
                 if patterns and job not in self._jobs:
                     self._jobs[job] = JobFiles(since, self._lock)
@@ -80,6 +80,7 @@ class Inspector:
                 files.ranks = ranks
             files.follower.patterns = dict.fromkeys(patterns)
             read += files.follower.tick()  # without the lock: a file server may hang, answers must not
+            files.fold(gone)
             self._say(files.follower.troubles)
             self._say({f"format {version}": _UNREAD for version in files.unread_versions})
         with self._lock:
@@ -106,8 +107,8 @@ class Inspector:
 
     def _wanted(
         self, job: Job, folders: dict[str, tuple[set[str], float]]
-    ) -> tuple[list[str], float, dict[tuple[str, int], int]]:
-        """Return a job's file patterns, the Unix time before which files are of earlier jobs, and ranks by host and pid.
+    ) -> tuple[list[str], float, dict[tuple[str, int], int], Set[tuple[str, int]]]:
+        """Return a job's file patterns, the Unix time before which files are of earlier jobs, ranks by host and pid, those of earlier runs.
 
         Adds the job's folders to ``folders``.
         """
@@ -121,7 +122,7 @@ class Inspector:
                 jobs, first = folders.setdefault(str(folder), (set(), began))
                 folders[str(folder)] = ({*jobs, job.id}, min(first, began))
             since = min(since, began)
-        return patterns, since, ranks_of(job)
+        return patterns, since, ranks_of(job), past(job)
 
     def _read_means(self) -> None:
         """Read the text files that have changed."""
@@ -185,16 +186,12 @@ class Inspector:
 
     def rows(self, job: str | None) -> list[InspectorRow]:
         """Return what was timed, the most time first."""
-        groups, found = self._groups(), []
+        groups, found = self._groups(), list[InspectorRow]()
         with self._lock:
             for name, files in self._jobs.items():
                 if job not in (None, name):
                     continue
-                where = {at: files.group(comm, groups.get(name, [])) for at, comm in files.comms.items()}
-                found += [
-                    row_of(name, key, cell, files.comms[key.comm].size, where[key.comm])
-                    for key, cell in files.cells.items()
-                ]
+                found += files.rows(name, groups.get(name, []))
         return sorted(found, key=lambda row: -row.seconds)
 
     def _groups(self) -> dict[str, list[GroupInfo]]:
@@ -207,9 +204,10 @@ class Inspector:
         groups = self._groups()
         with self._lock:
             for name, files in self._jobs.items():
-                where = {at: files.group(comm, groups.get(name, []))[0] for at, comm in files.comms.items()}
-                for source, drops in files.drops.items():
-                    yield name, source, where[source.comm], drops
+                for sums in (files.now, files.earlier):
+                    where = {at: files.group(comm, groups.get(name, []))[0] for at, comm in sums.comms.items()}
+                    for source, drops in sums.drops.items():
+                        yield name, source, where[source.comm], drops
 
     def view(self, job: str | None) -> InspectorView:
         """Return the state of Inspector and all that was read from its files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,8 +15,10 @@ from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch.core.witness_views import InspectorRow
 from commwatch.watchers.nccl_groups import fitting
 
-#: Sums kept of one job.
+#: Sums kept of one job, and as many of its earlier runs.
 MOST_CELLS = 4096
+#: Looks at the files without a record of a communicator after which its files are read to their ends.
+_QUIET_LOOKS = 120
 
 
 class Key(NamedTuple):
@@ -41,6 +43,13 @@ class Cell:
     bus_bytes: float = 0.0
     seconds: float = 0.0
 
+    def add(self, other: Cell) -> None:
+        """Add the sums of another one."""
+        self.count += other.count
+        self.bytes += other.bytes
+        self.bus_bytes += other.bus_bytes
+        self.seconds += other.seconds
+
 
 @dataclass
 class Communicator:
@@ -50,6 +59,10 @@ class Communicator:
     name: str | None
     #: (rank in the communicator, global rank).
     places: set[tuple[int, int]] = field(default_factory=set)
+    #: Host and pid.
+    processes: set[tuple[str, int]] = field(default_factory=set)
+    #: Looks since its latest record.
+    quiet: int = 0
 
 
 class Source(NamedTuple):
@@ -72,6 +85,10 @@ class Count:
             self._before += self._latest
         self._latest = value
 
+    def add(self, ended: Count) -> None:
+        """Add the sum over a counter that has ended."""
+        self._before += ended.sum
+
     @property
     def sum(self) -> int:
         return self._before + self._latest
@@ -85,15 +102,22 @@ class Drops:
     messages: Count = field(default_factory=Count)
 
 
+@dataclass
+class Sums:
+    """The sums over some communicators, by what names these: NCCL's hash, or for earlier runs what they have in common."""
+
+    cells: dict[Key, Cell] = field(default_factory=dict)
+    drops: dict[Source, Drops] = field(default_factory=dict)
+    comms: dict[str, Communicator] = field(default_factory=dict)
+
+
 class JobFiles:
     """Sums over the JSON files of one job."""
 
     def __init__(self, since: float, lock: threading.RLock) -> None:
         self.follower = Follower(self._take, since)
         self.ranks: dict[tuple[str, int], int] = {}
-        self.cells: dict[Key, Cell] = {}
-        self.comms: dict[str, Communicator] = {}
-        self.drops: dict[Source, Drops] = {}
+        self.now, self.earlier = Sums(), Sums()
         self.records = self.unknown_fields = self.left_out = 0
         #: By path: the reader, and the number of its latest line.
         self._readers: dict[str, tuple[Reader, int]] = {}
@@ -112,9 +136,8 @@ class JobFiles:
     @property
     def dropped(self) -> int | None:
         """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
-        if not self.drops:
-            return None
-        return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
+        drops = [*self.now.drops.values(), *self.earlier.drops.values()]
+        return sum(each.collectives.sum + each.messages.sum for each in drops) if drops else None
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
         for number, line in apart(texts):
@@ -134,7 +157,7 @@ class JobFiles:
             if record is None:
                 return
             self.unknown_fields += record.unknown_fields
-            rank = self.ranks.get((record.host.partition(".")[0], record.pid))
+            rank = self.ranks.get(_process(record))
             if rank is None:
                 self.left_out += 1
             elif isinstance(record, Dropped):
@@ -144,23 +167,24 @@ class JobFiles:
 
     def _comm(self, record: Timed | Dropped, rank: int) -> Communicator | None:
         """Return the communicator of a record; ``None`` if it has another size than before."""
-        comm = self.comms.get(record.comm)
+        comm = self.now.comms.get(record.comm)
         if comm is None:
-            comm = self.comms[record.comm] = Communicator(record.group_size, record.comm_name)
+            comm = self.now.comms[record.comm] = Communicator(record.group_size, record.comm_name)
         if comm.size != record.group_size:
             return None
-        comm.name = comm.name or record.comm_name
+        comm.name, comm.quiet = comm.name or record.comm_name, 0
         if len(comm.places) < MOST_CELLS:
             comm.places.add((record.group_rank, rank))
+            comm.processes.add(_process(record))
         return comm
 
     def _add_drops(self, dropped: Dropped, rank: int) -> bool:
         source = Source(rank, dropped.comm, dropped.group_rank)
-        if source not in self.drops and len(self.drops) >= MOST_CELLS:
+        if source not in self.now.drops and len(self.now.drops) >= MOST_CELLS:
             return False
         if self._comm(dropped, rank) is None:
             return False
-        drops = self.drops.setdefault(source, Drops())
+        drops = self.now.drops.setdefault(source, Drops())
         drops.collectives.set(dropped.collectives)
         drops.messages.set(dropped.messages)
         return True
@@ -168,18 +192,62 @@ class JobFiles:
     def _add(self, timed: Timed, rank: int) -> bool:
         size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
         key = Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
-        if key not in self.cells and len(self.cells) >= MOST_CELLS:
+        if key not in self.now.cells and len(self.now.cells) >= MOST_CELLS:
             return False
         comm = self._comm(timed, rank)
         if comm is None:
             return False
-        cell = self.cells.setdefault(key, Cell())
+        cell = self.now.cells.setdefault(key, Cell())
         self.records += 1
         cell.count += 1
         cell.seconds += timed.duration_s
         cell.bytes += timed.size_bytes or 0
         cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
         return True
+
+    def fold(self, past: Set[tuple[str, int]]) -> None:
+        """Add the sums of communicators of earlier runs to those of the like ones before them; call once for each look.
+
+        A run makes its communicators anew, each with a new hash: their sums must not use up the room of the runs that follow.
+
+        Args:
+            past: host and pid of the processes of earlier runs.
+        """
+        with self._lock:
+            names = {}
+            for name, comm in self.now.comms.items():
+                comm.quiet += 1
+                if comm.quiet > _QUIET_LOOKS and comm.processes <= past:
+                    names[name] = f"{comm.size} {comm.name or ''} {sorted(comm.places)}"
+            if names:
+                self._move(names)
+
+    def _move(self, names: dict[str, str]) -> None:
+        """Move the sums of communicators to earlier runs, under new names, as far as there is room."""
+        now, earlier = self.now, self.earlier
+        for key in [key for key in now.cells if key.comm in names]:
+            to = key._replace(comm=names[key.comm])
+            if to in earlier.cells or len(earlier.cells) < MOST_CELLS:
+                earlier.comms.setdefault(to.comm, now.comms[key.comm])
+                earlier.cells.setdefault(to, Cell()).add(now.cells.pop(key))
+        for source in [source for source in now.drops if source.comm in names]:
+            of = source._replace(comm=names[source.comm])
+            if of in earlier.drops or len(earlier.drops) < MOST_CELLS:
+                earlier.comms.setdefault(of.comm, now.comms[source.comm])
+                drops, ended = earlier.drops.setdefault(of, Drops()), now.drops.pop(source)
+                drops.collectives.add(ended.collectives)
+                drops.messages.add(ended.messages)
+        kept = {key.comm for key in now.cells} | {source.comm for source in now.drops}
+        for name in names.keys() - kept:
+            del now.comms[name]
+
+    def rows(self, job: str, groups: list[GroupInfo]) -> Iterator[InspectorRow]:
+        """Yield the sums as the API shows them; those of earlier runs are of no communicator."""
+        for sums in (self.now, self.earlier):
+            where = {name: self.group(comm, groups) for name, comm in sums.comms.items()}
+            for key, cell in sums.cells.items():
+                shown = key if sums is self.now else key._replace(comm="")
+                yield row_of(job, shown, cell, sums.comms[key.comm].size, where[key.comm])
 
     def group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
         """Return label and id of a communicator's process group, found by its members, then by its name."""
@@ -189,6 +257,10 @@ class JobFiles:
         labels = {group.label for group in fits}
         label = labels.pop() if len(labels) == 1 else UNKNOWN_GROUP.label
         return label, fits[0].group_id if len(fits) == 1 else None
+
+
+def _process(record: Timed | Dropped) -> tuple[str, int]:
+    return record.host.partition(".")[0], record.pid
 
 
 def row_of(job: str, key: Key, cell: Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:

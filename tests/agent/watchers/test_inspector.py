@@ -369,4 +369,31 @@ def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     watched.tick()
     assert watched.inspector.view(None).records == 100
     (files,) = vars(watched.inspector)["_jobs"].values()
-    assert [len(comm.places) for comm in files.comms.values()] == [8]
+    assert [len(comm.places) for comm in files.now.comms.values()] == [8]
+
+
+def test_many_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a job is restarted, what the new run times is counted, and nothing that was counted is lost."""
+    monkeypatch.setattr(inspector_sums, "MOST_CELLS", 12)
+    monkeypatch.setattr(inspector_sums, "_QUIET_LOOKS", 1)
+    text = (FIXTURES / "v4.3.log").read_text()
+    watched = Watched(folder)
+    folder.mkdir()
+    for run in range(6):
+        pid = 1000 + run
+        for totals in watched.aggregate.rank_totals():
+            totals.alive, totals.gone_ns = False, 1
+        book = watched.aggregate.open(
+            f"run{run}", {**identity("job", 4, pid=pid, host="host.domain"), "restart": run + 1, "started_ns": pid}
+        )
+        book.learn([PAIR, {"inspector": str(folder)}])
+        path = folder / f"host.domain-pid{pid}.log"
+        path.write_text(text.replace('"pid":104', f'"pid":{pid}').replace('"id":"0x', f'"id":"0x{run}'))
+        for _ in range(4):
+            watched.tick()
+        view = watched.inspector.view("job")
+        assert (view.left_out, view.records) == (0, 4 * (run + 1))
+        assert view.dropped == 12 * (run + 1)
+        assert watched.readings("inspector_collectives_total")["4", "pair", "all_reduce", "kernel_gpu"] == 2 * (run + 1)
+        assert watched.readings("inspector_dropped_total")["4", "pair", "collective"] == 5 * (run + 1)
+        assert {row.comm for row in view.rows} == {f"0x{run}7f8c496ae9f661", f"0x{run}51aa", *([""] if run else [])}
