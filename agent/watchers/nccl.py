@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +112,15 @@ class _JobLogs:
         self._inits: tuple[int, int, int] | None = None
         self._known_inits, self._inits_at = (0, 0, 0), 0.0
 
-    def look(self, now: float, past: Callable[[], Set[tuple[str, int]]]) -> None:
-        """Note whether inits go on; ``past`` returns host and pid of the processes of earlier runs."""
+    def look(self, now: float, past: Set[tuple[str, int]]) -> None:
+        """Note whether inits go on; ``past``: host and pid of the processes of earlier runs."""
         with self._lock:
             if self._inits is None:
                 self._inits = open_inits(self.account)
             if self._inits != self._known_inits:
                 self._known_inits, self._inits_at = self._inits, now
             _, *unfinished = self._inits
-            live = Live(now - self._inits_at < _INIT_S, past()) if any(unfinished) else FINISHED
+            live = Live(any(unfinished) and now - self._inits_at < _INIT_S, past)
             if live != self.live:
                 self.live, self._found, self.fresh = live, None, True
 
@@ -189,7 +188,7 @@ class NcclLogs:
             if patterns:
                 logs.follower.patterns = dict.fromkeys(patterns)
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
-            logs.look(self._clock(), partial(self._past, job))
+            logs.look(self._clock(), self._past(job))
             for path, why in logs.follower.troubles.items():
                 if path not in self._warned:
                     self._warned.add(path)

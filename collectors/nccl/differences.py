@@ -35,7 +35,7 @@ def settings_differ(log: Log) -> Iterator[Hit]:
         lacking = _lacking(log, name, values)
         for groups in log.disagreements({**values, **({_NOT_SET: lacking} if lacking else {})}):
             parts = (f"{value or '(empty)'} ({who(by)})" for value, by in sorted(groups.items()))
-            yield Hit(f"{name}: {'; '.join(parts)}", [next(iter(by.values())) for by in groups.values()])
+            yield Hit(f"{name}: {'; '.join(parts)}{log.doubt}", [next(iter(by.values())) for by in groups.values()])
 
 
 def _lacking(log: Log, name: str, values: dict[str, dict[Process | None, Seen]]) -> dict[Process | None, Seen]:
@@ -53,7 +53,7 @@ def networks_differ(log: Log) -> Iterator[Hit]:
     """Ranks chose different networks."""
     for users in log.disagreements(log.networks):
         text = "; ".join(f"{name} ({who(by)})" for name, by in sorted(users.items()))
-        yield Hit(text, [next(iter(by.values())) for by in users.values()])
+        yield Hit(f"{text}{log.doubt}", [next(iter(by.values())) for by in users.values()])
 
 
 def devices_differ(log: Log) -> Iterator[Hit]:
@@ -65,7 +65,7 @@ def devices_differ(log: Log) -> Iterator[Hit]:
     none = {process: seen for process, _, seen in log.account.of(f.NoHca)}
     for users in log.disagreements({**by_devices, **({(): none} if by_devices and none else {})}):
         parts = (f"{_counted(links)} ({who(by)})" for links, by in sorted(users.items()))
-        yield Hit("; ".join(parts), [next(iter(by.values())) for by in users.values()])
+        yield Hit(f"{'; '.join(parts)}{log.doubt}", [next(iter(by.values())) for by in users.values()])
     yield from _bootstraps(log, same_network=False)
 
 
@@ -87,7 +87,7 @@ def _bootstraps(log: Log, same_network: bool) -> Iterator[Hit]:
         networks = {_network(name, seen) for name, by in users.items() for seen in by.values()}
         if (len(networks) == 1 and None not in networks) is same_network:
             parts = (f"{name} ({who(by)})" for name, by in sorted(users.items()))
-            yield Hit(f"bootstrap on {'; '.join(parts)}", [next(iter(by.values())) for by in users.values()])
+            yield Hit(f"bootstrap on {'; '.join(parts)}{log.doubt}", [next(iter(by.values())) for by in users.values()])
 
 
 def _network(name: str, seen: Seen) -> str | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import cached_property
+from copy import copy
+from functools import cached_property, wraps
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import Communicator, communicators
-from commwatch.collectors.nccl.lives import Seen, Warned
+from commwatch.collectors.nccl.lives import Facts, Life, Seen, Warned
 from commwatch.collectors.nccl.text import Process
 
 _T = TypeVar("_T")
@@ -102,17 +103,44 @@ class Log:
             jobs.update(dict.fromkeys(mine, largest))
         return jobs
 
+    @cached_property
+    def parts(self) -> list[Log]:
+        """A log for each job, and one for what is of no job; this one alone if it has at most one."""
+        if len(set(self.jobs.values())) < 2:
+            return [self]
+        account = self.account
+        lives: dict[int | None, dict[Process, Life]] = {None: {}}
+        warnings: dict[int | None, dict[str, Warned]] = {}
+        for process, life in account.lives.items():
+            lives.setdefault(self.jobs.get(process), {})[process] = life
+        for text, warned in account.warnings.items():
+            job = None if warned.process is None else self.jobs.get(warned.process)
+            warnings.setdefault(job, {})[text] = warned
+        found = []
+        for job, mine in lives.items():
+            part = copy(account)
+            part.lives, part.warnings = mine, warnings.get(job, {})
+            part.loose = account.loose if job is None else Facts()
+            found.append(Log(part, self.live))
+        return found
+
+    @property
+    def doubt(self) -> str:
+        """What to add where processes are compared: without communicators a log does not show who belongs together."""
+        return "" if self.jobs else " (in one log, which may hold several jobs)"
+
     def disagreements(
         self, reports: Mapping[_T, Mapping[Process | None, Seen]]
     ) -> Iterator[dict[_T, dict[Process, Seen]]]:
         """For each job with processes that have no value in common, yield the processes by value.
 
+        Processes without a communicator are compared only where no process has one: beside a job they may be of any other.
         A process may print several values (a changed setting, two plug-ins tried): that alone is no disagreement.
         """
         by_job: dict[int | None, dict[Process, dict[_T, Seen]]] = {}
         for value, by in reports.items():
             for process, seen in by.items():
-                if process is not None:
+                if process is not None and self._is_comparable(process):
                     by_job.setdefault(self.jobs.get(process), {}).setdefault(process, {})[value] = seen
         for processes in by_job.values():
             sets = list(islice({frozenset(values): None for values in processes.values()}, _MOST_SETS))
@@ -123,6 +151,10 @@ class Log:
                 for value, seen in values.items():
                     found.setdefault(value, {})[process] = seen
             yield found
+
+    def _is_comparable(self, process: Process) -> bool:
+        """Return whether the process runs together with the others of its job, as far as is known."""
+        return (process in self.jobs or not self.jobs) and (process.host, process.pid) not in self.live.past
 
     def net_links(self) -> Iterator[tuple[Process | None, f.Via, Seen]]:
         """Yield the connections over a network."""
@@ -136,6 +168,20 @@ class Log:
     def warned(self, *kinds: str) -> list[Warned]:
         """Warnings of some classes."""
         return [warned for warned in self.account.warnings.values() if warned.kind in kinds]
+
+
+def by_job(check: Check) -> Check:
+    """Return the check made of each job by itself: what one job has is no reason to expect it of another."""
+
+    @wraps(check)
+    def checked(log: Log) -> Iterator[Hit]:
+        found: dict[str, list[Seen]] = {}
+        for part in log.parts:
+            for hit in check(part):
+                found.setdefault(hit.says, []).extend(hit.evidence)
+        yield from (Hit(says, evidence) for says, evidence in found.items())
+
+    return checked
 
 
 def who(processes: Iterable[Process | None]) -> str:

@@ -173,7 +173,7 @@ def versions_differ(log: Log) -> Iterator[Hit]:
             by_version.setdefault(version.version, {})[process] = seen
     for versions in log.disagreements(by_version):
         parts = (f"{version} ({who(by)})" for version, by in sorted(versions.items()))
-        yield Hit("; ".join(parts), [next(iter(by.values())) for by in versions.values()])
+        yield Hit(f"{'; '.join(parts)}{log.doubt}", [next(iter(by.values())) for by in versions.values()])
     # Before 2.22 the line is bare, and only rank 0 of each communicator prints it.
     bare = {version: by[None] for version, by in by_version.items() if None in by}
     if len(bare) > 1:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.communicators import Communicator
-from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
+from commwatch.collectors.nccl.evidence import Hit, Log, by_job, many, some, who
 from commwatch.collectors.nccl.failures import cut_in_init
 from commwatch.collectors.nccl.lives import Seen
 from commwatch.collectors.spans import ranks
@@ -25,6 +25,7 @@ _FAR = ("PHB", "SYS")
 _TIMING = re.compile(r"(\w+) (\d+(?:\.\d+)?)(?=[,)])")
 
 
+@by_job
 def sockets(log: Log) -> Iterator[Hit]:
     """Nodes communicate over TCP although there is InfiniBand or RoCE, or because none was found."""
     links = [(process, seen) for process, via, seen in log.net_links() if via.kind == "NET/Socket"]
@@ -52,6 +53,7 @@ def _text(seen: Seen) -> str:
     return seen.line.rpartition("NCCL INFO ")[2].strip().removesuffix(".")
 
 
+@by_job
 def gdr_off(log: Log) -> Iterator[Hit]:
     """Data for the network goes through host memory."""
     with_gdr = without = receives = 0
@@ -203,6 +205,7 @@ def _names_nvls(algorithms: str) -> bool:
     return any("nvls" in names and not names.startswith("^") for names in lists)
 
 
+@by_job
 def nvls_unused(log: Log) -> Iterator[Hit]:
     """NVLink SHARP was requested and is not used."""
     requested = log.setting("NCCL_NVLS_ENABLE", "1") + [
@@ -224,6 +227,7 @@ def nvls_unused(log: Log) -> Iterator[Hit]:
         yield Hit("no communicator has NVLS channels", requested[:1] + [seen for _, seen in without])
 
 
+@by_job
 def sharp_unused(log: Log) -> Iterator[Hit]:
     """CollNet (SHARP) was requested or tried, and is not used."""
     requested = log.setting("NCCL_COLLNET_ENABLE", "1")

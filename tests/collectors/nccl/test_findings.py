@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.evidence import Live
 from commwatch.collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
 from commwatch.collectors.nccl.topology import views
 
@@ -186,3 +187,65 @@ def test_faults_after_the_room_is_used() -> None:
     for number in range(3_000):
         account.add(f"ant:1:2 [0] misc/x.cc:3 NCCL WARN Cuda failure 'odd {number}'", "job.log", number)
     assert 900 < len(account.warnings) < 2_000
+
+
+def _running(host: str, pid: int, comm: str, nodes: int, *texts: str) -> list[str]:
+    """What one of four ranks on ``nodes`` nodes prints in its init."""
+    about = f"comm 0x{pid:x} rank {pid % 4} nranks 4 cudaDev 0 nvmlDev 0 busId {pid % 4 + 1}b000 commId {comm} - Init"
+    layout = f"comm 0x{pid:x} rank {pid % 4} nRanks 4 nNodes {nodes} localRanks {4 // nodes} localRank 0 MNNVL 0"
+    head = f"{host}:{pid}:{pid} [0] NCCL INFO"
+    return [
+        f"{head} {text}"
+        for text in (f"ncclCommInitRank {about} START", *texts, layout, f"ncclCommInitRank {about} COMPLETE")
+    ]
+
+
+def _names(*logs: list[str]) -> list[str]:
+    return [found.name for found in findings(_account([line for lines in logs for line in lines]))]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (("Using network Socket",), ("Using network IB",)),
+        (("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",), ()),
+        (("NCCL_NVLS_ENABLE set by environment to 1.",), ("NVLS multicast support is not available on dev 0",)),
+        (
+            ("NCCL_COLLNET_ENABLE set by environment to 1.",),
+            ("Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA",),
+        ),
+    ],
+    ids=["network", "gdr", "nvls", "sharp"],
+)
+def test_two_jobs_in_one_log(one: tuple[str, ...], two: tuple[str, ...]) -> None:
+    """A job on one node is not expected to have or use what another job on two nodes has, because both are in one log."""
+    first = [line for pid in range(100, 104) for line in _running("ant", pid, "0xaaa", 1, *one)]
+    second = [
+        line for pid in range(200, 204) for line in _running("bee" if pid < 202 else "cat", pid, "0xbbb", 2, *two)
+    ]
+    assert _names(first, second) == []
+
+
+def test_jobs_alike() -> None:
+    """What several jobs, or runs of one, have alike is one finding."""
+    first, second = (
+        [
+            line
+            for pid in range(at, at + 4)
+            for line in _running("ant" if pid < at + 2 else "bee", pid, comm, 2, "Using network Socket")
+        ]
+        for at, comm in ((100, "0xaaa"), (200, "0xbbb"))
+    )
+    (found,) = findings(_account([*first, *second]))
+    assert found.says == "4 processes on ant, bee on TCP sockets; the log names no other network"
+    assert len(found.evidence) == MOST_EVIDENCE
+
+
+def test_processes_without_a_communicator() -> None:
+    """They are compared with a remark that they may be of several jobs, and not at all beside a job or between two runs."""
+    loose = ["ant:1:2 [0] NCCL INFO NCCL version 2.25.1+cuda12.8", "bee:3:4 [0] NCCL INFO NCCL version 2.26.2+cuda12.8"]
+    (found,) = findings(_account(loose))
+    assert found.says == "2.25.1 (ant pid 1); 2.26.2 (bee pid 3) (in one log, which may hold several jobs)"
+    assert findings(_account(loose), live=Live(past={("ant", 1)})) == []
+    job = [line for pid in range(100, 104) for line in _running("ant", pid, "0xaaa", 1)]
+    assert _names(job, loose) == []
