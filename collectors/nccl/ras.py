@@ -214,14 +214,19 @@ def _number(value: Any) -> int | None:
 # -- text -----------------------------------------------------------------------------------------
 
 _VERSION = re.compile(r"NCCL version (\S{1,40}) compiled with")
-_TABLE = re.compile(r" *(\d{1,6}) +\d{1,9} +\d{1,9} +[\d-]{1,20} +(\d{1,9}) +\d{1,9} +[A-Z]+ +[A-Z,]+")
+_TABLE = re.compile(r" *(\d{1,6}) +\d{1,9} +\d{1,9} +[\d-]{1,20} +(\d{1,9}) +\d{1,9} +([A-Z]+) +[A-Z,]+")
 _BLOCK = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)")
 _COUNTS = re.compile(r"  Communicator ranks have different (\S{1,40}) operation counts")
+_STATUSES = "  Communicator ranks have different status"
+_MANY_STATUS = re.compile(r"  \d{1,9} ranks have status ([A-Z]{1,20})")
+#: In the text -> state of a rank.
+_STATES = {"RUNNING": RUNNING, "INIT": INIT, "FINALIZE": ENDING, "ABORT": ENDING, "NOCOMM": ABSENT, "UNKNOWN": ABSENT}
 _MANY = re.compile(r"  (\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
+_OF = r" -- (?:GPU [^-]{0,60}managed by process (\d{1,10}) on node .{0,80}|\[process .{0,60})"
 _ONE = re.compile(
-    r"  Rank (\d{1,9})(?: has (?:launched up to operation (\d{1,18})|(not) launched any operations))?"
-    r" -- (?:GPU [^-]{0,60}managed by process (\d{1,10}) on node .{0,80}|\[process .{0,60})"
+    rf"  Rank (\d{{1,9}})(?: has (?:launched up to operation (\d{{1,18}})|(not) launched any operations))?{_OF}"
 )
+_ONE_STATUS = re.compile(rf"  Rank (\d{{1,9}})(?: has status ([A-Z]{{1,20}}))?{_OF}")
 #: Before NCCL 2.26.
 _LISTED = re.compile(r"  The missing ranks?: ([\d, ]{1,4000})")
 _PROCESS = re.compile(r"  Process (\d{1,10}) on node .{0,120}")
@@ -230,8 +235,11 @@ _PROCESS = re.compile(r"  Process (\d{1,10}) on node .{0,120}")
 class _Block:
     """The text's entries on one communicator, which list only problems."""
 
-    def __init__(self, comm: str, size: int | None) -> None:
+    def __init__(self, comm: str, size: int | None, state: str) -> None:
         self.comm, self.size = comm, size
+        #: That of the table, and those that the entry counts: each with its ranks, where they are named.
+        self.state = state
+        self.states: list[tuple[str, list[int]]] = []
         self.silent: dict[int, int | None] = {}
         self.pids: dict[int, int | None] = {}
         #: By operation: (count, ranks that have it, those of them that are named).
@@ -249,16 +257,28 @@ class _Block:
                     named.update(dict.fromkeys(chain.from_iterable(others), unnamed[0][0]))
             for rank, count in named.items():
                 by_rank.setdefault(rank, {})[op] = count
-        members = [Member(rank, self.pids.get(rank), RUNNING, counts) for rank, counts in by_rank.items()]
+        members = self._members(by_rank)
         members += [Member(rank, pid, DEAD if pid in dead else SILENT, None) for rank, pid in self.silent.items()]
         return Communicator(self.comm, self.size, tuple(sorted(members, key=lambda member: member.rank)))
+
+    def _members(self, counts: dict[int, dict[str, int]]) -> list[Member]:
+        """Return the ranks that answer, with their states; none where ranks without a name have several."""
+        states = {rank: state for state, ranks in self.states for rank in ranks if rank not in self.silent}
+        unnamed = {state for state, ranks in self.states if not ranks}
+        if len(unnamed) > 1:
+            return []
+        others = unnamed.pop() if unnamed else RUNNING if self.states else self.state
+        return [
+            Member(rank, self.pids.get(rank), states.get(rank, others), counts.get(rank))
+            for rank in states.keys() | counts.keys()
+        ]
 
 
 def _parse_text(answer: str) -> Status:
     version = _VERSION.search(answer[:2000])
     if version is None and "Job summary" not in answer:
         raise RasError("its answer has an unknown format")
-    sizes: dict[str, int] = {}
+    groups: dict[str, tuple[int, str]] = {}
     blocks: dict[str, _Block] = {}
     dead: set[int] = set()
     block: _Block | None = None
@@ -266,14 +286,18 @@ def _parse_text(answer: str) -> Status:
     for line in answer.split("\n"):
         row, head, counts = _TABLE.fullmatch(line), _BLOCK.fullmatch(line), _COUNTS.fullmatch(line)
         if row is not None and not blocks:
-            sizes[row[1]] = min(int(row[2]), 1 << 20)
+            groups[row[1]] = min(int(row[2]), 1 << 20), _STATES.get(row[3], ABSENT)
         elif head is not None:
-            block = blocks.setdefault(head[2], _Block(head[2], sizes.get(head[1])))
+            block = blocks.setdefault(head[2], _Block(head[2], *groups.get(head[1], (None, RUNNING))))
             section, op = head[3], ""
         elif line and not line.startswith(" "):
             block, section, op = None, line, ""
         elif block is not None and counts is not None:
-            op = _OPS.get(counts[1], counts[1])
+            section, op = "MISMATCH", _OPS.get(counts[1], counts[1])
+        elif block is not None and line == _STATUSES:
+            section = "STATUS"
+        elif block is not None and section == "STATUS":
+            _read_status(block, line)
         elif block is not None:
             _read(block, section, op, line)
         elif section == "DEAD" and (process := _PROCESS.fullmatch(line)) is not None:
@@ -304,3 +328,16 @@ def _read(block: _Block, section: str, op: str, line: str) -> None:
             lots.append((int(one[2] or 0), 1, [rank]))
         elif lots:
             lots[-1][2].append(rank)
+
+
+def _read_status(block: _Block, line: str) -> None:
+    many, one = _MANY_STATUS.fullmatch(line), _ONE_STATUS.fullmatch(line)
+    if many is not None:
+        block.states.append((_STATES.get(many[1], ABSENT), []))
+    elif one is not None:
+        rank = int(one[1])
+        block.pids[rank] = int(one[3]) if one[3] else None
+        if one[2]:
+            block.states.append((_STATES.get(one[2], ABSENT), [rank]))
+        elif block.states:
+            block.states[-1][1].append(rank)

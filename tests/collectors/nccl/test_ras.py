@@ -184,6 +184,48 @@ def test_text_of_a_healthy_job() -> None:
     assert parse(text[: text.index("INCOMPLETE\n  Missing")]).communicators == ()
 
 
+STATUSES = """  Communicator ranks have different status
+  26 ranks have status RUNNING
+  2 ranks have status FINALIZE
+  Rank 4 -- GPU 4 managed by process 507289 on node 172.16.64.210
+  Rank 20 -- GPU 4 managed by process 3500075 on node 172.16.64.213
+  2 ranks have status NOCOMM
+  Rank 8 -- GPU 0 managed by process 1598388 on node 172.16.64.212
+  Rank 9 -- [process information not found]
+  Rank 3 has status INIT -- GPU 3 managed by process 483075 on node 172.16.64.210
+"""
+COUNTS = "  Communicator ranks have different AllReduce operation counts\n"
+
+
+def test_text_of_states() -> None:
+    """From NCCL 2.28 on the text names the ranks that begin or end: they are in that state, the others run."""
+    text = (FIXTURES / "nccl-2.27.txt").read_text()
+    (comm,) = parse(text.replace(COUNTS, f"{STATUSES}\n{COUNTS}")).communicators
+    members = {member.rank: member for member in comm.members}
+    assert {rank: member.state for rank, member in members.items() if member.state != "running"} == {
+        3: "init",
+        4: "ending",
+        8: "absent",
+        9: "absent",
+        20: "ending",
+        21: "dead",
+    }
+    assert members[3] == Member(3, 483_075, "init", {"all_reduce": 6648, "broadcast": 0})
+    assert members[8] == Member(8, 1_598_388, "absent", {"all_reduce": 6650, "broadcast": 4})
+
+
+def test_text_of_states_without_names() -> None:
+    """Where ranks without names have several states, no rank's is guessed; where all have one, it is in the table."""
+    text = (FIXTURES / "nccl-2.27.txt").read_text()
+    lots = STATUSES[: STATUSES.index("  Rank 4")]
+    (comm,) = parse(text.replace(COUNTS, f"{lots}{COUNTS}")).communicators
+    assert comm.members == (Member(21, 3_487_984, "dead", None),)
+    table = "31   RUNNING  INCOMPLETE"
+    assert table in text
+    (comm,) = parse(text.replace(table, table.replace(" RUNNING", "FINALIZE"))).communicators
+    assert {member.state for member in comm.members} == {"ending", "dead"}
+
+
 # -- anything
 
 
