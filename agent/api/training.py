@@ -35,8 +35,7 @@ def verdicts() -> Rows:
 
 def last_step() -> dict[str, Any] | None:
     """Return the latest step of this rank in the history of the agent; ``None``: there is none, or no agent answers within a second."""
-    _, rank = _place()
-    found = _asked(lambda client, job: client.steps(job, rank=rank, limit=1), Rows())
+    found = _asked(lambda client, job: client.steps(job, rank=_place()[1], limit=1), Rows())
     return found[0] if found else None
 
 
@@ -49,7 +48,8 @@ def metrics(wait_s: float = 0.0) -> dict[str, float]:
     Args:
         wait_s: how long to wait for the first figures.
     """
-    return _follower().latest(wait_s)
+    follower = _follower()
+    return {} if follower is None else follower.latest(wait_s)
 
 
 class _Follower:
@@ -93,12 +93,19 @@ _said = False
 _lock = threading.Lock()
 
 
-def _follower() -> _Follower:
+def _follower() -> _Follower | None:
+    """Return the thread behind ``metrics``; ``None``: this process may have no further thread."""
     global _latest
     with _lock:
         unused_s = _UNUSED_S if _latest is None else _latest.called()
         if _latest is None or not _latest.is_running():
-            _latest = _Follower(unused_s)
+            try:
+                _latest = _Follower(unused_s)
+            except (RuntimeError, MemoryError) as error:  # a limit of threads, or of memory
+                if raised_by_handler(error):
+                    raise
+                _say(error)
+                return None
         return _latest
 
 
@@ -110,16 +117,20 @@ def _place() -> tuple[str, int] | tuple[None, None]:
 
 def _asked(question: Callable[[Client, str | None], _T], otherwise: _T) -> _T:
     """Return the answer to a question about this job, or about the latest if this process is in none; ``otherwise`` without one."""
-    global _said
-    job, _ = _place()
     try:
-        return question(Client(timeout_s=_PATIENCE_S), job)
+        return question(Client(timeout_s=_PATIENCE_S), _place()[0])
     except CommwatchError:
         return otherwise
     except Exception as error:  # such as an agent of another version: nothing may reach the training
         if raised_by_handler(error):
             raise
-        if not _said:
-            _said = True
-            print(f"commwatch: no figures: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        _say(error)
         return otherwise
+
+
+def _say(error: Exception) -> None:
+    """Print the first fault of ours."""
+    global _said
+    if not _said:
+        _said = True
+        print(f"commwatch: no figures: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

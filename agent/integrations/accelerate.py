@@ -5,6 +5,7 @@ from __future__ import annotations
 from accelerate import Accelerator
 
 import commwatch
+from commwatch.integrations import checked
 
 
 class CommwatchLogger:
@@ -14,7 +15,7 @@ class CommwatchLogger:
     """
 
     def __init__(self, accelerator: Accelerator, every_n_steps: int = 50) -> None:
-        self._accelerator, self._every = accelerator, every_n_steps
+        self._accelerator, self._every = accelerator, checked(every_n_steps)
         if accelerator.is_main_process:
             commwatch.metrics()
 

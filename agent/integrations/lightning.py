@@ -10,6 +10,7 @@ except ImportError:  # installed under its other name
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 import commwatch
+from commwatch.integrations import checked
 
 
 class CommwatchCallback(Callback):
@@ -19,7 +20,7 @@ class CommwatchCallback(Callback):
     """
 
     def __init__(self, every_n_steps: int = 50) -> None:
-        self._every, self._latest = every_n_steps, -1
+        self._every, self._latest = checked(every_n_steps), -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to follow the agent, so that the first figures are known early."""

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import commwatch
+from commwatch.integrations import checked
 
 
 class CommwatchCallback(TrainerCallback):
@@ -16,7 +17,7 @@ class CommwatchCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, every_n_steps: int = 50) -> None:
-        self._trainer, self._every = trainer, every_n_steps
+        self._trainer, self._every = trainer, checked(every_n_steps)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Begin to follow the agent, so that the first figures are known early."""

@@ -1,7 +1,8 @@
-"""The thread behind ``commwatch.metrics``: how long it runs."""
+"""The thread behind ``commwatch.metrics``: how long it runs, and what happens without one."""
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -49,3 +50,28 @@ def test_rare_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     commwatch.metrics()
     assert at(103_599)
     assert not at(103_601)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_no_thread(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception) -> None:
+    """A process that may have no further thread gets no figures and one line, not an exception."""
+
+    def refused(_: threading.Thread) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "_latest", None)
+    monkeypatch.setattr(training, "_said", False)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert [commwatch.metrics(), commwatch.metrics()] == [{}, {}]
+    assert capfd.readouterr().err == f"commwatch: no figures: {type(error).__name__}: {error}\n"
+
+
+def test_broken_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error while the process looks for its own rank reaches no script either."""
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(training, "_place", broken)
+    monkeypatch.setattr(training, "Client", lambda **_: None)
+    assert (list(commwatch.summary()), commwatch.last_step()) == ([], None)
