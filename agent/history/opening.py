@@ -14,7 +14,7 @@ from commwatch.core.errors import CommwatchError
 from commwatch.history import wal
 from commwatch.history.chunks import Damaged
 from commwatch.history.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
-from commwatch.history.soundness import is_malformed, judge_rows
+from commwatch.history.soundness import is_full, is_malformed, judge_rows
 
 
 class StoreError(CommwatchError):
@@ -96,7 +96,8 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
         ) from None
     except sqlite3.Error as error:
         kind = DamagedHistory if write and is_malformed(error) and _is_sqlite(path) else StoreError
-        raise kind(f"{path}: {error}; move it away, or choose another place with --state") from None
+        remedy = "make room there" if is_full(error) else "move it away"
+        raise kind(f"{path}: {error}; {remedy}, or choose another place with --state") from None
     return db
 
 

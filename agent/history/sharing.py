@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -36,6 +36,13 @@ def unshared(path: Path) -> Iterator[bool]:
         yield _is_alone(lock)
     finally:
         os.close(lock)
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a history that could not be created, as on a full disk: SQLite made its file and wrote nothing to it."""
+    with unshared(path) as alone, suppress(OSError):
+        if alone and path.stat().st_size == 0:
+            path.unlink()
 
 
 def _is_alone(lock: int) -> bool:

@@ -123,6 +123,11 @@ def is_malformed(error: sqlite3.Error) -> bool:
     return any(sign in str(error) for sign in _MALFORMED)
 
 
+def is_full(error: sqlite3.Error) -> bool:
+    """Return whether the error means a full disk."""
+    return "disk is full" in str(error)
+
+
 def set_aside(path: Path) -> Path:
     """Rename a damaged history and its log files, with the time in the name; return the new path.
 

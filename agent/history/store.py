@@ -28,7 +28,7 @@ from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
 from commwatch.history.retention import slices
 from commwatch.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row, since_last_step
-from commwatch.history.sharing import share, unshared
+from commwatch.history.sharing import remove_empty, share, unshared
 from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
@@ -93,6 +93,7 @@ class Writer:
             self._db = connect(path, True, self._damaged)
         except StoreError:
             self._let_go()
+            remove_empty(path)
             raise
         # Rings fill within seconds, so one tick must not wait long for a lock on the history.
         self._db.execute("PRAGMA busy_timeout = 1000")

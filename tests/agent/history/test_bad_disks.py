@@ -18,6 +18,7 @@ import pytest
 
 from commwatch.core.cells import SLOT_NS
 from commwatch.history.history import History
+from commwatch.history.opening import StoreError
 from commwatch.history.rows import Rollup
 from commwatch.history.store import Writer
 from tests.helpers import (
@@ -130,6 +131,19 @@ def test_full_under_the_history(tmp_path: Path, small: Path) -> None:
         played.write(7)
         wait_for(lambda: account(history(small)) == (played.rank.written, 0), "all of it in the history")
         assert played.said("history is not being written") == 2, "said once when it began, and once when it was over"
+
+
+def test_full_before_the_history(small: Path) -> None:
+    """A new history on a full disk is refused with the remedy, and leaves no file; with room again it is created."""
+    path = small / "history-n.sqlite"
+    free = full(small)
+    with pytest.raises(StoreError, match=f"^{path}: database or disk is full; make room there, or choose another"):
+        Writer(path)
+    assert not path.exists()
+    free()
+    Writer(path).close()
+    with History(path) as found:
+        assert found.rings() == []
 
 
 def test_full_under_the_rings(tmp_path: Path, small: Path) -> None:
