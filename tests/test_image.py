@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import ssl
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from commwatch.deploy.kubernetes import Site
-from tests.helpers import agent, clean_env, free_port
+from tests.helpers import agent, clean_env, needs
 from tests.test_packaging import TREE, environment, listed
 
 DOCKERFILE = (TREE / "Dockerfile").read_text(encoding="utf-8")
@@ -42,15 +44,27 @@ def test_context_is_enough(python: Path, tmp_path: Path) -> None:
     )
 
 
-def test_health_check(python: Path, tmp_path: Path) -> None:
-    """The health check passes while the agent answers at the port that the environment says, and fails where none does."""
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_health_check(python: Path, tmp_path: Path, tls: bool) -> None:
+    """The health check passes while the agent of the run directory answers, on any port, with TLS or without, and fails where none does."""
     (written,) = re.findall(r"HEALTHCHECK.*?CMD (\[.*?\])\n", DOCKERFILE, re.DOTALL)
-    check = [str(python), *json.loads(written)[1:]]
-    port = str(free_port())
-    with agent(tmp_path, "--port", port):
-        assert subprocess.run(check, env=clean_env(COMMWATCH_PORT=port), check=False).returncode == 0
-    done = subprocess.run(check, env=clean_env(COMMWATCH_PORT=port), capture_output=True, check=False)
-    assert done.returncode != 0
+    check, env = [str(python), *json.loads(written)[1:]], clean_env(COMMWATCH_DIR=str(tmp_path))
+    flags: tuple[str, ...] = ()
+    if tls:
+        needs(shutil.which("openssl"), "openssl")
+        cert, key, config = (tmp_path / name for name in ("agent.pem", "agent.key", "agent.toml"))
+        made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=agent", "-keyout", key, "-out", cert)
+        subprocess.run(["openssl", *made], check=True, capture_output=True)
+        config.write_text(f"tls_cert = '{cert}'\ntls_key = '{key}'\n")
+        flags = ("--config", str(config))
+
+    def unverified(url: str) -> tuple[bytes, str]:
+        with urllib.request.urlopen(url, timeout=30, context=ssl._create_unverified_context()) as response:
+            return response.read(), response.headers["Content-Type"]
+
+    with agent(tmp_path, *flags, fetch=unverified):
+        assert subprocess.run(check, env=env, check=False).returncode == 0
+    assert subprocess.run(check, env=env, capture_output=True, check=False).returncode != 0
 
 
 def test_image_is_not_root() -> None:
