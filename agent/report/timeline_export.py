@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import merge
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -128,29 +128,23 @@ def write(
     latest = max(node.restart for node in nodes)
     nodes = [node for node in nodes if node.restart == latest]
     clocks = compare([node.ends for node in nodes])
-    placed = [(node, clock or FIRST) for node, clock in zip(nodes, clocks, strict=True)]
-    until_ns = max(clock.of_first(node.until_ns) for node, clock in placed)
-    complete_ns = max(clock.of_first(node.complete_ns) if node.complete_ns else 0 for node, clock in placed)
-    origin_ns = min(clock.of_first(node.origin_ns) for node, clock in placed)
-    begin_ns = window.since_ns if window.last_s is None else max(window.since_ns, until_ns - int(window.last_s * 1e9))
-    # On one node, the window was applied when its history was read.
-    from_ns = max(begin_ns, complete_ns) if len(nodes) > 1 else complete_ns
+    placed = list(_placed(nodes, clocks, window))
+    origin_ns = min(of.clock.of_first(of.node.origin_ns) for of in placed)
     trace = ChromeTrace(origin_ns, {rank: host for node in nodes for rank, host in node.ranks.items()})
     limit, profiles = _Limit(window.most), ProfileSlices(origin_ns)
-    operations = merge(*(_operations(node, clock) for node, clock in placed), key=lambda one: -one.end_ns)
-    marks = (mark._replace(at_ns=clock.of_first(mark.at_ns)) for node, clock in placed for mark in node.marks)
+    operations = merge(*map(_operations, placed), key=lambda one: -one.end_ns)
     _write(
         out,
         chain(
             trace.processes(),
-            _with_arriving(trace, placed, limit.of(takewhile(lambda one: one.end_ns >= from_ns, operations)), from_ns),
-            trace.of_steps(step for node, clock in placed for step in _steps(node.steps, clock, from_ns)),
-            trace.of_marks(mark for mark in marks if max(begin_ns, from_ns, origin_ns) <= mark.at_ns < until_ns),
+            _with_arriving(trace, placed, limit.of(operations)),
+            trace.of_steps(step for of in placed for step in _steps(of, of.node.steps)),
+            trace.of_marks(mark for of in placed for mark in _marks(of) if mark.at_ns >= origin_ns),
             *(
-                trace.of_samples(number, _host(node), _samples(node.samples, clock, max(begin_ns, from_ns, origin_ns)))
-                for number, (node, clock) in enumerate(placed)
+                trace.of_samples(number, _host(of.node), (each for each in _samples(of) if each.at_ns >= origin_ns))
+                for number, of in enumerate(placed)
             ),
-            chain.from_iterable(profiles.of(profile, clock) for node, clock in placed for profile in node.profiles),
+            chain.from_iterable(profiles.of(profile, of.clock) for of in placed for profile in of.node.profiles),
         ),
         {
             "job": job_id,
@@ -161,32 +155,68 @@ def write(
             **about,
         },
     )
-    cut = limit.cut or complete_ns > begin_ns
+    cut = limit.cut or any(of.cut for of in placed)
     return Exported(trace.operations, trace.steps, trace.arrows, trace.marks, cut, profiles.notes)
 
 
-def _operations(node: NodeTrace, clock: Clock) -> Iterator[TraceOperation]:
-    """Yield the operations of a node by the clock of the first."""
-    if clock is FIRST:
-        yield from node.operations
-        return
-    for one in node.operations:
-        launch_ns, start_ns, end_ns = map(clock.of_first, (one.launch_ns, one.start_ns, one.end_ns))
-        yield one._replace(launch_ns=launch_ns, start_ns=start_ns, end_ns=end_ns)
+class _Placed(NamedTuple):
+    """A node, and what is written of it. Times are by the clock of the first node; by its own, if that cannot be compared."""
+
+    node: NodeTrace
+    clock: Clock
+    #: Operations and steps are those that ended from the first time on; marks and measurements those between the others.
+    from_ns: int
+    begin_ns: int
+    until_ns: int
+    #: Operations that the window should have may be missing.
+    cut: bool
 
 
-def _steps(steps: Iterable[TraceStep], clock: Clock, from_ns: int) -> Iterator[TraceStep]:
-    """Yield the steps that ended in the window, by the clock of the first node."""
+def _placed(nodes: Sequence[NodeTrace], clocks: Sequence[Clock | None], window: Window) -> Iterator[_Placed]:
+    """Yield the nodes with the window: the same for all nodes whose clocks can be compared, and that of its own clock for each of the others."""
+    compared = [(node, clock) for node, clock in zip(nodes, clocks, strict=True) if clock is not None]
+    for node, clock in zip(nodes, clocks, strict=True):
+        together = [(node, FIRST)] if clock is None else compared
+        until_ns = max(its.of_first(each.until_ns) for each, its in together)
+        complete_ns = max(its.of_first(each.complete_ns) if each.complete_ns else 0 for each, its in together)
+        begin_ns = window.since_ns
+        if window.last_s is not None:
+            begin_ns = max(begin_ns, until_ns - int(window.last_s * 1e9))
+        # On one node, the window was applied when its history was read.
+        from_ns = max(begin_ns, complete_ns) if len(nodes) > 1 else complete_ns
+        yield _Placed(node, clock or FIRST, from_ns, max(begin_ns, from_ns), until_ns, complete_ns > begin_ns)
+
+
+def _operations(of: _Placed) -> Iterator[TraceOperation]:
+    """Yield the operations of a node in the window, by the clock of the first."""
+    for one in of.node.operations:
+        placed = one
+        if of.clock is not FIRST:
+            launch_ns, start_ns, end_ns = map(of.clock.of_first, (one.launch_ns, one.start_ns, one.end_ns))
+            placed = one._replace(launch_ns=launch_ns, start_ns=start_ns, end_ns=end_ns)
+        if placed.end_ns < of.from_ns:
+            return
+        yield placed
+
+
+def _steps(of: _Placed, steps: Iterable[TraceStep]) -> Iterator[TraceStep]:
+    """Yield the steps of a node that ended in the window, by the clock of the first."""
     for step in steps:
-        start_ns, end_ns = map(clock.of_first, (step.start_ns, step.end_ns))
-        if end_ns >= from_ns:
+        start_ns, end_ns = map(of.clock.of_first, (step.start_ns, step.end_ns))
+        if end_ns >= of.from_ns:
             yield step._replace(start_ns=start_ns, end_ns=end_ns)
 
 
-def _samples(samples: Iterable[CounterSample], clock: Clock, from_ns: int) -> Iterator[CounterSample]:
-    """Yield the measurements in the window, by the clock of the first node."""
-    placed = (sample._replace(at_ns=clock.of_first(sample.at_ns)) for sample in samples)
-    yield from (sample for sample in placed if sample.at_ns >= from_ns)
+def _marks(of: _Placed) -> Iterator[TraceMark]:
+    """Yield the marks of a node in the window, by the clock of the first."""
+    placed = (mark._replace(at_ns=of.clock.of_first(mark.at_ns)) for mark in of.node.marks)
+    yield from (mark for mark in placed if of.begin_ns <= mark.at_ns < of.until_ns)
+
+
+def _samples(of: _Placed) -> Iterator[CounterSample]:
+    """Yield the measurements of a node in the window, by the clock of the first."""
+    placed = (sample._replace(at_ns=of.clock.of_first(sample.at_ns)) for sample in of.node.samples)
+    yield from (sample for sample in placed if sample.at_ns >= of.begin_ns)
 
 
 def _host(node: NodeTrace) -> str:
@@ -194,18 +224,18 @@ def _host(node: NodeTrace) -> str:
 
 
 def _with_arriving(
-    trace: ChromeTrace, placed: Sequence[tuple[NodeTrace, Clock]], operations: Iterable[TraceOperation], from_ns: int
+    trace: ChromeTrace, placed: Sequence[_Placed], operations: Iterable[TraceOperation]
 ) -> Iterator[Event]:
     """Yield the events of operations, and of the steps that come with them, so that these do not pile up."""
 
     def steps() -> Iterator[TraceStep]:
-        for node, clock in placed:
-            while node.arriving:
-                yield from _steps([node.arriving.popleft()], clock, from_ns)
+        for of in placed:
+            while of.node.arriving:
+                yield from _steps(of, [of.node.arriving.popleft()])
 
     for event in trace.of_operations(operations):
         yield event
-        if any(node.arriving for node, _ in placed):
+        if any(of.node.arriving for of in placed):
             yield from trace.of_steps(steps())
     yield from trace.of_steps(steps())
 

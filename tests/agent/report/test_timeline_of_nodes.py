@@ -184,6 +184,22 @@ def test_clock_that_is_not_known(tmp_path: Path, nodes: list[Watch]) -> None:
     assert [each["name"] for each in trace.instants] == ["verdict hang"]
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 0, 30])
+def test_window_by_an_unknown_clock(tmp_path: Path, nodes: list[Watch], ahead_s: int) -> None:
+    """The window of a node whose clock cannot be compared is by its own clock, and changes that of the other nodes as little as they change it."""
+    lonely, ahead_ns, window = Watch(tmp_path), ahead_s * 1000 * MS, Window(5.0)
+    records = [operation(start_ns=at * 1000 * MS, end_ns=at * 1000 * MS + MS, seq=at) for at in range(20)]
+    about = {"job": "job", "rank": 9, "wall_offset_ns": EPOCH_NS + ahead_ns}
+    write_ring(lonely.rings, records, [group_entry(0, (9,), group_id="alone")], **about)
+    lonely.tick(60_000 * MS)
+    other = trace_of(sent(lonely.path, Page(window.last_s, None, None, 100)))
+    own, _ = _of_one(nodes[0].path, window)
+    with own_trace(nodes[0].path, "job", window, (), alone=False) as first:
+        found = write([first, other], "job", window, {}, io.StringIO())
+    assert own.operations > 0
+    assert (found.operations, found.steps, found.cut) == (own.operations + 5, own.steps, False)
+
+
 def test_parts_that_are_not_sound(nodes: list[Watch]) -> None:
     """A part with an index that has no name is refused when it is read; a cursor that no page has, when it is asked for."""
     found = json.loads(text_of(part_of(nodes[0].path, "job", Page(None, None, None, 5), ())).body)
