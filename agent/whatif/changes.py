@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil, lcm
 from statistics import median
 
 from commwatch.analysis.framework_settings import is_model
@@ -165,10 +167,24 @@ def with_latency(model: Model, factor: float, group: str | None = None) -> Model
 
 
 def replica_ranks(model: Model) -> int:
-    """Return the ranks that hold one copy of the model: a group of model parallelism, times a shard group of hybrid sharding."""
-    of_model = max((op.n for op in model.ops.values() if is_model(op.group)), default=1)
+    """Return the ranks that hold one copy of the model: all of them, divided by those of a group that exchanges gradients between copies; but whole
+    groups of model parallelism, and whole shard groups of hybrid sharding.
+    """
     shards = _shards(model)
-    return of_model * max((op.n for op in model.ops.values() if op.group in shards), default=1)
+    kept = {op.n for op in model.ops.values() if op.queued and (is_model(op.group) or op.group in shards)}
+    copies = _copies(model)
+    if copies is None:
+        return model.world_size if kept or any(is_model(op.group) for op in model.ops.values()) else 1
+    return lcm(model.world_size // copies, *kept)
+
+
+def _copies(model: Model) -> int | None:
+    """Return the ranks of the groups that exchange the most bytes of gradients between copies of the model; ``None``: no gradients are exchanged."""
+    shards, sizes = _shards(model), Counter[int]()
+    for op in model.ops.values():
+        if op.carries == "gradients" and op.group not in shards and model.world_size % op.n == 0:
+            sizes[op.n] += ceil(op.size_bytes)
+    return max(sizes, key=lambda n: sizes[n], default=None)
 
 
 def _shards(model: Model) -> Collection[str]:
@@ -185,11 +201,19 @@ def with_ranks(model: Model, ranks: int) -> Model:
     sharding, the groups of the replicas do, and the shard groups stay.
 
     Raises:
-        CannotAnswer: the number of ranks is not that of whole copies of the model.
+        CannotAnswer: the number of ranks is not that of whole copies of the model, or there is one copy, which exchanges no gradients.
     """
     if model.world_size < 2:
         raise CannotAnswer("one rank does not communicate, so nothing shows how more of them would")
     replica, shards = replica_ranks(model), _shards(model)
+    growing = {
+        number for number, op in model.ops.items() if op.queued and not is_model(op.group) and op.group not in shards
+    }
+    one_copy = replica == model.world_size and (_copies(model) or 1) < 2
+    if one_copy or all(model.ops[number].n < 2 for number in growing):
+        raise CannotAnswer(
+            "no group exchanges gradients between copies of the model, so nothing shows how more copies would"
+        )
     if ranks % replica:
         what = "shard groups of hybrid sharding stay" if shards else "groups of model parallelism stay"
         raise CannotAnswer(
@@ -197,9 +221,7 @@ def with_ranks(model: Model, ranks: int) -> Model:
         )
     before = model.world_size
     ops = {
-        number: op
-        if is_model(op.group) or op.group in shards or not op.queued
-        else recosted(model, op, n=max(1, round(op.n * ranks / before)))
+        number: recosted(model, op, n=max(1, round(op.n * ranks / before))) if number in growing else op
         for number, op in model.ops.items()
     }
     alone = {number for number, op in ops.items() if op.n == 1 and op.queued}

@@ -139,5 +139,5 @@ def recosted(model: Model, op: Op, curve: Curve | None = None, **changed: float)
     new = op._replace(**changed)  # type: ignore[arg-type]
     before, after = cost_s(known, op), cost_s(curve or known, new)
     return new._replace(
-        scale=op.scale * (after / before if before > 0 else float(after > 0 or op.n > 1 == (new.n > 1)))
+        scale=op.scale * (after / before if before > 0 else float(after > 0 or (op.n > 1) == (new.n > 1)))
     )

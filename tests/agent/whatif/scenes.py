@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
@@ -122,3 +123,36 @@ def large(ranks: int, count: int) -> Model:
     programs = {rank: [list(program)] for rank in range(ranks)}
     begins = dict.fromkeys(range(ranks), 0.0)
     return Model(ops, programs, begins, {"dp": Curve(0.0, 1.0)}, {}, frozenset(), ranks, (1.0,))
+
+
+def grid(tensor: int, stages: int, copies: int, size: int = 16 << 20) -> Model:
+    """The model of copies of a model that is split over tensor parallel ranks and stages, with 20 ms of compute; all of it blocks. In groups of one
+    rank nothing is exchanged.
+    """
+    ranks, begin = tensor * stages * copies, 10**9
+    of_copy = [range(at, at + tensor * stages) for at in range(0, ranks, tensor * stages)]
+    tp = [_group("tp", tuple(range(at, at + tensor))) for at in range(0, ranks, tensor)] if tensor > 1 else []
+    pp = [_group("pp", tuple(copy[at::tensor])) for copy in of_copy for at in range(tensor)] if stages > 1 else []
+    dp = [_group("dp", tuple(copy[at] for copy in of_copy)) for at in range(tensor * stages)] if copies > 1 else []
+    parts: list[TraceOperation] = []
+    spans: dict[int, list[StepSpan]] = {rank: [] for rank in range(ranks)}
+    for seq in range(6):
+        at = begin + 20 * MS
+
+        def part(
+            op: str, rank: int, of: GroupInfo, peer: int, of_op: int, at: int = at, seq: int = seq
+        ) -> TraceOperation:
+            return TraceOperation(rank, op, of, seq, peer, 0, of_op, "float32", at, at, at + 5 * MS, 0, ev.BY_WAIT)
+
+        parts += [part("all_reduce", rank, of, -1, 4 << 20) for of in tp for rank in of.ranks or ()]
+        for of in pp:
+            for one, other in pairwise(of.ranks or ()):
+                parts += [
+                    part("send", one, of, other, 1 << 20, at + 5 * MS),
+                    part("recv", other, of, one, 1 << 20, at + 5 * MS),
+                ]
+        parts += [part("all_reduce", rank, of, -1, size, at + 10 * MS) for of in dp for rank in of.ranks or ()]
+        for of_rank in spans.values():
+            of_rank.append(StepSpan(begin, at + 20 * MS, None))
+        begin = at + 20 * MS
+    return build(parts, spans, dict.fromkeys(range(ranks), "host"), ranks)

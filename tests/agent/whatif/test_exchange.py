@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.whatif.answers import forecast
-from commwatch.whatif.changes import with_ranks
+from commwatch.whatif.answers import forecast, study
+from commwatch.whatif.changes import replica_ranks, with_ranks
 from commwatch.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model
+from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, recosted
 from commwatch.whatif.replay import replay
-from tests.agent.whatif.scenes import hybrid, model
+from tests.agent.whatif.scenes import grid, hybrid, model
 from tests.helpers import examples
 
 MIB = 1 << 20
@@ -129,6 +129,36 @@ def test_half_a_copy() -> None:
     other = next(op for op in job.ops.values() if op.op == "all_reduce")._replace(group="all", group_id="all")
     job = replace(job, ops={**job.ops, -2: other}, curves={**job.curves, "all": job.curves["dp"]})
     assert {op.n for op in with_ranks(job, 3).ops.values() if op.carries} == {3}
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 4), (4, 2), (2, 4), (2, 3)])
+def test_copies_of_a_model(tensor: int, stages: int) -> None:
+    """A copy of the model has all ranks of its tensor parallel groups and stages; a forecast has whole copies, and only their exchange grows."""
+    job, copy = grid(tensor, stages, 2), tensor * stages
+    assert replica_ranks(job) == copy
+    assert [point.ranks for point in forecast(job, {}, 4 * copy).points] == [copy, 2 * copy, 4 * copy]
+    assert {op.n for op in with_ranks(job, 8 * copy).ops.values() if op.group == "dp"} == {8}
+    assert [op for op in with_ranks(job, 8 * copy).ops.values() if op.group != "dp"] == [
+        op for op in job.ops.values() if op.group != "dp"
+    ]
+    with pytest.raises(CannotAnswer, match=f"{copy + 1} ranks: not a multiple of the {copy} ranks of a copy"):
+        with_ranks(job, copy + 1)
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 4), (4, 2)])
+def test_one_copy_of_a_model(tensor: int, stages: int) -> None:
+    """One copy of a model exchanges no gradients with others, so nothing shows what more copies would cost, and there is no forecast."""
+    job = grid(tensor, stages, 1)
+    for ask in (lambda: with_ranks(job, 2 * tensor * stages), lambda: forecast(job, {})):
+        with pytest.raises(CannotAnswer, match="no group exchanges gradients between copies of the model"):
+            ask()
+    assert study("job", job, {}).forecast is None
+
+
+def test_group_of_one_rank() -> None:
+    """The operations of a group of one rank take as long as they did, whatever changes."""
+    own = next(iter(model().ops.values()))._replace(n=1, work_s=0.5)
+    assert recosted(model(), own, size_bytes=1.0).scale == 1.0
 
 
 def test_one_rank() -> None:
