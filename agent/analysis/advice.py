@@ -279,7 +279,7 @@ def _are_late(late: Sequence[int]) -> str:
 
 def _bubble(facts: Facts) -> Iterator[Found]:
     bubble = facts.bubble
-    if bubble is None or not WORTH <= bubble < 0.95:
+    if bubble is None or not facts.pipeline or not WORTH <= bubble < 0.95:
         return
     # The bubble is (p−1)/(m+p−1), here with twice the m; the time per sample is proportional to 1/(1−bubble).
     after = bubble / (2 - bubble)

@@ -96,6 +96,8 @@ class Facts(NamedTuple):
     late: Mapping[int, float] = MappingProxyType({})
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0
+    #: A group is a pipeline (``pipelines.are_pipeline``).
+    pipeline: bool = False
 
     @property
     def visible(self) -> float:

@@ -14,8 +14,10 @@ from commwatch.analysis.framework_settings import is_model
 from commwatch.analysis.gpu_nic_affinity import places
 from commwatch.analysis.nccl_operations import nccl_operations_of
 from commwatch.analysis.network_advice import Network
+from commwatch.analysis.pipelines import are_pipeline
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.wire import events as ev
 from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS
 from commwatch.core.durations import LAST, parse_age
@@ -214,7 +216,18 @@ def facts(
         network=network or Network(),
         late=late or {},
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
+        pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
     )
+
+
+def _has_pipeline(agent: QueryService, job_id: str, since_ns: int) -> bool:
+    """Return whether the latest messages of a group are those of a pipeline."""
+    messages = agent.operations(since_ns, 1 << 62, None, lambda each: each.op in ev.P2P, _MOST_OPERATIONS, job=job_id)
+    of_group: dict[str, list[Operation]] = {}
+    for each in messages:
+        of_group.setdefault(each.group_id, []).append(each)
+    members = {view.group_id: view.members for view in agent.groups(job_id)}
+    return any(are_pipeline(each, members.get(group_id)) for group_id, each in of_group.items())
 
 
 def network_of(host: HostView, ranks: Iterable[RankView]) -> Network:

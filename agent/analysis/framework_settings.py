@@ -16,6 +16,7 @@ _NOT_GRADIENTS = re.compile(
 #: Labels of groups that do, even if they match the pattern above too: data and context parallelism in one group.
 _GRADIENTS = re.compile(r"(^|_)dp(_|$)|data", re.I)
 _TENSOR = re.compile(r"tensor|\btp|_tp|model", re.I)
+_PIPELINE = re.compile(r"pipe|\bpp|_pp", re.I)
 
 #: Advice by rule and role, in place of the rule's general text.
 KNOBS: Mapping[str, Mapping[str, str]] = {
@@ -51,6 +52,11 @@ KNOBS: Mapping[str, Mapping[str, str]] = {
 def is_tensor(label: str) -> bool:
     """Return whether the label of a group names tensor parallelism."""
     return _TENSOR.search(label) is not None
+
+
+def is_pipeline(label: str) -> bool:
+    """Return whether the label of a group names pipeline parallelism."""
+    return _PIPELINE.search(label) is not None
 
 
 def is_model(label: str) -> bool:

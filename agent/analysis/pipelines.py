@@ -7,19 +7,24 @@ such waits. With m micro-batches and p equal stages, 1F1B and GPipe have a bubbl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TypeVar
 
+from commwatch.analysis.framework_settings import is_model, is_pipeline
 from commwatch.analysis.live_ranks import of_this_run
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo, Messages
+from commwatch.history.operations import Operation
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 
 _T = TypeVar("_T")
 DIRECTIONS = ("forward", "backward")
+#: Most peers of a stage, and fewest messages of a first stage.
+_MOST_PEERS, _LEAST_SENT = 2, 3
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,32 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
             parts = _connected(members, lambda member: {member[0].rank} | _peers(*member))
             found += [_pipeline(job.id, part) for part in parts]
     return found
+
+
+def are_pipeline(messages: Sequence[Operation], members: Sequence[int] | None) -> bool:
+    """Return whether the messages of a group are those of a pipeline.
+
+    Its label names a pipeline. Or it names no other model parallelism, no rank has more than two peers, and one is the first in a direction: it
+    sends, but receives nothing. So a ring is no pipeline, as that of context parallelism or of an interleaved schedule.
+
+    Args:
+        messages: operations of one group; a rank may lack some.
+        members: the ranks of the group; ``None``: not known.
+    """
+    label = messages[0].group
+    if is_model(label):
+        return is_pipeline(label)
+    at = {rank: place for place, rank in enumerate(members or ())}
+    peers: dict[int, set[int]] = {}
+    sent, received = Counter[tuple[int, bool]](), Counter[tuple[int, bool]]()
+    for one in messages:
+        if one.peer is not None:
+            peers.setdefault(one.rank, set()).add(one.peer)
+            me, peer = at.get(one.rank, one.rank), at.get(one.peer, one.peer)
+            forward = is_forward(one.op, me, peer, max(one.group_size, me + 1, peer + 1))
+            (sent if one.op == "send" else received)[one.rank, forward] += 1
+    chain = all(len(of_rank) <= _MOST_PEERS for of_rank in peers.values())
+    return chain and any(count >= _LEAST_SENT and not received[first] for first, count in sent.items())
 
 
 def over_nodes(found: Iterable[Pipeline]) -> list[Pipeline]:

@@ -87,7 +87,7 @@ SPEAKS: dict[str, list[Facts]] = {
     "uneven_work": [facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3})],
     "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
     "faster_network": [facts(kind(curve=CURVE))],
-    "micro_batches": [facts(bubble=0.3)],
+    "micro_batches": [facts(bubble=0.3, pipeline=True)],
     "nccl_choice": [
         facts(choices=[chosen()]),
         facts(choices=[chosen(), chosen(protocol="Simple", busbw=2e10, remark="")]),
@@ -154,7 +154,7 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(curve=Curve(1e-3, 1e-9))),
         facts(kind(curve=CURVE), comm=0.2),
     ],
-    "micro_batches": [facts(), facts(bubble=0.05)],
+    "micro_batches": [facts(), facts(bubble=0.05, pipeline=True), facts(bubble=0.3)],
     "nccl_choice": [
         facts(choices=[chosen(protocol="Simple", remark="")]),
         facts(choices=[chosen(), chosen(protocol="Simple", busbw=5e9, remark="")]),  # measured, and as slow
@@ -317,7 +317,7 @@ def test_late_in_turn() -> None:
 
 def test_bubble_of_twice_the_micro_batches() -> None:
     """(p-1)/(m+p-1) = 1/3 becomes 1/5 with twice the m; a sample then takes (2/3)/(4/5) of the time."""
-    assert gain("micro_batches", facts(bubble=1 / 3)) == pytest.approx(1 - (2 / 3) / (4 / 5))
+    assert gain("micro_batches", facts(bubble=1 / 3, pipeline=True)) == pytest.approx(1 - (2 / 3) / (4 / 5))
 
 
 def test_who_is_late() -> None:
@@ -404,7 +404,7 @@ def test_trouble_of_a_device() -> None:
 
 def test_the_largest_gain_first() -> None:
     """Advice is sorted by gain; advice with an unknown gain comes last."""
-    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, findings=[finding("error")])
+    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, pipeline=True, findings=[finding("error")])
     found = advice_on(about)
     shares = [each.saves_share for each in found]
     known = [share for share in shares if share is not None]

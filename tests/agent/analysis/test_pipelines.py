@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 
-from commwatch.analysis.pipelines import is_forward, pipelines
+from commwatch.analysis.pipelines import are_pipeline, is_forward, pipelines
+from commwatch.history.operations import Operation
 from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
@@ -71,3 +75,48 @@ def test_stages_elsewhere() -> None:
     assert (pipeline.complete, pipeline.least_bubble_share, pipeline.bubble_share) == (False, None, None)
     assert pipeline.micro_batches is None
     assert [(stage.rank, stage.forward, stage.backward) for stage in pipeline.stages] == [(1, 1, 0)]
+
+
+def messages(pairs: list[tuple[int, int]], group: str = "default_pg", size: int = 4, each: int = 5) -> list[Operation]:
+    """The messages from each first rank to the second, as both of them record them."""
+    nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(Operation))
+    return [
+        Operation(**{**nothing, "rank": rank, "peer": peer, "op": op, "group": group, "group_size": size})
+        for sender, receiver in pairs
+        for op, rank, peer in (("send", sender, receiver), ("recv", receiver, sender))
+        for _ in range(each)
+    ]
+
+
+CHAIN, RING = [(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
+def test_what_is_a_pipeline() -> None:
+    """A pipeline has a first stage, or the name of its group indicates it; a ring in either direction or in both is none, nor is a rank that serves all."""
+    back = [(to, of) for of, to in CHAIN]
+    around = [(to, of) for of, to in RING]
+    assert are_pipeline(messages(CHAIN), None)
+    assert are_pipeline(messages(CHAIN + back), [0, 1, 2, 3])
+    assert are_pipeline(messages([(0, 1), (1, 0)], size=2), [0, 1])
+    assert are_pipeline(messages(RING, "pp"), [0, 1, 2, 3])
+    assert not are_pipeline(messages(CHAIN, "cp"), None)
+    for ring in (RING, around, RING + around):
+        assert not are_pipeline(messages(ring), [0, 1, 2, 3])
+    assert not are_pipeline(messages([(0, 1), (0, 2), (0, 3)]), [0, 1, 2, 3])
+
+
+def test_places_in_the_group() -> None:
+    """What is a ring follows from the places of ranks in their group, and not from their numbers."""
+    ranks = [0, 4, 8, 12]
+    ring = [(ranks[of], ranks[to]) for of, to in RING]
+    assert not are_pipeline(messages(ring), ranks)
+    assert are_pipeline(messages(ring[:-1]), ranks)
+
+
+def test_part_of_the_messages() -> None:
+    """A ring of which the latest messages are cut has no first stage, and neither have the middle stages of a pipeline on another node."""
+    ring = messages(RING)
+    assert not are_pipeline(
+        [one for one in ring if one.rank != 0] + [one for one in ring if one.op == "send"][:2], None
+    )
+    assert not are_pipeline([one for one in messages(CHAIN) if one.rank in (1, 2)], None)
