@@ -1,6 +1,6 @@
 """Communication and its exposed part, from a trace of torch.profiler (Chrome format). Pure but for ``main``.
 
-On CUDA, kernels decide: communication is where an NCCL kernel runs, compute where any other kernel runs. Without kernels, CPU
+On CUDA, kernels decide: communication is where an NCCL kernel runs, compute where any other kernel runs on the same GPU. Without kernels, CPU
 operators decide: communication is where the backend records its work (``gloo:all_reduce``), compute where an operator runs
 that is neither a collective nor a wait. docs/definitions.md describes the accuracy.
 """
@@ -65,6 +65,8 @@ class _Event(NamedTuple):
     category: str
     name: str
     thread: tuple[Any, Any]
+    #: Of a kernel, where it ran.
+    device: str
     group: str | None
 
 
@@ -98,10 +100,11 @@ def _events(trace: Any, from_ns: int, length: int) -> Iterable[_Event]:
         start = base - from_ns + round(at * 1000)
         end = start + round(duration * 1000)
         if end > 0 and start < length and end > start:
-            group = _group(arguments) if isinstance(arguments, dict) else None
+            known = arguments if isinstance(arguments, dict) else {}
             thread = (event.get("pid"), event.get("tid"))
             names = str(event.get("cat", "")), str(event.get("name", ""))
-            yield _Event(max(start, 0), min(end, length), *names, thread, group)
+            device = str(known.get("device", event.get("pid")))
+            yield _Event(max(start, 0), min(end, length), *names, thread, device, _group(known))
 
 
 def _group(arguments: dict[str, Any]) -> str | None:
@@ -114,13 +117,28 @@ def _group(arguments: dict[str, Any]) -> str | None:
 def _kernels(events: list[_Event], length: int) -> Overlap:
     kernels = [event for event in events if event.category == "kernel"]
     comm = [event for event in kernels if event.name.startswith(_COMM_KERNELS)]
-    compute = _union(event for event in kernels if not event.name.startswith(_COMM_KERNELS))
+    compute = {
+        device: _union(
+            event for event in kernels if event.device == device and not event.name.startswith(_COMM_KERNELS)
+        )
+        for device in {event.device for event in kernels}
+    }
+
+    def exposed(part: list[_Event]) -> Intervals:
+        # A kernel hides communication of its own GPU only.
+        found = Intervals()
+        for device, computed in compute.items():
+            _add(found, _union(event for event in part if event.device == device).minus(computed))
+        return found
+
     by_group: dict[str, list[_Event]] = {}
     for event in comm:
         if event.group is not None:
             by_group.setdefault(event.group, []).append(event)
-    groups = [GroupShare(name, *_shares(_union(part), compute, length)) for name, part in sorted(by_group.items())]
-    return _measured("kernels", _union(comm), compute, length, groups)
+    groups = [
+        GroupShare(name, *_shares(_union(part), exposed(part), length)) for name, part in sorted(by_group.items())
+    ]
+    return _measured("kernels", _union(comm), exposed(comm), length, groups)
 
 
 def _cpu_ops(events: list[_Event], length: int) -> Overlap:
@@ -137,7 +155,7 @@ def _cpu_ops(events: list[_Event], length: int) -> Overlap:
     comm = _union(event for event in works if _of_backend(event) not in _P2P)
     # A receive that is posted early counts only while no operator computes.
     _add(comm, _union(event for event in works if _of_backend(event) in _P2P).minus(compute))
-    return _measured("cpu_ops", comm, compute, length, [])
+    return _measured("cpu_ops", comm, comm.minus(compute), length, [])
 
 
 def _of_backend(event: _Event) -> str | None:
@@ -164,13 +182,13 @@ def _add(union: Intervals, more: Intervals) -> None:
         union.add(start, end)
 
 
-def _measured(source: str, comm: Intervals, compute: Intervals, length: int, groups: list[GroupShare]) -> Overlap:
-    exposed = list(zip(*comm.minus(compute).within(0, length), strict=True))
-    return Overlap(source, length / 1e9, *_shares(comm, compute, length), groups, exposed)
+def _measured(source: str, comm: Intervals, exposed: Intervals, length: int, groups: list[GroupShare]) -> Overlap:
+    pieces = list(zip(*exposed.within(0, length), strict=True))
+    return Overlap(source, length / 1e9, *_shares(comm, exposed, length), groups, pieces)
 
 
-def _shares(comm: Intervals, compute: Intervals, length: int) -> tuple[float, float]:
-    return comm.measure(0, length) / 1e9, comm.minus(compute).measure(0, length) / 1e9
+def _shares(comm: Intervals, exposed: Intervals, length: int) -> tuple[float, float]:
+    return comm.measure(0, length) / 1e9, exposed.measure(0, length) / 1e9
 
 
 def main(arguments: list[str]) -> int:

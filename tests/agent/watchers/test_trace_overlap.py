@@ -75,6 +75,14 @@ def test_several_streams() -> None:
     assert measured(*events) == ("kernels", 50, 22)
 
 
+def test_several_gpus() -> None:
+    """A kernel hides communication of its own GPU only, whose number is an argument of the kernel, or else its process in the trace."""
+    on_first, on_second = kernel(ALL_REDUCE, 0, 100, 20, device=0), kernel(GEMM, 20, 90, device=1)
+    assert measured(on_first, on_second) == ("kernels", 100, 100)
+    assert measured(on_first, on_second, kernel(GEMM, 0, 30, device=0)) == ("kernels", 100, 70)
+    assert measured(kernel(ALL_REDUCE, 0, 100, 20), kernel(GEMM, 20, 90) | {"pid": 8}) == ("kernels", 100, 100)
+
+
 def test_only_kernels_count() -> None:
     """If a trace has kernels, CPU operators, copies and GPU annotations count as neither compute nor communication."""
     events = [
