@@ -63,6 +63,9 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
                 written[path] = _write(path, form, schema_of(TABLES[name]), rows)
             except (OSError, pyarrow.ArrowInvalid) as error:
                 raise CannotExport(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+            except (OverflowError, UnicodeEncodeError) as error:  # a damaged record
+                why = "a row has a value that its column cannot hold; --last can leave it out"
+                raise CannotExport(f"cannot write {path}: {why} ({error})") from None
     return written
 
 

@@ -18,8 +18,19 @@ import pyarrow
 import pytest
 
 from commwatch.cli.export import _FORMATS
-from commwatch.report.table_export import FORMATS, TABLES, schema_of
-from tests.helpers import RunningAgent, agent, commwatch, wait_for
+from commwatch.report.table_export import FORMATS, TABLES, CannotExport, export, schema_of
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    Watch,
+    agent,
+    commwatch,
+    end_rank,
+    group_entry,
+    operation,
+    wait_for,
+    write_ring,
+)
 from tests.live import LATE_MS, HandMade, late_job
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
@@ -153,6 +164,16 @@ def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
     )
     assert not (tmp_path / "x").exists()
     assert set(FORMATS) == set(_FORMATS) == {"parquet", "arrow", "csv"}
+
+
+def test_value_that_does_not_fit(tmp_path: Path) -> None:
+    """A size of 64 bits, as a damaged record may have, is one line with the remedy; no part of a file is left."""
+    watch = Watch(tmp_path / "run")
+    end_rank(write_ring(watch.rings, [operation(start_ns=MS, end_ns=2 * MS, size=1 << 63)], [group_entry()]))
+    watch.tick(60_000 * MS)
+    with pytest.raises(CannotExport, match=r"operations.csv: a row has a value .* --last can leave it out"):
+        export(watch.agent, "job", tmp_path / "out", "csv")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_documented() -> None:
