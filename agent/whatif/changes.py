@@ -232,5 +232,13 @@ def with_ranks(model: Model, ranks: int) -> Model:
         ]
         for rank, steps in model.programs.items()
     }
-    more = ("the added ranks are as late as the recorded ones",) if ranks > before else ()
-    return replace(model, ops=ops, programs=programs, world_size=ranks, assumed=(*model.assumed, *more))
+    assumed = [*model.assumed]
+    if ranks > before:
+        assumed.append("the added ranks are as late as the recorded ones")
+    every = (model.ops[number] for number in growing)
+    labels = sorted({op.group for op in every if op.op == "all_gather" and op.carries != "parameters"})
+    if labels and ranks != before:
+        assumed.append(
+            f"what is gathered in group {', '.join(labels)} keeps its size, as optimizer shards do; if each rank adds a part of its own, it grows"
+        )
+    return replace(model, ops=ops, programs=programs, world_size=ranks, assumed=tuple(assumed))

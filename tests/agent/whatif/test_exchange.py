@@ -145,6 +145,16 @@ def test_copies_of_a_model(tensor: int, stages: int) -> None:
         with_ranks(job, copy + 1)
 
 
+def test_size_of_what_is_gathered() -> None:
+    """More ranks keep the size of what is gathered, and the answer says that it is assumed, but for parameters, whose size is known to stay."""
+    job = model(2)
+    number, gathered = max(job.ops) + 1, next(iter(job.ops.values()))._replace(op="all_gather", carries="")
+    for carries, assumed in (("", 1), ("parameters", 0)):
+        more = with_ranks(replace(job, ops={**job.ops, number: gathered._replace(carries=carries)}), 4)
+        assert more.ops[number].size_bytes == gathered.size_bytes
+        assert sum(each.startswith("what is gathered in group dp keeps its size") for each in more.assumed) == assumed
+
+
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 4), (4, 2)])
 def test_one_copy_of_a_model(tensor: int, stages: int) -> None:
     """One copy of a model exchanges no gradients with others, so nothing shows what more copies would cost, and there is no forecast."""
