@@ -189,8 +189,14 @@ def test_window_by_an_unknown_clock(tmp_path: Path, nodes: list[Watch], ahead_s:
     """The window of a node whose clock cannot be compared is by its own clock, and changes that of the other nodes as little as they change it."""
     lonely, ahead_ns, window = Watch(tmp_path), ahead_s * 1000 * MS, Window(5.0)
     records = [operation(start_ns=at * 1000 * MS, end_ns=at * 1000 * MS + MS, seq=at) for at in range(20)]
-    about = {"job": "job", "rank": 9, "wall_offset_ns": EPOCH_NS + ahead_ns}
-    write_ring(lonely.rings, records, [group_entry(0, (9,), group_id="alone")], **about)
+    write_ring(
+        lonely.rings,
+        records,
+        [group_entry(0, (9,), group_id="alone")],
+        job="job",
+        rank=9,
+        wall_offset_ns=EPOCH_NS + ahead_ns,
+    )
     lonely.tick(60_000 * MS)
     other = trace_of(sent(lonely.path, Page(window.last_s, None, None, 100)))
     own, _ = _of_one(nodes[0].path, window)
