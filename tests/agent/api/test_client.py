@@ -125,6 +125,7 @@ def test_agent_of_another_version(
 ) -> None:
     """An answer in another form reaches no script: there are no figures, and one line says why, once."""
     monkeypatch.setenv("COMMWATCH_DIR", str(watched.directory))
+    monkeypatch.setattr(training, "_said", False)
     monkeypatch.setattr(commwatch.Client, "get", lambda *_, **__: {"job": {"other": 1}})
     none: dict[str, float] = {}
     for _ in range(2):

@@ -72,6 +72,7 @@ def test_broken_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ValueError("broken")
 
+    monkeypatch.setattr(training, "_said", False)
     monkeypatch.setattr(training, "_place", broken)
     monkeypatch.setattr(training, "Client", lambda **_: None)
     assert (list(commwatch.summary()), commwatch.last_step()) == ([], None)
