@@ -17,8 +17,8 @@ from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
-#: Warnings and facts of faults that are kept after that: a fault at the end of a long log is what people look for.
-_MOST_FAULTS = 2_000
+#: Those of them that only warnings and facts of faults may be, at most a tenth: a fault at the end of a long log must be found.
+_ONLY_FAULTS = 2_000
 #: Characters kept of a fact's first line. A fact of a longer message counts as one for each ``_OF_LONG`` characters: it may be
 #: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
@@ -71,11 +71,12 @@ class Account:
     """Collects the facts in the lines of a log.
 
     Args:
-        most_facts: bound on distinct facts and warnings, without some of the latest on faults.
+        most_facts: bound on distinct facts and warnings.
     """
 
     def __init__(self, most_facts: int = MOST_FACTS) -> None:
-        self._room, self._reserve = most_facts, _MOST_FAULTS
+        self._reserve = min(_ONLY_FAULTS, most_facts // 10)
+        self._room = most_facts - self._reserve
         #: By process; and facts without a known process: their heads were torn, glued to other text, or missing.
         self.lives: dict[Process, Life] = {}
         self.loose = Facts()
