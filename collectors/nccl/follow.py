@@ -54,6 +54,8 @@ class Follower:
         self._files: dict[tuple[int, int], _File] = {}
         #: Closed in favour of others, until their size changes.
         self._quiet: dict[tuple[int, int], _File] = {}
+        #: Files that the latest look found: another one could not be opened again.
+        self._there: set[tuple[int, int]] = set()
         #: Paths that cannot be read, with the reason.
         self.troubles: dict[str, str] = {}
         self.skipped_bytes = 0
@@ -69,7 +71,7 @@ class Follower:
         Args:
             final: the writers have ended: read all there is, and a last line without its newline.
         """
-        there = self._discover()
+        self._there = there = self._discover()
         total = 0
         for inode, file in list(self._files.items()):
             read = self._read(file, None if final else TICK_BYTES - total)
@@ -93,7 +95,7 @@ class Follower:
 
     def _discover(self) -> set[tuple[int, int]]:
         there, too_many = set(), False
-        quiet = sorted((file.idle, inode) for inode, file in self._files.items() if file.idle)
+        quiet = sorted((file.idle, inode) for inode, file in self._files.items() if file.idle and inode in self._there)
         for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
             try:
                 about = Path(path).stat()

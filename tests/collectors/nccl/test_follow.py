@@ -215,10 +215,30 @@ def test_quiet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken.follower.paths == [str(first), str(third)]
 
 
+def test_deleted_file_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted file, which could not be opened again, is read as long as its writer may write; another waits for that time."""
+    monkeypatch.setattr(follow, "MOST_FILES", 1)
+    monkeypatch.setattr(follow, "_PATIENCE", 3)
+    log = tmp_path / "log"
+    with log.open("w") as writer:
+        taken = Taken(tmp_path / "*")
+        writer.write("one\n")
+        writer.flush()
+        assert taken.tick() == ["one"]
+        log.unlink()
+        assert taken.tick() == []
+        (tmp_path / "other").write_text("other\n")
+        writer.write("two\n")
+        writer.flush()
+        assert taken.tick() == ["two"]
+        assert [line for _ in range(6) for line in taken.tick()] == ["other"]
+
+
 def test_quiet_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more files are closed in favour of others than are remembered, because each would be read twice."""
     monkeypatch.setattr(follow, "MOST_FILES", 1)
     monkeypatch.setattr(follow, "_MOST_QUIET", 2)
+    monkeypatch.setattr(follow, "_PATIENCE", 3)
     for name in "abcdef":
         (tmp_path / name).write_text(f"{name}\n")
     taken = Taken(tmp_path / "*")
