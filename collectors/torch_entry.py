@@ -20,14 +20,16 @@ def autoload() -> None:
             identity.mark_probe(os.environ)
         torch_collectives.install()
     except Exception as error:
-        import sys
-
         try:
             from commwatch.collectors.wire.handlers import raised_by_handler
-
-            theirs = raised_by_handler(error)
+            from commwatch.collectors.wire.standard_error import say
         except ImportError:  # an incomplete installation: it may be what ``error`` is about
-            theirs = False
-        if theirs:
+            import contextlib
+            import sys
+
+            with contextlib.suppress(Exception):  # standard error may be closed or full
+                print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
+        if raised_by_handler(error):
             raise
-        print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        say(f"commwatch: probe not loaded: {type(error).__name__}: {error}")

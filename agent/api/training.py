@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from commwatch.api.rest import Client
 from commwatch.api.rows import Rows
+from commwatch.collectors.wire import standard_error
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.core.errors import CommwatchError
 
@@ -133,4 +134,4 @@ def _say(error: Exception) -> None:
     global _said
     if not _said:
         _said = True
-        print(f"commwatch: no figures: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        standard_error.say(f"commwatch: no figures: {type(error).__name__}: {error}")

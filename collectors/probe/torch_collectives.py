@@ -8,7 +8,6 @@ calls, DDP's reducer, FSDP, DTensor, compiled graphs. There are two such hooks w
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from commwatch.collectors.probe.torch_groups import Groups
 from commwatch.collectors.probe.torch_native import NativeProbe
 from commwatch.collectors.probe.torch_probe import Probe
 from commwatch.collectors.probe.torch_python import PythonProbe
+from commwatch.collectors.wire import standard_error
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 _probe: Probe | None = None
@@ -86,7 +86,7 @@ def _make(env: Mapping[str, str]) -> Probe | None:
             raise missing.__context__ from None
         if hook == "native":  # the user does not accept the cost of the other
             if env.get("RANK", "0") == "0":
-                print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
+                standard_error.say(f"commwatch: probe not loaded: no native hook: {missing}")
             return None
         probe = PythonProbe(env)
         probe.remark = f"using the Python hook, the native one costs less: {missing}"

@@ -7,6 +7,7 @@ the store ever waits. It needs an agent that other machines can reach; the agent
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -29,6 +30,10 @@ _KEY = "commwatch/agents/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
 _MOST_BYTES = 1 << 16
+#: Held while the thread uses the store; for good once the process ends. A thread that returns from C++ after that would abort the process.
+_using = threading.Lock()
+#: The process that has the thread: a forked child has not.
+_pid = 0
 #: Addresses that mean all addresses of a machine.
 _ALL = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - nothing is bound here
 
@@ -43,8 +48,16 @@ def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[lis
     nodes = _nodes(env)
     place = _store_of_job() if nodes > 1 and env.get("LOCAL_RANK") == "0" else None
     if place is not None:
+        global _pid
+        _pid = os.getpid()
         arguments = (place, directory / ANNOUNCEMENT, f"{_KEY}{job}", nodes, note)
         threading.Thread(target=_exchange, args=arguments, name="commwatch-peers", daemon=True).start()
+
+
+def before_exit() -> None:
+    """At the end of the process, wait until the thread does not use the store, and let it use that no more."""
+    if _pid == os.getpid():
+        _using.acquire(timeout=_STORE_S)
 
 
 def _nodes(env: Mapping[str, str]) -> int:
@@ -71,15 +84,15 @@ def _exchange(place: tuple[str, int], file: Path, key: str, nodes: int, note: Ca
         try:
             if not ours:
                 ours = _reachable(_address(file), place)
-            if ours and store is None:
-                timeout = timedelta(seconds=_STORE_S)
-                store = TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timeout)
-                store.append(key, f"{ours}\n")
-            if store is not None:
-                found = list(dict.fromkeys(store.get(key).decode().split()))
-                if len(found) > len(known):
-                    known = found
-                    note(known)
+            with _using:
+                if ours and store is None:
+                    timeout = timedelta(seconds=_STORE_S)
+                    store = TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timeout)
+                    store.append(key, f"{ours}\n")
+                found = [] if store is None else list(dict.fromkeys(store.get(key).decode().split()))
+            if len(found) > len(known):
+                known = found
+                note(known)
         except (RuntimeError, OSError, ValueError):  # the store has ended, or the agent restarts
             store = None
         time.sleep(_EVERY_S)

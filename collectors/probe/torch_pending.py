@@ -27,8 +27,16 @@ HEARTBEAT_S = 1.0
 _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
-#: References to a flight that no code will end: the table of flights, a local variable, the argument of getrefcount.
-_ONLY_CLAIMED = 3
+
+
+def _only_claimed() -> int:
+    """Return the references to a flight that no code will end: the table of flights, a local variable, the argument of getrefcount."""
+    claimed = [object()]
+    flight = claimed[0]
+    return sys.getrefcount(flight)  # from Python 3.14 on, without the argument
+
+
+_ONLY_CLAIMED = _only_claimed()
 _SURELY_HANDED_OVER_NS = 1_000_000_000
 #: Ns after the launch by which a blocking call has begun its wait.
 _SURELY_WAITING_NS = 50_000_000
@@ -36,6 +44,8 @@ _SURELY_WAITING_NS = 50_000_000
 _MOST_UNCLAIMED = 256
 #: Ns that they are kept, well before they would look like a hang.
 _LONGEST_UNCLAIMED_NS = 5_000_000_000
+#: Most seconds that the end of the process waits for callbacks; and after the last one, for torch to drop it.
+_MOST_EXIT_S, _DROP_S = 30.0, 0.01
 
 
 class Flight:
@@ -129,7 +139,17 @@ def _memory_of(outputs: Any) -> tuple[int, ...]:
     """Return the addresses of the storages of the tensors in ``outputs``."""
     tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
     strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
-    return tuple(t.untyped_storage().data_ptr() for t in strided)
+    return tuple(address for t in strided if (address := _address(t)))
+
+
+def _address(tensor: Any) -> int:
+    """Return the address of a tensor's storage; 0: it has no memory, such as a fake tensor or an empty one."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError as error:
+        if raised_by_handler(error):
+            raise
+        return 0
 
 
 class Pending:
@@ -155,7 +175,11 @@ class Pending:
         self._blocking = False
         #: Exceptions of a signal handler in a callback in this thread.
         self._raised: list[BaseException] = []
+        #: Futures with a callback that has not been called, by the id of their flight; and whether there was ever one.
+        self._called_later: dict[int, Any] = {}
+        self._ever_called = self._leaving = False
         self._original: Any = None
+        self._replacement: Any = None
         self._library: torch.library.Library | None = None
 
     def add_blocking(self, flight: Flight, work: Any, future: Any) -> None:
@@ -236,10 +260,22 @@ class Pending:
         if flight.queue is not None or not flight.outputs:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
 
+    def before_exit(self) -> None:
+        """At the end of the process, wait for the callbacks that are still to come, as the destructor of a process group does.
+
+        A thread of the backend that calls one after the interpreter has ended would abort the process.
+        """
+        self._leaving = True
+        until = time.monotonic() + _MOST_EXIT_S
+        while self._called_later and time.monotonic() < until:
+            time.sleep(_DROP_S / 2)
+        if self._ever_called:
+            time.sleep(_DROP_S)
+
     def give_up(self) -> None:
         """Finish all pending operations, because the probe is removed."""
         for flight in [*self._by_work.values(), *self._by_memory.values()]:
-            if flight.future is not None:
+            if flight.future is not None and not self._leaving:
                 self.call_back(flight, flight.future)
                 flight.work = flight.future = None
             else:
@@ -262,6 +298,7 @@ class Pending:
 
         wait.__doc__ = original.__doc__
         wait._torchdynamo_disable = True  # type: ignore[attr-defined]
+        self._replacement = wait
         Work.wait = wait  # type: ignore[method-assign, assignment]
         self._hook_wait_tensor()
 
@@ -300,6 +337,8 @@ class Pending:
 
     def call_back(self, flight: Flight, future: Any) -> None:
         """Call ``ended`` once the future is ready: mostly in the backend's thread, at once if it is ready by now."""
+        self._ever_called = True
+        self._called_later[id(flight)] = future
         future.add_done_callback(partial(self._called_back, flight))
         if self._raised:
             raise self._raised.pop()
@@ -309,10 +348,13 @@ class Pending:
             self.ended(flight, ev.BY_FUTURE, future)
         except BaseException as error:  # of a signal handler; torch would swallow it
             self._raised.append(error)
+        finally:
+            self._called_later.pop(id(flight), None)
 
     def unwatch_waits(self) -> None:
         """Undo ``watch_waits``."""
-        if self._original is not None:
+        # Another library may have wrapped ours since: then ours stays, and finds nothing pending.
+        if self._original is not None and vars(Work)["wait"] is self._replacement:
             Work.wait = self._original  # type: ignore[method-assign]
         if self._library is not None:
             self._library._destroy()
@@ -351,7 +393,7 @@ class Pending:
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
 
         def kernel(keyset: Any, tensor: Any) -> Any:
-            flight = self._by_memory.get(tensor.untyped_storage().data_ptr()) if self._by_memory else None
+            flight = self._by_memory.get(_address(tensor)) if self._by_memory else None
             if flight is None or flight.done:
                 return redispatch(keyset & after, tensor)
             return self._waited(flight, id(flight.work), redispatch, keyset & after, tensor)

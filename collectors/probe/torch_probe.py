@@ -27,7 +27,7 @@ from commwatch.collectors.probe.torch_profile_requests import Profiles
 from commwatch.collectors.probe.torch_steps import StepHooks
 from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import identity, ring, variables
+from commwatch.collectors.wire import identity, ring, standard_error, variables
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir, own_file
 
@@ -130,7 +130,15 @@ class Probe(GraphEvents, ABC):
             except (OSError, ValueError) as error:  # no space: the exception is not recorded
                 if raised_by_handler(error):
                     raise
-        self.uninstall()
+        try:
+            if parent_process() is None:  # others leave without ending the interpreter
+                self._before_exit()
+        finally:
+            self.uninstall()
+
+    def _before_exit(self) -> None:
+        """Wait for what must not happen after the interpreter has ended."""
+        torch_peers.before_exit()
 
     def _plugin_path(self) -> Path | None:
         """Return NCCL's profiler plugin that this hook can ask; ``None``: there is none."""
@@ -183,8 +191,7 @@ class Probe(GraphEvents, ABC):
         """Print one line to standard error, once per topic ``about``."""
         if about not in self._warned:
             self._warned.add(about)
-            # In one write: the ranks of a node share standard error.
-            print(f"commwatch: {text}\n", end="", file=sys.stderr, flush=True)
+            standard_error.say(f"commwatch: {text}")
 
     # -- ring ---------------------------------------------------------------------------------
 

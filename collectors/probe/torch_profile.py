@@ -69,7 +69,8 @@ class Profiling:
     def __init__(self, request: Path, job: str, rank: int, env: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._path, self._job, self._rank, self._env, self._say = request, job, rank, env, say
         self._session: _Session | None = None
-        self._doors: dict[str, Callable[..., Any]] = {}
+        #: By name, the function of torch, and the one in its place.
+        self._doors: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         #: The request file that was read last, and its id.
         self._read: tuple[int, int] | None = None
         self._id = ""
@@ -180,13 +181,15 @@ class Profiling:
 
             return call
 
-        self._doors = {name: getattr(backend, name) for name in _DOORS}
-        for name, door in self._doors.items():
-            setattr(backend, name, giving_way(door))
+        for name in _DOORS:
+            door = getattr(backend, name)
+            self._doors[name] = door, giving_way(door)
+            setattr(backend, name, self._doors[name][1])
 
     def _open_doors(self) -> None:
-        for name, door in self._doors.items():
-            setattr(backend, name, door)
+        for name, (door, ours) in self._doors.items():
+            if getattr(backend, name) is ours:  # else another library has wrapped it, and it stays: it only forwards
+                setattr(backend, name, door)
         self._doors = {}
 
     # -- steps --------------------------------------------------------------------------------

@@ -110,6 +110,10 @@ class PythonProbe(Probe):
         self.pending.watch_waits()
         self.groups.on_shutdown = self.devices.let_go_of_works
 
+    def _before_exit(self) -> None:
+        super()._before_exit()
+        self.pending.before_exit()
+
     def _take_out(self) -> None:
         self.pending.unwatch_waits()
         if self._library is not None:

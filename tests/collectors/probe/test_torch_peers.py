@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -134,3 +135,16 @@ def test_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_peers, "_exchange", lambda *_: pytest.fail("it began"))
     env = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     torch_peers.share(env, tmp_path, "job", lambda addresses: None)
+
+
+def test_end_of_the_process(store: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the process is about to end, the thread no longer uses the store: a return from there would abort the process."""
+    monkeypatch.setattr(torch_peers, "_using", threading.Lock())
+    monkeypatch.setattr(torch_peers, "_pid", os.getpid())
+    torch_peers.before_exit()
+    thread, found = exchange(("127.0.0.1", store.port), announced(tmp_path / "here", "http://node1:1"), 1)
+    thread.join(0.3)
+    assert (thread.is_alive(), found, store.check([KEY])) == (True, [], False)
+    torch_peers._using.release()
+    thread.join(PATIENCE_S)
+    assert found == [["http://node1:1"]]
