@@ -267,7 +267,7 @@ class Pending:
         """
         self._leaving = True
         until = time.monotonic() + _MOST_EXIT_S
-        while self._called_later and time.monotonic() < until:
+        while any(not each.done() for each in list(self._called_later.values())) and time.monotonic() < until:
             time.sleep(_DROP_S / 2)
         if self._ever_called:
             time.sleep(_DROP_S)
@@ -337,18 +337,22 @@ class Pending:
 
     def call_back(self, flight: Flight, future: Any) -> None:
         """Call ``ended`` once the future is ready: mostly in the backend's thread, at once if it is ready by now."""
-        self._ever_called = True
-        self._called_later[id(flight)] = future
-        future.add_done_callback(partial(self._called_back, flight))
+        try:
+            self._ever_called = True
+            self._called_later[id(flight)] = future
+            future.add_done_callback(partial(self._called_back, flight))
+        except BaseException:  # of a signal handler
+            self._called_later.pop(id(flight), None)
+            raise
         if self._raised:
             raise self._raised.pop()
 
     def _called_back(self, flight: Flight, future: Any) -> None:
         try:
             self.ended(flight, ev.BY_FUTURE, future)
+            self._called_later.pop(id(flight), None)
         except BaseException as error:  # of a signal handler; torch would swallow it
             self._raised.append(error)
-        finally:
             self._called_later.pop(id(flight), None)
 
     def unwatch_waits(self) -> None:
