@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.rank_state import begun, culprits, shedding, urgency
+from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch.analysis.time_buckets import Slot, slots_of
 from commwatch.analysis.timeline import MOST_RANKS
 from commwatch.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
 from commwatch.core.views import RankView
 from commwatch.nodes.merging import Seen, conclude, merged_ranks
-from commwatch.server.node_now import NodeNow, RankLine, RankNow
+from commwatch.server.node_now import NodeNow, Oldest, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
 _MOST_IN_FLIGHT = 50
@@ -153,13 +153,18 @@ def _waiting(ranks: Iterable[RankNow]) -> tuple[float | None, float | None]:
 
 
 def _lines(ranks: list[RankNow], blamed: Mapping[int, str]) -> list[RankLine]:
-    """Return the lines of the ranks with their verdicts; of many ranks only the worst."""
-    lines = [replace(one.line, verdict=blamed.get(one.line.rank)) for one in ranks]
+    """Return the lines of the ranks with their verdicts and oldest operations; of many ranks only the worst."""
+    lines = [replace(one.line, verdict=blamed.get(one.line.rank), oldest=_oldest(one.view)) for one in ranks]
     if len(lines) <= MOST_RANKS:
         return lines
     return sorted(
         lines, key=lambda line: (line.verdict is None, line.state in ("running", "ended"), -(line.wait or 0.0))
     )[:MOST_RANKS]
+
+
+def _oldest(view: RankView) -> Oldest | None:
+    op = oldest(view)
+    return None if op is None else Oldest(op.op, op.group, age(op))
 
 
 def _in_flight(views: list[RankView]) -> list[InFlightLine]:

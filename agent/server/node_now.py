@@ -30,6 +30,15 @@ _MOST_CHOICES = 40
 
 
 @dataclass(frozen=True)
+class Oldest:
+    """The operation that a rank has been in for the longest."""
+
+    op: str
+    group: str
+    age_s: float
+
+
+@dataclass(frozen=True)
 class RankLine:
     """One rank. Shares are 0 to 1; ``None``: not known."""
 
@@ -48,13 +57,15 @@ class RankLine:
     wait: float | None
     gpu: int | None
     gpu_utilization: float | None
+    #: ``None``: it is in no operation, or not looked up yet.
+    oldest: Oldest | None = None
 
 
 @dataclass(frozen=True)
 class RankNow:
     """What one rank contributes."""
 
-    #: Its verdict is still missing.
+    #: Its verdict and its oldest operation are still missing.
     line: RankLine
     view: RankView
     #: Steps per second; ``None``: not known, or no step has ended for a long time.

@@ -56,7 +56,7 @@ function wrong(job, alerts, trouble, nodes) {
 
 // Tables have their heads before there is anything to show.
 export function begin() {
-  ranks({ ranks: [], in_flight: [] });
+  ranks({ ranks: [] });
   inFlight({ in_flight: [], in_flight_more: 0 });
   showChosen({ chosen: [] });
 }
@@ -94,10 +94,8 @@ const RANKS = [
 ];
 
 function ranks(job) {
-  const oldest = new Map();
-  for (const op of job.in_flight) if (!oldest.has(op.rank)) oldest.set(op.rank, op); // longest first
   const rows = job.ranks.map((rank) => {
-    const op = oldest.get(rank.rank);
+    const op = rank.oldest;
     const lost = !["running", "ended"].includes(rank.state);
     const gpu = rank.gpu === null ? UNKNOWN : `${rank.gpu}: ${percent(rank.gpu_utilization)}`;
     return {

@@ -20,7 +20,7 @@ from commwatch.core.cells import NO_STEPS, SLOT_NS
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.server.live_view import JobNow, job_now
-from commwatch.server.node_now import Card, node_now, operations, pick, running
+from commwatch.server.node_now import Card, Oldest, node_now, operations, pick, running
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS
@@ -206,6 +206,19 @@ def test_many_in_flight() -> None:
     found = now(shown)
     assert [line.seq for line in found.in_flight] == list(range(50))
     assert found.in_flight_more == 10
+
+
+def test_operation_of_each_rank() -> None:
+    """Each rank in an operation shows the longest one, however many operations are in flight; the rank that is missing in it shows none."""
+    shown = job(*[steps(rank, 3) for rank in range(64)])
+    for rank, totals in enumerate(books(shown)):
+        starts_ms = [1000, 1500] if rank != 13 else []
+        totals.in_flight = [
+            Record._make((1, *operation(start_ns=at * MS, end_ns=0, seq=3 + n), 1)) for n, at in enumerate(starts_ms)
+        ]
+    found = now(shown)
+    assert [line.rank for line in found.ranks if line.oldest is None] == [13]
+    assert {line.oldest for line in found.ranks} == {None, Oldest("all_reduce", "dp", 1.0)}
 
 
 def test_operations_of_the_last_minute() -> None:

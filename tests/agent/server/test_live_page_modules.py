@@ -1,0 +1,61 @@
+"""Modules of the live page in Chromium, without an event stream: a test calls them with data made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.helpers import RunningAgent, agent
+from tests.live import table
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium, Visit
+
+#: A job of two ranks without operations, steps or verdicts.
+JOB: dict[str, Any] = {
+    "job_id": "train", "state": "running", "world_size": 2, "steps_per_s": None, "step_s": None, "steps_unavailable": None, "comm": None,
+    "exposed": None, "comm_of": "", "exposed_of": "", "split": "", "sheds": None, "says": "", "ranks": [], "states": {"running": 2},
+    "step": None, "in_flight": [], "in_flight_more": 0, "verdicts": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent that serves the modules."""
+    with agent(tmp_path_factory.mktemp("modules") / "run") as running:
+        yield running
+
+
+@pytest.fixture
+def visit(chromium: Chromium, node: RunningAgent) -> Iterator[Visit]:
+    """The page without the module that fills it, so that only the test does."""
+    with chromium.visit(f"{node.url}/healthz") as visit:
+        visit.page.route("**/static/live.js", lambda route: route.fulfill(content_type="text/javascript", body=""))
+        visit.page.goto(f"{node.url}/", wait_until="load")
+        visit.page.evaluate("document.getElementById('job').hidden = false")
+        yield visit
+
+
+def line(rank: int, **known: Any) -> dict[str, Any]:
+    """A rank of which nothing else is known."""
+    absent = dict.fromkeys(("verdict", "step", "step_s", "comm", "exposed", "wait", "gpu", "gpu_utilization", "oldest"))
+    return {"rank": rank, "host": "node", "state": "running", **absent, **known}
+
+
+def show_job(page: Page, alerts: tuple[dict[str, Any], ...] = (), **job: Any) -> None:
+    """Show a moment of a job."""
+    moment = {"job": JOB | job, "alerts": alerts, "trouble": None, "nodes": {"answered": 1, "silent": {}}}
+    page.evaluate("async (moment) => (await import('/static/show.js')).showJob(moment)", moment)
+
+
+def test_operation_of_each_rank(visit: Visit) -> None:
+    """A rank in an operation shows it, even if the list of operations in flight leaves it out; one in none has a dash."""
+    inside = {"op": "all_reduce", "group": "dp", "age_s": 31.0}
+    show_job(visit.page, ranks=[line(0, oldest=inside), line(1)], in_flight=[], in_flight_more=1)
+    assert [(row["in flight"], row["for"]) for row in table(visit, "ranks")] == [
+        ("all_reduce dp", "31.0 s"),
+        ("–", "–"),
+    ]
