@@ -39,19 +39,32 @@ function wrong(job, alerts, trouble, nodes) {
   const pending = [...new Set(alerts.filter((alert) => alert.state === "pending").map((alert) => alert.name))];
   if (pending.length) said.push({ head: "Pending alerts", text: pending.join(", "), kind: "" });
   if (!said.length) said.push({ head: "Nothing", text: "found.", kind: "good" });
-  const now = JSON.stringify(said);
-  const list = find("wrong");
-  if (list.dataset.said === now) return; // unchanged text: a screen reader need not read it again
-  list.dataset.said = now;
-  each(list, "li", said, (item, { head, text, kind, links = [] }) => {
+  each(find("wrong"), "li", said, write);
+}
+
+// Writes an item of what is wrong. If at most its age changes, its links keep the focus, and a screen reader does not read it again.
+function write(item, { head, text, kind, links = [] }) {
+  const [before, age, after] = aged(plain(text));
+  const now = JSON.stringify([head, before, after, kind, links]);
+  if (item.dataset.said !== now) {
+    item.dataset.said = now;
     item.className = kind;
-    item.replaceChildren(make("b", plain(head)), " ", plain(text));
+    const place = make("span");
+    place.ariaLive = "off";
+    item.replaceChildren(make("b", plain(head)), " ", before, place, after);
     for (const [url, name] of links) {
       const link = make("a", name);
       link.href = url;
       item.append(" ", link);
     }
-  });
+  }
+  say(item.querySelector("span"), age);
+}
+
+// A text in three parts: before its age, the age ("31 s" of "31 s ago", or of "for 31 s)" at its end), and after it.
+function aged(text) {
+  const found = /\b\d+ s(?= ago\b|\)$)/.exec(text);
+  return found ? [text.slice(0, found.index), found[0], text.slice(found.index + found[0].length)] : [text, "", ""];
 }
 
 // Tables have their heads before there is anything to show.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.helpers import RunningAgent, agent
 from tests.live import table
@@ -59,3 +59,38 @@ def test_operation_of_each_rank(visit: Visit) -> None:
         ("all_reduce dp", "31.0 s"),
         ("–", "–"),
     ]
+
+
+def test_age_of_a_hang_alone_changes(visit: Visit) -> None:
+    """While the age of a hang grows, all else of what is wrong is left alone: links keep the focus, and nothing is read aloud again."""
+    page = visit.page
+    alert = {
+        "id": "a", "name": "CollectiveHang", "severity": "critical", "state": "firing", "annotations": {"summary": "Job train hangs"},
+    }  # fmt: skip
+
+    def show(*ages: str) -> None:
+        says = [f"hang: process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp{age})" for age in ages]
+        show_job(page, (alert,), verdicts=[{"kind": "hang", "ranks": [1], "says": text} for text in says])
+
+    show(" for 30 s")
+    page.get_by_role("link", name="what to do").focus()
+    page.evaluate(
+        """() => {
+          window.changed = [];
+          const region = (node) => (node.closest ? node : node.parentElement).closest("[aria-live]");
+          const seen = (records) => window.changed.push(...records.map(({ target }) => region(target).ariaLive));
+          new MutationObserver(seen).observe(document.getElementById("wrong"), { subtree: true, childList: true, characterData: true });
+        }"""
+    )
+    for second in range(31, 35):
+        show(f" for {second} s")
+    expect(page.get_by_role("link", name="what to do")).to_be_focused()
+    expect(page.locator("#wrong li").first).to_have_text(
+        "HANG, rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp for 34 s)"
+    )
+    assert set(page.evaluate("window.changed")) == {"off"}
+    show(", 35 s ago", " for 36 s")
+    expect(page.locator("#wrong li")).to_have_count(3)
+    expect(page.locator("#wrong li").first).to_have_text(
+        "HANG, rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp, 35 s ago)"
+    )
