@@ -344,7 +344,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
             "!" if blamed else "", str(rank.rank), blamed or word, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
-            _part(None if row is None else _waited(row), 1, covered_s),
+            _part(_waited_of_rank(row), 1, covered_s),
             NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(used.get(rank.rank))}",
             NOT_KNOWN if op is None else _named(op, len(begun(rank))),
             NOT_KNOWN if op is None else seconds(age(op)), clean(rank.host),
@@ -359,6 +359,12 @@ def _named(op: InFlight, among: int) -> str:
 
 def _waited(row: Row) -> float | None:
     return row.wait_s if row.wait_s is not None else row.p2p_wait_s
+
+
+def _waited_of_rank(row: Row | None) -> float | None:
+    """Return how long a rank waited, for late ranks and for messages, as far as it is known."""
+    known = [] if row is None else [waited for waited in (row.wait_s, row.p2p_wait_s) if waited is not None]
+    return sum(known) if known else None
 
 
 def _others(shown: OfJob, ranks: list[RankView]) -> Text:

@@ -149,6 +149,16 @@ def test_sums_of_other_times() -> None:
     assert waited == ["25%", "15%"]
 
 
+def test_waits_of_a_rank() -> None:
+    """A rank's wait is that for late ranks and for messages together; one of the two that is not known is left out."""
+    known = ((0.5, 2.0), (None, 2.0), (0.5, None), (None, None))
+    rows = [row({"rank": n}, ranks=1, wait_s=late, p2p_wait_s=messages) for n, (late, messages) in enumerate(known)]
+    sums = Summary(NOW - 10, NOW, ["rank"], rows)
+    shown = of_job(ranks=[rank(n) for n in range(4)], steps=[step(n) for n in range(4)], by_rank=sums)
+    lines = [line.split() for line in text(shown, cells=110).splitlines() if " running " in line and "node1" in line]
+    assert [cells[7] for cells in lines] == ["25%", "20%", "5%", "–"]
+
+
 def test_room_is_used() -> None:
     """On 200 cells both tables stand side by side, with more columns; on 80 they are below one another."""
     lines = text(of_job(), 200).splitlines()
