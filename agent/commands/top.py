@@ -9,6 +9,7 @@ from statistics import mean, median
 
 from rich.text import Text
 
+from commwatch.alerts.model import SEVERITIES
 from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
@@ -31,6 +32,8 @@ STALE_S = 5.0
 _WIDE = 150
 _MOST_BAR = 40
 _STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad", "corruption": "bad"}
+#: Alerts of lower numbers come first.
+_SEVERITIES = {severity: -n for n, severity in enumerate(SEVERITIES)}
 _STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
 _RANKS = (
     Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
@@ -210,7 +213,7 @@ def _notices(answers: Answers) -> list[tuple[str, str]]:
             says = verdict.says.removeprefix(f"{verdict.kind}: ")
             notices.append((f"{verdict.kind.upper()} {whom}: {says}", style))
     firing = [alert for alert in answers.alerts if alert.state == "firing"]
-    for alert in sorted(firing, key=lambda alert: alert.severity):
+    for alert in sorted(firing, key=lambda alert: _SEVERITIES.get(alert.severity, 0)):
         text = alert.annotations.get("summary", "")
         notices.append((f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
     part = (
@@ -221,10 +224,7 @@ def _notices(answers: Answers) -> list[tuple[str, str]]:
     notices += [] if part is None else [(part, "warn")]
     notices += [(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
-        notices += [
-            (f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, ""))
-            for found in sorted(shown.findings, key=lambda found: found.severity)
-        ]
+        notices += [(f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, "")) for found in shown.findings]
         notices += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
     pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
     notices += [(f"pending: {', '.join(pending)}", "dim")] if pending else []

@@ -210,6 +210,16 @@ def test_words_on_top() -> None:
     ]
 
 
+def test_worst_come_first() -> None:
+    """Alerts and findings are in the order critical, warning, info: those that are cut off are the least severe."""
+    alerts = [alert("A", severity="info"), alert("B", severity="critical"), alert("C", severity="warning")]
+    found = [Finding(each, each, each, "", "", "", []) for each in ("error", "warning", "info")]
+    lines = text(of_job(findings=found), alerts=alerts, height=None).splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith(("ALERT", "NCCL"))] == [
+        "ALERT B", "ALERT C", "ALERT A", "NCCL error", "NCCL warning", "NCCL info",
+    ]  # fmt: skip
+
+
 def test_part_is_recorded() -> None:
     """That operations are only counted, which leaves shares and waits unknown, is said."""
     shown = text(of_job(ranks=[rank(0, probe_mode="full"), rank(1, probe_mode="sampling")]), cells=200)
