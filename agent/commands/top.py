@@ -9,14 +9,13 @@ from statistics import mean, median
 
 from rich.text import Text
 
-from commwatch.alerts.model import SEVERITIES
 from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
+from commwatch.analysis.rank_state import begun, culprits, oldest, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
-from commwatch.collectors.spans import ranks
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
+from commwatch.commands.top_notices import STYLES, notices, wrapped
 from commwatch.core.api_views import Row, Summary
 from commwatch.core.terminal_text import clean
 from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
@@ -31,9 +30,6 @@ STALE_S = 5.0
 #: Width in cells from which the two tables are drawn side by side.
 _WIDE = 150
 _MOST_BAR = 40
-_STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad", "corruption": "bad"}
-#: Alerts of lower numbers come first.
-_SEVERITIES = {severity: -n for n, severity in enumerate(SEVERITIES)}
 _STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
 _RANKS = (
     Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
@@ -105,14 +101,14 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
 def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     """Return the lines below the title."""
     shown = answers.shown
-    notices = _notices(answers)
+    said = notices(answers)
     if shown is None:
-        return [*_wrapped(notices, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
+        return [*wrapped(said, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
     top = _shares(answers, shown, cells) + _cards(answers)
     room = None if height is None else max(0, height - len(top))
     # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
-    top += _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
+    top += wrapped(said, cells, None if room is None else max(2, room // 3, room - need))
     room = None if height is None else max(0, height - len(top) - 1)
     return [*top, Text(), *_tables(answers, shown, cells, room)]
 
@@ -190,60 +186,6 @@ def _cards(answers: Answers) -> list[Text]:
         if measured.utilization is not None:
             parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
     return [Text.assemble(("gpus     ", "dim"), "  ".join(parts))] if parts else []
-
-
-# -- notices ----------------------------------------------------------------------------------
-
-
-def _notices(answers: Answers) -> list[tuple[str, str]]:
-    """Return what is wrong, the text and style of each notice, the worst first."""
-    shown = answers.shown
-    notices = [] if answers.about.trouble is None else [(f"agent: {answers.about.trouble}", "bad")]
-    if shown is not None:
-        silent = shown.nodes.silent.items()
-        notices += [
-            (f"no answer from {url} ({why}): ranks of its node are missing below", "bad") for url, why in silent
-        ]
-    if shown is not None and shown.job.ending:
-        notices.append((f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
-    if shown is not None:
-        for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
-            style = _STYLES.get(verdict.kind, "warn")
-            whom = ranks(verdict.ranks) if verdict.ranks else "no rank"
-            says = verdict.says.removeprefix(f"{verdict.kind}: ")
-            notices.append((f"{verdict.kind.upper()} {whom}: {says}", style))
-    firing = [alert for alert in answers.alerts if alert.state == "firing"]
-    for alert in sorted(firing, key=lambda alert: _SEVERITIES.get(alert.severity, 0)):
-        text = alert.annotations.get("summary", "")
-        notices.append((f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
-    part = (
-        None
-        if shown is None
-        else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks if rank.state == "running")
-    )
-    notices += [] if part is None else [(part, "warn")]
-    notices += [(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
-    if shown is not None:
-        notices += [(f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, "")) for found in shown.findings]
-        notices += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
-    pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
-    notices += [(f"pending: {', '.join(pending)}", "dim")] if pending else []
-    notices += [(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
-    return [(clean(text), style) for text, style in notices]
-
-
-def _wrapped(notices: list[tuple[str, str]], cells: int, height: int | None) -> list[Text]:
-    """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out."""
-    whole = [wrap(text, cells, height and 2, style) for text, style in notices]
-    lines: list[Text] = []
-    for i, parts in enumerate(whole):
-        last = i == len(whole) - 1
-        if height is not None and len(lines) + len(parts) + (not last) > height:
-            if len(lines) < height:
-                lines.append(Text(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"))
-            break
-        lines += parts
-    return lines
 
 
 # -- tables -----------------------------------------------------------------------------------
@@ -338,7 +280,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
     for rank in ranks:
         word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
         bad = "bad" if word not in ("running", "ended") else "dim" if word == "ended" else ""
-        style = _STYLES.get(blamed, "warn") if blamed else bad
+        style = STYLES.get(blamed, "warn") if blamed else bad
         row, op = sums.get(rank.rank), oldest(rank)
         texts = (
             "!" if blamed else "", str(rank.rank), blamed or word, str(mine[0].seq) if mine else NOT_KNOWN,
