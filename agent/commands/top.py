@@ -104,7 +104,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     said = notices(answers)
     if shown is None:
         return [*wrapped(said, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
-    top = _shares(answers, shown, cells) + _cards(answers)
+    top = _shares(answers, shown, cells) + _cards(answers, cells)
     room = None if height is None else max(0, height - len(top))
     # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
@@ -177,15 +177,19 @@ def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str]
     return [line.append(f": {says}" if says else "")]
 
 
-def _cards(answers: Answers) -> list[Text]:
-    """Return one line with utilization and power of all GPUs that can be read; empty if there are none."""
+def _cards(answers: Answers, cells: int) -> list[Text]:
+    """Return utilization and power of all GPUs that can be read, on as many lines as they need; empty if there are none."""
     parts = []
     for view in answers.gpus.gpus:
         measured = view.gpu.measured
         watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
         if measured.utilization is not None:
             parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
-    return [Text.assemble(("gpus     ", "dim"), "  ".join(parts))] if parts else []
+    fit = max(
+        1, (cells - 7) // (max(map(len, parts), default=0) + 2)
+    )  # each comes after two blanks, the first after nine
+    rows = ["  ".join(parts[at : at + fit]) for at in range(0, len(parts), fit)]
+    return [Text.assemble((" " * 9 if n else "gpus     ", "dim"), row) for n, row in enumerate(rows)]
 
 
 # -- tables -----------------------------------------------------------------------------------

@@ -251,6 +251,20 @@ def test_gpus() -> None:
     assert "1: –  " in elsewhere
 
 
+def test_many_gpus() -> None:
+    """Cards that one line has no room for continue below; none is cut off."""
+    cards = [
+        GpuView(Gpu(Card(n, "u", "b", "H100"), Measured(utilization=1.0, power_watts=700.0)), [], []) for n in range(8)
+    ]
+    lines = text(of_job(), cells=80, gpus=GpuViews("up", None, None, NOW, cards, [])).splitlines()
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("gpus")]
+    assert lines[at : at + 2] == [
+        "gpus     0: 100% 700 W  1: 100% 700 W  2: 100% 700 W  3: 100% 700 W",
+        "         4: 100% 700 W  5: 100% 700 W  6: 100% 700 W  7: 100% 700 W",
+    ]
+    assert "7: 100% 700 W" in text(of_job(), cells=24, height=None, gpus=GpuViews("up", None, None, NOW, cards, []))
+
+
 def test_several_nodes() -> None:
     """The title has how many nodes answered; each that did not is named with its reason; a node alone is not counted."""
     assert "nodes" not in text(of_job()).splitlines()[0]
