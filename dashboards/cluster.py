@@ -21,6 +21,8 @@ _EXPOSED = "max by (job_id, rank) (rate(commwatch_step_exposed_comm_seconds_tota
 _BUSY = (
     f"max by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > {THRESHOLD['op_share']}"
 )
+#: Leaves only ranks that run now: the counters of ranks that have ended remain while the job runs.
+_ALIVE = "and on (instance, job_id, rank) commwatch_rank_info"
 _AND_BUSY = f"and on (job_id, group, op) ({_BUSY})"
 #: Whether Prometheus reaches an agent: other targets may have the same ``instance``.
 _AGENTS = (
@@ -108,8 +110,7 @@ def _jobs() -> list[Panel]:
             Query("count by (job_id) (count by (job_id, rank) (commwatch_rank_info))", "Ranks", "short"),
             Query("count by (job_id) (count by (job_id, instance) (commwatch_rank_info))", "Agents", "short"),
             Query(
-                "avg by (job_id) (max by (job_id, rank) (rate(commwatch_steps_total[$__rate_interval])))"
-                " and on (job_id) commwatch_rank_info",
+                f"avg by (job_id) (max by (job_id, rank) (rate(commwatch_steps_total[$__rate_interval]) {_ALIVE}))",
                 "Steps per second",
                 "suffix: steps/s",
             ),

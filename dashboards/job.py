@@ -20,6 +20,8 @@ from commwatch.dashboards.common import (
 
 _JOB = 'job_id="$job_id"'
 _GROUP = f'{_JOB}, group=~"$group"'
+#: Leaves only ranks that run now: the counters of ranks that have ended remain while the job runs.
+_ALIVE = f"and on (instance, rank) commwatch_rank_info{{{_JOB}}}"
 
 
 def _rate(metric: str, matchers: str = _JOB) -> str:
@@ -108,7 +110,7 @@ def _steps() -> list[Panel]:
             "Steps per second",
             "Training steps per second, mean of the ranks.",
             "suffix: steps/s",
-            Query(f"avg(max by (rank) ({_rate('steps_total')}))", "steps"),
+            Query(f"avg(max by (rank) ({_rate('steps_total')} {_ALIVE}))", "steps"),
         ),
         lines(
             "Step time",
@@ -265,17 +267,14 @@ def _rank_maps() -> list[Panel]:
 
 
 def _waits() -> list[Panel]:
-    here = f" and on (rank, instance) commwatch_rank_info{{{_JOB}}}"
+    waited = f"max by (rank, group, direction) ({_rate('pipeline_wait_seconds_total', _GROUP)} {_ALIVE})"
     return [
         lines(
             "Pipelines by direction",
             "Share of time spent waiting for messages towards the next stage (forward) and towards the previous stage "
             "(backward), mean of the ranks. A first stage that waits backward is idle in the bubble.",
             "percentunit",
-            Query(
-                f"avg by (group, direction) (max by (rank, group, direction) ({_rate('pipeline_wait_seconds_total', _GROUP)}))",
-                "{{group}} {{direction}}",
-            ),
+            Query(f"avg by (group, direction) ({waited})", "{{group}} {{direction}}"),
         ),
         cells(
             "Ranks",
@@ -285,12 +284,12 @@ def _waits() -> list[Panel]:
             Query(f"max by (rank, instance) (commwatch_comm_share_ratio{{{_JOB}}})", "Communication", "percentunit"),
             Query(f"max by (rank, instance) (commwatch_exposed_comm_share_ratio{{{_JOB}}})", "Exposed", "percentunit"),
             Query(
-                f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')}){here}",
+                f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')}) {_ALIVE}",
                 "Waiting",
                 "percentunit",
             ),
             Query(
-                f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')}){here}",
+                f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')}) {_ALIVE}",
                 "Lateness",
                 "percentunit",
             ),
