@@ -103,7 +103,8 @@ def _jobs() -> list[Panel]:
         cells(
             "Jobs",
             "Jobs with live ranks. Shares are means over the ranks, for the steps of the last minute. An empty cell "
-            "means that the value is not known. Click a job to open its dashboard.",
+            "means that the value is not known. *Fault duration* is the age of the oldest hang, stall, desync or "
+            "corruption. Click a job to open its dashboard.",
             {"job_id": "Job"},
             Query("avg by (job_id) (commwatch_comm_share_ratio)", "Communication", "percentunit"),
             Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "Exposed", "percentunit"),
@@ -114,7 +115,7 @@ def _jobs() -> list[Panel]:
                 "Steps per second",
                 "suffix: steps/s",
             ),
-            Query("max by (job_id) (commwatch_verdict_seconds)", "Fault duration", "s"),
+            Query('max by (job_id) (commwatch_verdict_seconds{kind!="straggler"})', "Fault duration", "s"),
             sort="Communication",
         ),
         lines(
@@ -145,7 +146,8 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "What is wrong",
-            "How long a hang, stall, desync, corruption or straggler has lasted. Empty if nothing is wrong.",
+            "How long a hang, stall, desync or corruption has lasted; for a straggler, the length of the time judged. Empty "
+            "if nothing is wrong.",
             "s",
             Query("max by (job_id, kind) (commwatch_verdict_seconds)", "{{job_id}} {{kind}}"),
         ),

@@ -303,8 +303,8 @@ def _wrong() -> list[Panel]:
     return [
         lines(
             "Verdicts",
-            "How long a hang, stall, desync, corruption or straggler has lasted, and the rank at fault (empty if there is none). "
-            "Empty if nothing is wrong. `commwatch diagnose` gives details.",
+            "How long a hang, stall, desync or corruption has lasted, or for a straggler, the length of the time judged; and "
+            "the rank at fault (empty if there is none). Empty if nothing is wrong. `commwatch diagnose` gives details.",
             "s",
             Query(
                 f"max by (kind, group, rank) (commwatch_verdict_seconds{{{_JOB}}})", "{{kind}} {{group}} rank {{rank}}"

@@ -58,3 +58,13 @@ def test_means_are_of_ranks_that_run(tmp_path: Path, ranks: dict[str, str]) -> N
         asked("job", "Pipelines by direction"): {'{group="pp", direction="forward"}': 1.0},
     }
     evaluate(tmp_path, {**ranks, **of_ranks("commwatch_steps_total"), **waits}, expected)
+
+
+def test_fault_has_no_duration_of_a_straggler(tmp_path: Path) -> None:
+    """The length of the time in which a straggler was judged is not shown as the duration of a fault."""
+    series = {
+        'commwatch_verdict_seconds{job_id="hangs", kind="hang", rank="1"}': "20x80",
+        'commwatch_verdict_seconds{job_id="hangs", kind="straggler", rank="2"}': "30x80",
+        'commwatch_verdict_seconds{job_id="late", kind="straggler", rank="2"}': "30x80",
+    }
+    evaluate(tmp_path, series, {asked("cluster", "Jobs", "F"): {'{job_id="hangs"}': 20.0}})
