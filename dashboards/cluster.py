@@ -8,6 +8,8 @@ from commwatch.dashboards.common import (
     ALERT_NAMES,
     CLUSTER,
     COMM_SHARE,
+    LATELY,
+    OVER_TIME,
     THRESHOLD,
     Panel,
     Query,
@@ -17,10 +19,8 @@ from commwatch.dashboards.common import (
     number,
 )
 
-_EXPOSED = "max by (job_id, rank) (rate(commwatch_step_exposed_comm_seconds_total[$__rate_interval]))"
-_BUSY = (
-    f"max by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > {THRESHOLD['op_share']}"
-)
+_EXPOSED = f"max by (job_id, rank) (rate(commwatch_step_exposed_comm_seconds_total[{OVER_TIME}]))"
+_BUSY = f"max by (job_id, group, op) (rate(commwatch_collective_seconds_total[{LATELY}])) > {THRESHOLD['op_share']}"
 #: Leaves only ranks that run now: the counters of ranks that have ended remain while the job runs.
 _ALIVE = "and on (instance, job_id, rank) commwatch_rank_info"
 _AND_BUSY = f"and on (job_id, group, op) ({_BUSY})"
@@ -111,7 +111,7 @@ def _jobs() -> list[Panel]:
             Query("count by (job_id) (count by (job_id, rank) (commwatch_rank_info))", "Ranks", "short"),
             Query("count by (job_id) (count by (job_id, instance) (commwatch_rank_info))", "Agents", "short"),
             Query(
-                f"avg by (job_id) (max by (job_id, rank) (rate(commwatch_steps_total[$__rate_interval]) {_ALIVE}))",
+                f"avg by (job_id) (max by (job_id, rank) (rate(commwatch_steps_total[{LATELY}]) {_ALIVE}))",
                 "Steps per second",
                 "suffix: steps/s",
             ),
@@ -156,8 +156,8 @@ def _jobs() -> list[Panel]:
 
 def _worst() -> Panel:
     bandwidth = (
-        "sum by (job_id, group, op) (rate(commwatch_collective_bus_bytes_total[$__rate_interval]))"
-        " / (sum by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > 0)"
+        f"sum by (job_id, group, op) (rate(commwatch_collective_bus_bytes_total[{LATELY}]))"
+        f" / (sum by (job_id, group, op) (rate(commwatch_collective_seconds_total[{LATELY}])) > 0)"
     )
     best = "min by (job_id, group, op) (commwatch_collective_efficiency_ratio"
     return cells(
@@ -177,7 +177,7 @@ def _worst() -> Panel:
 
 def _nodes() -> Panel:
     used = (
-        "max by (instance) (max by (instance, device) (rate(commwatch_network_bytes_total[$__rate_interval]))"
+        f"max by (instance) (max by (instance, device) (rate(commwatch_network_bytes_total[{LATELY}]))"
         " / on (instance, device) max by (instance, device) (commwatch_network_speed_bytes_per_second))"
     )
     return cells(

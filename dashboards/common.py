@@ -33,6 +33,9 @@ ALERT_NAMES = "|".join(dict.fromkeys(rule.name for rule in _ALERTS.alerts))
 THRESHOLD = {each.name: each.default for each in _ALERTS.thresholds}
 #: Shares (0 to 1) above which communication is the bottleneck, and above which the state is critical.
 COMM_SHARE = (THRESHOLD["comm_share"], THRESHOLD["comm_share_critical"])
+#: Windows of rates: of values over time, which Grafana derives from the time range shown, and of current values. Of a job that began within
+#: the window, a rate is too low, so the latter is as short as scrapes up to one minute apart allow.
+OVER_TIME, LATELY = "$__rate_interval", "2m"
 #: Labels whose table cells link to a dashboard: its uid, and its name in the link's title.
 _CELL_LINKS = {"job_id": (JOB, "Job"), "instance": (NODE, "Node")}
 Row = tuple[str, Sequence["Panel"]]

@@ -7,6 +7,8 @@ from typing import Any
 from commwatch.dashboards.common import (
     COMM_SHARE,
     JOB,
+    LATELY,
+    OVER_TIME,
     THRESHOLD,
     Panel,
     Query,
@@ -24,8 +26,8 @@ _GROUP = f'{_JOB}, group=~"$group"'
 _ALIVE = f"and on (instance, rank) commwatch_rank_info{{{_JOB}}}"
 
 
-def _rate(metric: str, matchers: str = _JOB) -> str:
-    return f"rate(commwatch_{metric}{{{matchers}}}[$__rate_interval])"
+def _rate(metric: str, matchers: str = _JOB, window: str = OVER_TIME) -> str:
+    return f"rate(commwatch_{metric}{{{matchers}}}[{window}])"
 
 
 def build() -> dict[str, Any]:
@@ -72,7 +74,12 @@ def _now() -> list[Panel]:
             f"avg(commwatch_exposed_comm_share_ratio{{{_JOB}}})",
             marks=(THRESHOLD["exposed_share"],),
         ),
-        number("Step time now", "Mean duration of the latest steps, over all ranks.", "s", _step_time("sum")),
+        number(
+            "Step time now",
+            "Mean duration of the steps of the last two minutes, over all ranks.",
+            "s",
+            _mean_step(LATELY),
+        ),
         number(
             "GPU-hours lost",
             "Hours that ranks of the job waited for communication within the time range shown. These are GPU-hours if "
@@ -96,10 +103,8 @@ def _now() -> list[Panel]:
     ]
 
 
-def _step_time(by: str) -> str:
-    if by == "sum":
-        return f"sum({_rate('step_seconds_total')}) / (sum({_rate('steps_total')}) > 0)"
-    return f"max({_rate('step_seconds_total')} / ({_rate('steps_total')} > 0))"
+def _mean_step(window: str) -> str:
+    return f"sum({_rate('step_seconds_total', window=window)}) / (sum({_rate('steps_total', window=window)}) > 0)"
 
 
 def _steps() -> list[Panel]:
@@ -116,8 +121,8 @@ def _steps() -> list[Panel]:
             "Step time",
             "Time from one step mark to the next: the mean of all ranks, and the slowest rank.",
             "s",
-            Query(_step_time("sum"), "mean"),
-            Query(_step_time("max"), "slowest rank"),
+            Query(_mean_step(OVER_TIME), "mean"),
+            Query(f"max({_rate('step_seconds_total')} / ({_rate('steps_total')} > 0))", "slowest rank"),
         ),
         lines(
             "Communication and exposed share",
@@ -284,12 +289,12 @@ def _waits() -> list[Panel]:
             Query(f"max by (rank, instance) (commwatch_comm_share_ratio{{{_JOB}}})", "Communication", "percentunit"),
             Query(f"max by (rank, instance) (commwatch_exposed_comm_share_ratio{{{_JOB}}})", "Exposed", "percentunit"),
             Query(
-                f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')}) {_ALIVE}",
+                f"sum by (rank, instance) ({_rate('collective_wait_seconds_total', window=LATELY)}) {_ALIVE}",
                 "Waiting",
                 "percentunit",
             ),
             Query(
-                f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')}) {_ALIVE}",
+                f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total', window=LATELY)}) {_ALIVE}",
                 "Lateness",
                 "percentunit",
             ),

@@ -1,7 +1,7 @@
 """Every query of every dashboard, sent to a real Prometheus that scrapes a real agent with our rules during a real job of two ranks.
 
 What this machine lacks is played: cards by the stand-in for NVML, RDMA ports by a recorded host behind the agent's own
-exporter (a second target), NCCL's log and a rank on a card by a second job, written by hand.
+exporter (a second target), NCCL's log and a rank on a card by a second job, and a hang by a third, both written by hand.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from tests.helpers import (
     operation,
     wait_for,
 )
+from tests.live import HandMade
 from tests.prometheus import Prometheus, prometheus
 from tests.trees import procfs, say, unpack
 
 Series = list[tuple[dict[str, str], list[float]]]
-LOOK_S = 20
+LOOK_S, SECOND_NS = 20, 1_000_000_000
 #: Labels of alerts that have to hold for minutes; those that fire at once here have others.
 _OF_LATER_ALERTS = {"rank", "group"}
 
@@ -65,6 +66,9 @@ def prom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         running = stack.enter_context(agent(place / "run", "--config", str(settings), env=env))
         stack.enter_context(_gloo_job(place))
         stack.enter_context(_job_on_a_card(place))
+        stuck = stack.enter_context(HandMade(place / "run", "stuck"))
+        stuck.run(3, time.monotonic_ns() - 40 * SECOND_NS)
+        stuck.hang(0, age_ms=30_000)
         recorded = stack.enter_context(_recorded_host(place))
         yield stack.enter_context(prometheus(place, [running.url, recorded], (exported(place),)))
 

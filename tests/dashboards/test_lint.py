@@ -35,8 +35,8 @@ UNITS = {
 }  # fmt: skip
 #: What Prometheus itself has.
 OF_PROMETHEUS = {"ALERTS", "up", "scrape_duration_seconds"}
-#: Ranges: of what is drawn, of what is shown, and for targets that are gone.
-RANGES = {"rate": {"5s"}, "increase": {"5s", "60s"}, "last_over_time": {"3600s"}}
+#: Ranges: of what is drawn, of current values, of what is shown, and for targets that are gone.
+RANGES = {"rate": {"5s", "120s"}, "increase": {"5s", "60s"}, "last_over_time": {"3600s"}}
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
@@ -154,7 +154,10 @@ def _selectors(expr: str) -> tuple[list[promql.VectorSelector], list[tuple[str, 
 
 
 def test_queries(name: str) -> None:
-    """Every query is PromQL over series that agents, our rules or Prometheus have, with labels that they have; ranges are Grafana's."""
+    """Every query is PromQL over series that agents, our rules or Prometheus have, with labels that they have; ranges are Grafana's.
+
+    Rates of current values have a range of two minutes, as they must not depend on the time range shown.
+    """
     known = {series: {*labels, "instance", "job"} for series, labels in labels_by_series().items()}
     recorded = {record.name for record in read(shipped("rules.yaml")).records}
     values = {each["name"]: "x" for each in variables(load(name))}
@@ -169,7 +172,9 @@ def test_queries(name: str) -> None:
                 assert {each.name for each in selector.matchers.matchers} <= known[selector.name], where
         for function, seconds in ranges:
             assert seconds in RANGES[function], f"{where}: {function} over {seconds}"
-        assert "rate(" not in expr or "$__rate_interval" in expr, where
+    for target in targets(load(name)):
+        window = "[2m]" if target.instant else "[$__rate_interval]"
+        assert target.expr.count("rate(") == len(re.findall(rf"rate\([^\[]*{re.escape(window)}\)", target.expr)), target
 
 
 def test_variables_are_heeded(name: str) -> None:
