@@ -9,12 +9,17 @@ import { percent, plain, rate, timeOfDay } from "./words.js";
 const LIMIT = 0.3;
 const HOUR_S = 3600;
 const SLOT_S = 10;
+// Values of a running job that are older are not called the latest.
+const OLD_S = 30;
 
 export class Plots {
   constructor() {
     this.slots = new Map();
     // The time range, and what is stored of it; null: the last hour.
     this.window = this.stored = null;
+    // The present, while it is the end of what is shown and the job runs, else null; and whether points have become older than an hour.
+    this.now = null;
+    this.dropped = false;
     this.plots = {};
     this.drawn = {};
     onChange(() => this.draw());
@@ -25,19 +30,21 @@ export class Plots {
   // Drop all points, and begin with the past of a job.
   begin(slots) {
     this.slots = new Map();
+    this.dropped = false;
     this.add(slots);
     this.draw();
   }
 
   add(slots) {
     for (const slot of slots) this.slots.set(slot.at, slot);
-    const latest = Math.max(...this.slots.keys());
-    for (const at of this.slots.keys()) if (at < latest - HOUR_S) this.slots.delete(at);
+    const latest = Math.max(this.now ?? 0, ...this.slots.keys());
+    for (const at of this.slots.keys()) if (at < latest - HOUR_S) this.dropped = this.slots.delete(at);
   }
 
-  range(window, stored) {
+  range(window, stored, now) {
     this.window = window;
     this.stored = stored;
+    this.now = now;
     this.draw();
   }
 
@@ -67,19 +74,33 @@ export class Plots {
     const exposed = last && last.exposed !== null ? `, exposed ${percent(last.exposed)}` : "";
     const split = slots.findLast((slot) => slot.waiting !== null);
     const parts = split ? ` Latest known parts: transfer ${percent(transfer(split))}, waiting ${percent(split.waiting)}.` : last ? " Its parts, transfer and waiting, are not known." : "";
+    const none = this.window !== null ? "in this range" : this.dropped ? "in the last hour" : "yet";
     const all = filtered("rank", "group", "op", "size") ? " Of all operations of all ranks: shares cannot be filtered." : "";
-    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30% line.${all}` : `No share is known ${this.window === null ? "yet" : "in this range"}.`);
-    const rates = slots.findLast((slot) => Object.keys(slot.busbw).length)?.busbw ?? {};
-    const said = Object.entries(rates).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
+    say(find("shares-said"), last ? `${first}${this.when(last)}: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30% line.${all}` : `No share is known ${none}.`);
+    const measured = slots.findLast((slot) => Object.keys(slot.busbw).length);
+    const said = Object.entries(measured?.busbw ?? {}).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
     const every = filtered("rank", "group", "size") ? " Of all ranks, groups and sizes: bandwidth is filtered by operation only." : "";
-    say(find("busbw-said"), said.length ? `Latest: ${said.join(", ")}.${every}` : `No operation whose bandwidth is known ${this.window === null ? "yet" : "in this range"}.`);
+    say(find("busbw-said"), said.length ? `${this.when(measured)}: ${said.join(", ")}.${every}` : `No operation whose bandwidth is known ${none}.`);
+  }
+
+  // How to call the latest slot that has data: nothing may have been measured for long.
+  when({ at }) {
+    return this.now !== null && this.now - at > OLD_S ? `At ${timeOfDay(at)}` : "Latest";
+  }
+
+  // Begin and end of the axis, where the points are from `from` to `to`; null: there are none.
+  extent(from, to) {
+    const { window, now } = this;
+    if (window !== null) return [window.from, window.to];
+    const end = Math.max(to ?? 60, now ?? 60);
+    return [Math.min(from ?? end, end - 60), end];
   }
 
   show(id, names, colours, data) {
     const key = names.join("\n");
     if (this.drawn[id] !== key) {
       this.plots[id]?.destroy();
-      this.plots[id] = names.length ? plot(find(id), id, names, colours, data, () => this.window) : null;
+      this.plots[id] = names.length ? plot(find(id), id, names, colours, data, (from, to) => this.extent(from, to)) : null;
       this.drawn[id] = key;
     } else this.plots[id]?.setData(data);
   }
@@ -110,7 +131,7 @@ function columns(slots, series, length) {
 
 const size = (place) => ({ width: place.clientWidth, height: 200 });
 
-function plot(place, id, names, colours, data, window) {
+function plot(place, id, names, colours, data, extent) {
   const share = id === "shares";
   const words = share ? percent : rate;
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 } };
@@ -120,7 +141,7 @@ function plot(place, id, names, colours, data, window) {
     padding: [null, 30, null, null], // for the last label of the axis
     cursor: { drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => live } },
     legend: { live: true },
-    scales: { x: { range: (_, from, to) => extent(window(), from, to) }, y: { range } },
+    scales: { x: { range: (_, from, to) => extent(from, to) }, y: { range } },
     axes: [
       { ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
       { ...axis, size: 74, values: (_, marks) => marks.map(words) },
@@ -137,8 +158,6 @@ function plot(place, id, names, colours, data, window) {
 }
 
 const transfer = (slot) => (slot.waiting === null ? null : slot.comm - slot.waiting);
-
-const extent = (window, from, to) => (window !== null ? [window.from, window.to] : to === null ? [0, 60] : [Math.min(from, to - 60), to]);
 
 function selected(u) {
   const { left, width } = u.select;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.agent.server.test_live_page_interaction import clock
 from tests.helpers import RunningAgent, agent
 from tests.live import table
 
@@ -94,3 +96,44 @@ def test_age_of_a_hang_alone_changes(visit: Visit) -> None:
     expect(page.locator("#wrong li").first).to_have_text(
         "HANG, rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp, 35 s ago)"
     )
+
+
+def test_plots_end_at_the_present(visit: Visit) -> None:
+    """While a job runs, its plots end at the present, however old the last point is, which is then named by its time; after an hour it is gone."""
+    last = int(time.time()) // 10 * 10 - 3000
+    slots = [
+        {"at": last - ago, "comm": 0.22, "exposed": 0.05, "waiting": 0.02, "busbw": {"all_reduce": 4e9}}
+        for ago in range(600, -1, -10)
+    ]
+    shown = visit.page.evaluate_handle(
+        """async (slots) => {
+          const plots = new (await import("/static/plots.js")).Plots();
+          plots.begin(slots);
+          return plots;
+        }""",
+        slots,
+    )
+
+    said = [visit.page.locator(f"#{plot}-said") for plot in ("shares", "busbw")]
+
+    def end_at(now: float | None) -> float:
+        """The end of the axis at a time; ``None``: the job has ended."""
+        show = """async (plots, now) => {
+          plots.add([]);
+          plots.range(null, null, now);
+          await new Promise(requestAnimationFrame); // the axis changes after that
+          return plots.plots.shares.scales.x.max;
+        }"""
+        return float(shown.evaluate(show, now))
+
+    for now, end, word in (
+        (last + 20, last + 20, "Latest"), (last + 3000, last + 3000, f"At {clock(last)}"), (None, last, "Latest"),
+    ):  # fmt: skip
+        assert end_at(now) == end
+        expect(said[0]).to_contain_text(f"{word}: communication 22%, exposed 5%.")
+        expect(said[1]).to_have_text(f"{word}: all_reduce 4 GB/s.")
+    assert end_at(last + 3610) == end_at(last + 3611) - 1
+    assert [each.text_content() for each in said] == [
+        "No share is known in the last hour.",
+        "No operation whose bandwidth is known in the last hour.",
+    ]
