@@ -20,6 +20,9 @@ const COLUMNS = [
 // The events have sums over all ranks and sizes.
 const fromEvents = () => isLive() && !filtered("rank", "size");
 
+const NOT_KNOWN = "not known yet";
+const none = (unfiltered) => (filtered("rank", "group", "op", "size") ? "no operation passes the filter" : unfiltered);
+
 export class OperationsTable {
   constructor() {
     this.latest = new Latest((found) => this.found(found));
@@ -31,7 +34,7 @@ export class OperationsTable {
       const changed = ["last", "from", "to", "rank", "group", "op", "size"].some((key) => before[key] !== state()[key]);
       if (changed) this.changed();
     });
-    this.fill([], 0, "not known yet");
+    this.fill([], 0, NOT_KNOWN);
     this.hear(this.event);
   }
 
@@ -41,13 +44,15 @@ export class OperationsTable {
     if (!fromEvents()) return;
     say(find("operations-title"), "Operations of the last minute");
     say(find("operations-said"), "");
-    this.fill(event.rows.filter(({ by }) => passes(by)), event.covered_s, "no operation has ended in the last minute");
+    this.fill(event.rows.filter(({ by }) => passes(by)), event.covered_s, none("no operation has ended in the last minute"));
   }
 
   changed() {
     this.latest.drop();
     this.askedAt = null;
-    this.hear(this.event);
+    if (fromEvents()) return this.hear(this.event);
+    say(find("operations-title"), "Operations"); // not of the previous selection
+    this.fill([], 0, NOT_KNOWN);
   }
 
   // A new second of a job; `window`: the time range, null: the present.
@@ -70,7 +75,7 @@ export class OperationsTable {
     const { since, until, rows } = answer.data;
     say(find("operations-title"), since === null ? "Operations" : `Operations from ${timeOfDay(since)} to ${timeOfDay(until)}`);
     say(find("operations-said"), this.partial ? `Of ${part(answer.nodes)}: the others did not answer.` : "");
-    this.fill(rows, until - since, "no operation has ended in this range");
+    this.fill(rows, until - since, none("no operation has ended in this range"));
   }
 
   fill(found, covered, empty) {
@@ -86,6 +91,6 @@ export class OperationsTable {
         values: [, , row.group_size, row.count / time, row.p50_s, row.p99_s, row.algbw, row.busbw, share, waited === null ? null : waited / time],
       };
     });
-    table(find("operations"), COLUMNS, rows, filtered("rank", "group", "op", "size") ? "no operation passes the filter" : empty);
+    table(find("operations"), COLUMNS, rows, empty);
   }
 }

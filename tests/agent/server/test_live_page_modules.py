@@ -137,3 +137,33 @@ def test_plots_end_at_the_present(visit: Visit) -> None:
         "No share is known in the last hour.",
         "No operation whose bandwidth is known in the last hour.",
     ]
+
+
+def test_operations_of_another_selection(visit: Visit) -> None:
+    """After a change of the filter or the range the rows of the previous selection are gone, also if the agent refuses the next ones."""
+    page = visit.page
+    full = {"status": 503, "content_type": "application/problem+json", "body": '{"detail": "busy"}'}
+    page.route("**/api/v1/summary*", lambda route: route.fulfill(**full))
+    row = dict.fromkeys(("group_size", "p50_s", "p99_s", "algbw", "busbw", "wait_s", "p2p_wait_s"))
+    event = {"covered_s": 60, "rows": [row | {"by": {"group": "dp", "op": "all_reduce"}, "ranks": 8, "count": 480}]}
+    shown = page.evaluate_handle(
+        """async (event) => {
+          window.set = (await import("/static/state.js")).set;
+          const operations = new (await import("/static/operations.js")).OperationsTable();
+          operations.hear(event);
+          return operations;
+        }""",
+        event,
+    )
+    said, rows = page.locator("#operations-said"), page.locator("#operations tbody tr")
+    expect(rows).to_contain_text("all_reduce")
+    page.evaluate("set({ rank: 3 })")
+    expect(page.locator("#operations-title")).to_have_text("Operations")
+    expect(rows).to_have_text("not known yet")
+    shown.evaluate("(operations) => operations.tick({ at: 1000, job: { job_id: 'train', state: 'running' } }, null)")
+    expect(said).to_have_text("The operations cannot be shown: busy. Trying again.")
+    expect(rows).to_have_text("not known yet")
+    page.evaluate("set({ rank: null, op: 'broadcast' })")
+    expect(page.locator("#operations-title")).to_have_text("Operations of the last minute")
+    expect(rows).to_have_text("no operation passes the filter")
+    visit.errors.clear()  # the refusal, which the test has provoked
