@@ -29,6 +29,11 @@ const MOST_PARTIAL_S = 30;
 // missing in it.
 export const pause = (least, took, partial = false) => Math.max(least, Math.min(partial ? MOST_PARTIAL_S : MOST_S, SELDOM * took));
 
+// The same of a question on a time range; after a failure it is asked again soon.
+const AGAIN_S = 20;
+const RETRY_S = 5;
+export const again = (failed, took, partial) => (failed ? RETRY_S : pause(AGAIN_S, took, partial));
+
 // Calls `show` with the latest answer only: an earlier question whose answer comes later is dropped.
 export class Latest {
   constructor(show) {

@@ -1,6 +1,6 @@
 // The table of operations: of the last minute, from the agent's events, or of a time range or with filters, from its history.
 
-import { Latest, ask, pause } from "./ask.js";
+import { Latest, again, ask } from "./ask.js";
 import { find, say } from "./elements.js";
 import { filtered, passes } from "./filters.js";
 import { isLive } from "./range.js";
@@ -8,8 +8,6 @@ import { onChange, state } from "./state.js";
 import { table } from "./tables.js";
 import { UNKNOWN, part, perSecond, percent, plain, rate, seconds, timeOfDay } from "./words.js";
 
-const AGAIN_S = 20;
-const RETRY_S = 5;
 const LIVE_S = 60;
 
 const COLUMNS = [
@@ -59,7 +57,7 @@ export class OperationsTable {
   tick({ at, job }, window) {
     if (fromEvents() || (!isLive() && window === null)) return;
     const fixed = state().from !== null || (job.state === "ended" && window !== null);
-    if (this.askedAt !== null && ((fixed && !this.failed && !this.partial) || at - this.askedAt < (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took, this.partial)))) return;
+    if (this.askedAt !== null && ((fixed && !this.failed && !this.partial) || at - this.askedAt < again(this.failed, this.latest.took, this.partial))) return;
     if (this.askedAt === null) say(find("operations-said"), "Loading.");
     this.askedAt = at;
     const { from, to } = window ?? { from: at - LIVE_S, to: at };

@@ -1,12 +1,10 @@
 // The time range: buttons, fields, and what the agent has stored of it.
 
-import { Latest, ask, pause } from "./ask.js";
+import { Latest, again, ask } from "./ask.js";
 import { find, say } from "./elements.js";
 import { LASTS, LIVE, onChange, set, state } from "./state.js";
 import { dateAndTime, part, timeOfDay } from "./words.js";
 
-const AGAIN_S = 20;
-const RETRY_S = 5;
 // Shorter ranges would have less than two points.
 const LEAST_S = 20;
 const PRESENT = " The latest steps, the ranks and the operations in flight are those of the present.";
@@ -65,7 +63,7 @@ export class Range {
     this.show(window, this.stored);
     if (isLive()) say(find("range-said"), "Live. Drag over a plot to zoom; double-click a plot to return.");
     else if (!isPast(moment)) say(find("range-said"), `The last ${plainly(LASTS[state().last])} of the job, a point for each 10 s.${PRESENT}`);
-    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed || this.partial) && moment.at - this.askedAt >= (this.failed ? RETRY_S : pause(AGAIN_S, this.latest.took, this.partial))))) {
+    else if (moment.job && (!this.askedAt || ((this.moves() || this.failed || this.partial) && moment.at - this.askedAt >= again(this.failed, this.latest.took, this.partial)))) {
       if (!this.askedAt) say(find("range-said"), "Loading the range.");
       this.askedAt = moment.at;
       this.latest.ask(() => this.question(moment.job.job_id));
