@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,8 @@ _HOLDS, MOST_S = 10, 0.3
 _PATIENCE_S = 10.0
 #: The two formats, as ``Accept`` headers.
 _OPENMETRICS, _PLAIN = "application/openmetrics-text;version=1.0.0", ""
+#: The end of a format that a client refuses.
+_REFUSED = re.compile(r";\s*q=0(\.0*)?\s*(;|$)")
 
 
 class _Form:
@@ -64,6 +67,14 @@ class Scrape:
         Raises:
             TimeoutError: rendering takes longer than ``_PATIENCE_S``.
         """
-        wanted = choose_encoder(accept)[1]
-        form = self._openmetrics if wanted.startswith("application/openmetrics-text") else self._plain
+        form = self._openmetrics if _takes_openmetrics(accept) else self._plain
         return await form.text(), form.content_type
+
+
+def _takes_openmetrics(accept: str) -> bool:
+    """Return whether the header ``Accept`` requests OpenMetrics; a header with a version that is no version does not."""
+    try:
+        wanted = choose_encoder(",".join(each for each in accept.split(",") if not _REFUSED.search(each)))[1]
+    except (TypeError, ValueError):
+        return False
+    return wanted.startswith("application/openmetrics-text")

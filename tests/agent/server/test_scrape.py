@@ -95,6 +95,23 @@ def test_forms() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text;version=abc", "text/plain"),
+        ("application/openmetrics-text;version=1.x,text/plain;version=x", "text/plain"),
+        ("application/openmetrics-text;;=,", "application/openmetrics-text"),
+        ("text/plain;q=1, application/openmetrics-text;version=1.0.0; q=0", "text/plain"),
+        ("application/openmetrics-text;q=0.000;version=1.0.0", "text/plain"),
+        ("application/openmetrics-text;version=1.0.0;q=0.5", "application/openmetrics-text"),
+    ],
+)
+def test_odd_wishes(accept: str, kind: str) -> None:
+    """A version that is no version gets plain text, and so does a client that refuses OpenMetrics."""
+    page = _scrape(Looks(), [0.0])
+    assert asyncio.run(page.page(accept))[1].partition(";")[0] == kind
+
+
 def test_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a page that does not come is told, and gets it later."""
 
