@@ -112,6 +112,7 @@ function ranks(job) {
     const lost = !["running", "ended"].includes(rank.state);
     const gpu = rank.gpu === null ? UNKNOWN : `${rank.gpu}: ${percent(rank.gpu_utilization)}`;
     return {
+      key: rank.rank,
       kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : rank.state === "ended" ? "quiet" : "",
       cells: [
         { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),

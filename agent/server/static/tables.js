@@ -1,20 +1,34 @@
 // Tables that can be sorted by each column. The address has the order.
 
-import { each, make } from "./elements.js";
+import { make } from "./elements.js";
 import { onChange, set, state } from "./state.js";
 
 // What each table was last filled with, to show it in another order.
 const filled = new Map();
 
-// columns: [name, is text, what it means]; rows: { kind, cells, values }. The first cell names its row. A cell is a text, or { text, href, rank }
-// for a link to a rank. `values` has
-// what to sort by where that is not the text: a number, or null, which comes last.
+// columns: [name, is text, what it means]; rows: { kind, cells, values, key }. The first cell names its row. A cell is a text, or
+// { text, href, rank } for a link to a rank. `values` has what to sort by where that is not the text: a number, or null, which comes last.
+// `key` names what the row is of, so that it keeps its focus in another order.
 export function table(element, columns, rows, empty) {
   filled.set(element, [columns, rows, empty]);
   if (!element.tHead) heads(element, columns);
   mark(element, columns);
   const shown = rows.length ? sorted(element, columns, rows) : [{ kind: "quiet", cells: [empty] }];
-  each(element.tBodies[0], "tr", shown, (line, row) => fill(line, row, columns, !rows.length));
+  arrange(element.tBodies[0], shown.map(({ key }, i) => String(key ?? i)));
+  shown.forEach((row, i) => fill(element.tBodies[0].rows[i], row, columns, !rows.length));
+}
+
+// Makes one row per key, in this order; existing rows are used again. A row that is moved loses the focus, and gets it back.
+function arrange(body, keys) {
+  const focused = document.activeElement;
+  const known = new Map([...body.rows].map((line) => [line.dataset.key, line]));
+  keys.forEach((key, i) => {
+    const line = known.get(key) ?? make("tr");
+    line.dataset.key = key;
+    if (body.rows[i] !== line) body.insertBefore(line, body.rows[i] ?? null);
+  });
+  while (body.rows.length > keys.length) body.lastElementChild.remove();
+  if (body.contains(focused) && document.activeElement !== focused) focused.focus({ preventScroll: true });
 }
 
 function heads(element, columns) {

@@ -167,3 +167,23 @@ def test_operations_of_another_selection(visit: Visit) -> None:
     expect(page.locator("#operations-title")).to_have_text("Operations of the last minute")
     expect(rows).to_have_text("no operation passes the filter")
     visit.errors.clear()  # the refusal, which the test has provoked
+
+
+def test_focus_stays_with_its_rank(visit: Visit) -> None:
+    """In a table whose order changes, a link that has the focus keeps it and its rank, wherever its row goes."""
+    page = visit.page
+    page.evaluate("async () => (await import('/static/state.js')).set({ 'sort-ranks': '-waits' })")
+    link = page.get_by_role("link", name="Rank 1")
+    for waits, order in (
+        ((0.3, 0.2, 0.1), "012"), ((0.1, 0.2, 0.3), "210"), ((0.2, 0.3, 0.1), "102"), ((0.3, 0.1, 0.2), "021"),
+    ):  # fmt: skip
+        show_job(page, ranks=[line(rank, wait=wait) for rank, wait in enumerate(waits)])
+        if order == "012":
+            link.focus()
+        assert "".join(row["rank"] for row in table(visit, "ranks")) == order
+        expect(link).to_be_focused()
+        expect(link).to_have_text("1")
+    show_job(page, ranks=[])
+    expect(page.locator("#ranks tbody tr")).to_have_text("no rank is known")
+    show_job(page, ranks=[line(1), line(0)])
+    assert [row["rank"] for row in table(visit, "ranks")] == ["1", "0"]
