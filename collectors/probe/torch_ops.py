@@ -41,11 +41,25 @@ MEASURES: dict[Measure, Callable[[Sequence[Any], int], Measured]] = {
 }
 
 
-def device_of(argument: Any) -> torch.device | None:
-    """Return the device of the first tensor of an argument, ``None`` for the CPU."""
+def _first(argument: Any) -> Any:
     while isinstance(argument, (list, tuple)) and argument:
         argument = argument[0]
-    return argument.device if isinstance(argument, torch.Tensor) and not argument.is_cpu else None
+    return argument
+
+
+def device_of(argument: Any) -> torch.device | None:
+    """Return the device of the first tensor of an argument, ``None`` for the CPU."""
+    first = _first(argument)
+    return first.device if isinstance(first, torch.Tensor) and not first.is_cpu else None
+
+
+def has_no_data(args: Sequence[Any]) -> bool:
+    """Return whether an operation's first tensor is on the device ``meta``, or of ``FakeTensorMode``: nothing is communicated."""
+    for argument in args[:2]:  # the outputs may be empty
+        first = _first(argument)
+        if isinstance(first, torch.Tensor):
+            return first.is_meta
+    return False
 
 
 class C10dOp(NamedTuple):

@@ -32,7 +32,7 @@ from commwatch.collectors.probe.exposure import Exposure
 from commwatch.collectors.probe.governor import LOOK_NS, Counts, is_recorded
 from commwatch.collectors.probe.torch_device import POLL_S, Devices
 from commwatch.collectors.probe.torch_groups import Group
-from commwatch.collectors.probe.torch_ops import Arguments, C10dOp, c10d_ops
+from commwatch.collectors.probe.torch_ops import Arguments, C10dOp, c10d_ops, has_no_data
 from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
 from commwatch.collectors.probe.torch_probe import Probe
 from commwatch.collectors.probe.torch_replay import COUNTED_FLAGS, Captured, Operation, is_captured
@@ -207,7 +207,7 @@ class PythonProbe(Probe):
                 return None
             group, flight, numbered, seq = None, None, None, -1
             try:
-                if self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at]))):
+                if has_no_data(args) or (self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at])))):
                     return None
                 writer = self.ring
                 assert writer is not None

@@ -1,10 +1,10 @@
-"""Processes with unknown operators, and with sub-interpreters."""
+"""Processes with unknown operators, with estimates, and with sub-interpreters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.torchjob import alone_anew, read_rings, said
+from tests.e2e.torchjob import alone, alone_anew, read_rings, said
 
 
 def test_unknown_operators_in_two_rings(hook: str, tmp_path: Path) -> None:
@@ -13,6 +13,14 @@ def test_unknown_operators_in_two_rings(hook: str, tmp_path: Path) -> None:
     first, second = read_rings(tmp_path)
     assert [first.op(record) for record in first.operations] == ["c10d::one_"]
     assert [second.op(record) for record in second.operations] == ["c10d::other_", "c10d::one_"]
+
+
+def test_estimates(hook: str, tmp_path: Path) -> None:
+    """Collectives of tensors without data communicate nothing: they get no record and no number."""
+    assert said(alone(tmp_path, "estimate.py", WORLD_SIZE="1")) == ["done"]
+    (rank,) = read_rings(tmp_path)
+    found = [(rank.op(record), record.size_bytes, record.seq) for record in rank.operations]
+    assert found == [("all_reduce", size, seq) for seq, size in enumerate((4, 8, 8, 12))]
 
 
 def test_subinterpreter(hook: str, tmp_path: Path) -> None:

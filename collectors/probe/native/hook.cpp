@@ -180,6 +180,7 @@ struct Kernel : c10::OperatorKernel {
 
   Launched launch(Session& session, const Stack& stack, const NcclPlugin::Call& nccl_call) {
     const IValue* args = &stack[stack.size() - op.arguments];
+    if (has_no_data(args, op.arguments)) return {};
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     if (session.ring() == nullptr && !open(session, process_group, args)) return {};
     const uint32_t cost_of = Cost::due();

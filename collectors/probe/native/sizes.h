@@ -38,6 +38,26 @@ inline Size size_of(const IValue& value, uint64_t factor = 1) {
   return size;
 }
 
+inline const at::Tensor* first_tensor(const IValue& value) {
+  if (value.isTensor()) return &value.toTensor();
+  if (!value.isList()) return nullptr;
+  for (const IValue& part : value.toListRef()) {
+    if (const at::Tensor* found = first_tensor(part)) return found;
+  }
+  return nullptr;
+}
+
+// Whether an operation's first tensor has no data, so that nothing is communicated. A tensor of FakeTensorMode has the keys of the device that it
+// stands for; asking it for its device would call Python.
+inline bool has_no_data(const IValue* args, int arguments) {
+  const at::Tensor* tensor = first_tensor(args[0]);
+  if (tensor == nullptr && arguments > 1) tensor = first_tensor(args[1]);
+  if (tensor == nullptr) return false;
+  const c10::DispatchKeySet keys = tensor->key_set();
+  if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
+  return keys.has(c10::DispatchKey::Python) && tensor->has_storage() && tensor->storage().device_type() == c10::kMeta;
+}
+
 inline Size measured(format::Measure measure, const IValue* args, uint64_t group_size) {
   switch (measure) {
     case format::Measure::kFirst:
