@@ -43,6 +43,8 @@ class Probe(GraphEvents, ABC):
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
+        #: Where a relative run directory begins: the trainer may change its own.
+        self.home = identity.working_dir()
         self.off = False
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
@@ -79,6 +81,11 @@ class Probe(GraphEvents, ABC):
     def place(self) -> tuple[str, int]:
         """The job and the rank of this process, as its ring names them."""
         return self._job, self._rank
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory. Launchers may name it after the probe is installed."""
+        return self.home / identity.run_dir(self.env)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -213,7 +220,7 @@ class Probe(GraphEvents, ABC):
                     if raised_by_handler(error):
                         raise
                     self.off = True
-                    where = error.filename or identity.run_dir(self.env)
+                    where = error.filename or self.run_dir
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
                 else:
                     self._watch_exit()
@@ -239,7 +246,7 @@ class Probe(GraphEvents, ABC):
 
     def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
         """Return path, identity, slots and mode of the ring to be made."""
-        directory = identity.run_dir(self.env)
+        directory = self.run_dir
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
@@ -279,7 +286,7 @@ class Probe(GraphEvents, ABC):
                 writer.name({"peers": addresses})
 
         try:
-            torch_peers.share(self.env, identity.run_dir(self.env), self._job, note)
+            torch_peers.share(self.env, self.run_dir, self._job, note)
         except Exception as error:  # any error of torch: the agent can do without
             if raised_by_handler(error):
                 raise

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commwatch.collectors.wire import identity, profile_files
+from commwatch.collectors.wire import profile_files
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Profiles:
 
     def look_for(self, job: str) -> None:
         """Look for requests for this job from now on."""
-        self._request = str(profile_files.request_path(identity.run_dir(self._probe.env), job))
+        self._request = str(profile_files.request_path(self._probe.run_dir, job))
 
     def mark(self, optimizer: int, number: int, ended: int) -> None:
         """At a step mark, look for a request, or continue a profile."""

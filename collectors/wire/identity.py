@@ -85,6 +85,16 @@ def run_dir(env: Mapping[str, str]) -> Path:
     return (memory if memory.is_dir() else Path("/tmp")) / f"commwatch-{os.getuid()}"
 
 
+def working_dir() -> Path:
+    """Return this process's directory, where relative paths begin; an empty path if it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
+        return Path()
+
+
 def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     """Create ``path`` for this user (or ``COMMWATCH_GROUP``) only; return the mode for files in it.
 

@@ -1,4 +1,4 @@
-"""Processes with unknown operators, with estimates, and with sub-interpreters."""
+"""Processes with unknown operators, estimates or sub-interpreters, or in a changing directory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def test_estimates(hook: str, tmp_path: Path) -> None:
     (rank,) = read_rings(tmp_path)
     found = [(rank.op(record), record.size_bytes, record.seq) for record in rank.operations]
     assert found == [("all_reduce", size, seq) for seq, size in enumerate((4, 8, 8, 12))]
+
+
+def test_trainer_changes_its_directory(hook: str, tmp_path: Path) -> None:
+    """A relative run directory begins where the probe was installed, for all worlds; the probe can be installed where there is no directory."""
+    run = tmp_path / "run"
+    job = alone(tmp_path, "moved.py", tmp_path, COMMWATCH="0", COMMWATCH_DIR="run", WORLD_SIZE="")
+    assert said(job) == [*2 * [[str(run / "rings"), str(run / "profiling")]], True]
+    assert len(read_rings(run)) == 2
 
 
 def test_subinterpreter(hook: str, tmp_path: Path) -> None:
