@@ -57,11 +57,6 @@ class EventStream:
         # watched, because each further thread would take interpreter time from the intake.
         self._threads = {topic.source: CapacityLimiter(1) for topic in (first, *topics)}
 
-    @property
-    def listeners(self) -> int:
-        """Number of listeners."""
-        return sum(channel.listeners for channel in self._channels.values())
-
     async def follow(self, job: str | None) -> AsyncGenerator[bytes, None]:
         """Yield events as they come, until the listener disconnects or the agent ends."""
         channel = self._channels.get(job)
