@@ -65,7 +65,6 @@ class StepHooks:
 
     def __init__(self, mark: Callable[[int, int, int, bool], None]) -> None:
         self._mark = mark
-        self._handles: list[Any] = []
         #: Optimizers and engines by id; ids are used again. Not a WeakKeyDictionary: its Python code runs while an optimizer is
         #: freed, and an exception of a signal handler is lost there.
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -81,16 +80,17 @@ class StepHooks:
 
     def install(self) -> None:
         """Hook the begin and the end of every optimizer's step."""
-        self._handles = [
-            optim.register_optimizer_step_pre_hook(self._before),
-            optim.register_optimizer_step_post_hook(self._after),
-        ]
+        global _installed, _registered
+        _installed = *_installed, self
+        if not _registered:
+            optim.register_optimizer_step_pre_hook(_before)
+            optim.register_optimizer_step_post_hook(_after)
+            _registered = True
 
     def uninstall(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """End the marks. May be called inside a step."""
+        global _installed
+        _installed = tuple(hooks for hooks in _installed if hooks is not self)
         if self._engine is not None:
             (engine, own, ours), self._engine = self._engine, None
             if getattr(engine, _ENGINE[2]) is ours:
@@ -98,7 +98,7 @@ class StepHooks:
 
     def watch_engine(self) -> None:
         """Hook the steps of a framework's engine, if it has been imported: its optimizer calls are part of them."""
-        if self._engine is not None or not self._handles:
+        if self._engine is not None or self not in _installed:
             return
         module, name, method = _ENGINE
         engine = getattr(sys.modules.get(module), name, None)
@@ -131,7 +131,8 @@ class StepHooks:
         self._mark(EXPLICIT, self._last_explicit or now_ns, now_ns, False)
         self._last_explicit = now_ns
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before(self, optimizer: Any) -> None:
+        """Note that a call of this optimizer begins."""
         me, calls, node = id(optimizer), self._calls, _next_node()
         self.watch_engine()
         if calls.in_engine:
@@ -145,7 +146,8 @@ class StepHooks:
                 break
         calls.running.append((me, time.monotonic_ns() if calls.running else calls.begin(node)))
 
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after(self, optimizer: Any) -> None:
+        """Note that a call of this optimizer has ended, and mark the end of an outermost one."""
         me, calls = id(optimizer), self._calls
         while calls.running:
             running, began = calls.running.pop()
@@ -170,3 +172,19 @@ class StepHooks:
         number = self._next_number()
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         return number
+
+
+#: The hooks that watch now, and whether torch calls them. Torch's tables keep our two functions for good: torch walks over a table during
+#: a step, and raises in it if another entry is removed, such as by a user's own hook that marks a step.
+_installed: tuple[StepHooks, ...] = ()
+_registered = False
+
+
+def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for hooks in _installed:
+        hooks.before(optimizer)
+
+
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for hooks in _installed:
+        hooks.after(optimizer)

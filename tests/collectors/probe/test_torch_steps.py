@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from commwatch.collectors.probe import torch_steps
 from commwatch.collectors.probe.torch_steps import MOST_CALLS, StepHooks
@@ -172,6 +174,39 @@ def test_torch_that_does_not_number_its_nodes(trainer: Trainer, monkeypatch: pyt
     for _ in range(3):
         optimizer.step()
     assert trainer.marks == "AAA"
+
+
+@pytest.fixture(params=(register_optimizer_step_pre_hook, register_optimizer_step_post_hook), ids=("before", "after"))
+def within(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """A function that has torch call another within each step, before or after the optimizer's own work, and then one more hook."""
+    handles: list[Any] = []
+
+    def register(call: Callable[[], None]) -> None:
+        handles.extend(request.param(lambda *_, each=each: each()) for each in (call, lambda: None))
+
+    yield register
+    for handle in handles:
+        handle.remove()
+
+
+def test_step_marked_by_a_hook(trainer: Trainer, within: Callable[[Callable[[], None]], None]) -> None:
+    """A user's hook of the optimizers can mark the steps: the training goes on, and there are no other marks from then on."""
+    within(lambda: trainer.hooks.explicit(time.monotonic_ns()))
+    optimizer = trainer.sgd()
+    for _ in range(3):
+        trainer.backward()
+        optimizer.step()
+    assert trainer.marks.lstrip("A") == "@@@"
+
+
+def test_uninstalled_by_a_hook(trainer: Trainer, within: Callable[[Callable[[], None]], None]) -> None:
+    """A user's hook of the optimizers can end our marks: the training goes on."""
+    within(trainer.hooks.uninstall)
+    optimizer = trainer.sgd()
+    for _ in range(3):
+        trainer.backward()
+        optimizer.step()
+    assert trainer.marks in ("", "A")
 
 
 class Engine(nn.Module):
