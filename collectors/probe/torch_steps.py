@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -180,11 +181,49 @@ _installed: tuple[StepHooks, ...] = ()
 _registered = False
 
 
+def _must_be_one_graph() -> bool:
+    """Return whether a graph break is an error where Dynamo traces now; it calls this while it traces, and keeps the answer."""
+    try:
+        dynamo: Any = sys.modules["torch._dynamo.symbolic_convert"]
+        return dynamo.tls.current_tx.one_graph or getattr(dynamo, "_get_error_on_graph_break", bool)()
+    except (KeyError, AttributeError, TypeError):  # unknown: a missing mark is better than an error in the training
+        return True
+
+
+def _as_it_is(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a function that Dynamo may inline, but must not compile by itself, nor what it calls."""
+    with suppress(AttributeError, TypeError):  # older torch: Dynamo looks at our code, too
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+@_as_it_is
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _installed and not (torch.compiler.is_compiling() and _must_be_one_graph()):
+        _call_begins(optimizer)
+
+
+@_as_it_is
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _installed and not (torch.compiler.is_compiling() and _must_be_one_graph()):
+        _call_ended(optimizer)
+
+
+@_as_it_is
+def _call_begins(optimizer: Any) -> None:
     for hooks in _installed:
         hooks.before(optimizer)
 
 
-def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+@_as_it_is
+def _call_ended(optimizer: Any) -> None:
     for hooks in _installed:
         hooks.after(optimizer)
+
+
+# What the decorators of ``torch.compiler`` set; they import Dynamo, which takes seconds.
+_must_be_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_call_begins._torchdynamo_disable = True  # type: ignore[attr-defined]
+_call_ended._torchdynamo_disable = True  # type: ignore[attr-defined]

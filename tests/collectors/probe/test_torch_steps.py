@@ -176,6 +176,17 @@ def test_torch_that_does_not_number_its_nodes(trainer: Trainer, monkeypatch: pyt
     assert trainer.marks == "AAA"
 
 
+def test_compiler_that_does_not_show_its_options(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is unknown whether a graph break is an error, a compiled call leaves no mark; the calls after it do."""
+    optimizer = trainer.sgd()
+    with monkeypatch.context() as compiling:
+        compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+        optimizer.step()
+    assert trainer.marks == ""
+    optimizer.step()
+    assert trainer.marks == "A"
+
+
 @pytest.fixture(params=(register_optimizer_step_pre_hook, register_optimizer_step_post_hook), ids=("before", "after"))
 def within(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], None]], None]]:
     """A function that has torch call another within each step, before or after the optimizer's own work, and then one more hook."""
