@@ -7,9 +7,10 @@ import gc
 import os
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from commwatch.collectors.probe.torch_probe import Probe
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 
+_T = TypeVar("_T")
 #: Libraries whose kernels are in the dispatcher, by path: they stay there, and forward all calls while nothing records.
 _hooked: dict[str, Library] = {}
 #: Sessions and probes that C++ may still call, and whose rings it may still write: kept until the session is over.
@@ -131,6 +133,32 @@ class NativeProbe(Probe):
         ranks = group.ranks or ()
         array = (ctypes.c_int32 * len(ranks))(*ranks)
         self._library.describe_group(handle, group.small_id, group.size, group.aligned, array, len(ranks))
+
+    def apart(self, do: Callable[[], _T]) -> _T:
+        """Call it in another thread, without the garbage collector as in ``_guarded``, and wait; it may raise an ``Exception``.
+
+        Operations ask Python in a thread of their own. One in a signal handler would wait forever for a lock that the interrupted thread holds.
+        """
+        results, errors, over = list[_T](), list[Exception](), threading.Lock()
+
+        def run() -> None:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                results.append(do())
+            except Exception as error:
+                errors.append(error)
+            finally:
+                if collects:
+                    gc.enable()
+                over.release()
+
+        over.acquire()
+        start_new_thread(run, ())
+        over.acquire()
+        if errors:
+            raise errors.pop()
+        return results[0]
 
     # -- batches ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.process import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from commwatch.collectors.wire import identity, ring, standard_error, variables
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir, own_file
 
+_T = TypeVar("_T")
 #: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
 _LAST = -1000
 
@@ -299,7 +300,7 @@ class Probe(GraphEvents, ABC):
         try:
             found = self._gpu.find(current)
             if found is not None:
-                self.ring.name({"gpu": found})
+                self.apart(partial(self.ring.name, {"gpu": found}))
             if found is not None or self._gpu.over:
                 self._gpu = None
         except Exception as error:  # any error of torch: the agent can do without
@@ -313,6 +314,10 @@ class Probe(GraphEvents, ABC):
         """Make ``self.ring`` and start what goes with it; may raise ``OSError``."""
 
     # -- names --------------------------------------------------------------------------------
+
+    def apart(self, do: Callable[[], _T]) -> _T:
+        """Call, from the trainer's thread, what takes locks of the probe; a signal handler may communicate meanwhile."""
+        return do()
 
     def group_of(self, pg: Any) -> Group:
         """Return the group with its number in the ring; a new group gets a number."""

@@ -44,6 +44,16 @@ def test_aside(tmp_path: Path) -> None:
     assert told == {"imported": [], "threads": ["MainThread"]}
 
 
+def test_communicates_while_the_probe_holds_its_locks(hook: str, tmp_path: Path) -> None:
+    """A handler may communicate in a new dtype while the probe writes names for the trainer: that ends, and all is recorded."""
+    told = said(alone(tmp_path, "handlers.py", "held", **world()))
+    assert told == {"communicated": ["torch.float64", "torch.int64"], "off": False}
+    (rank,) = read_rings(tmp_path)
+    assert [rank.dtypes[record.dtype] for record in rank.of("all_reduce")] == ["float32", "float64", "int64"]
+    (path,) = (tmp_path / "rings").glob("*.names")
+    assert all(text in path.read_bytes() for text in (b'"weight"', b'"index": 3'))
+
+
 def test_every_line(hook: str, tmp_path: Path) -> None:
     """At whatever line of ours a handler raises, its exception reaches the user; the probe continues, and nothing stays in flight."""
     told = said(alone(tmp_path, "handlers.py", "lines", **world()))

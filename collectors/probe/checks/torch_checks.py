@@ -65,6 +65,9 @@ class Checks:
 
     def _announce(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
         """Write a set of replicated parameters to the names file; return the number of its group, ``None`` without space."""
+        return self._probe.apart(partial(self._write_set, number, pg, key, names))
+
+    def _write_set(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
         group = self._probe.group_of(pg)
         entry = {"in": group.small_id, "key": key, "tensors": names}
         announced = self._probe.intern("replicas", number, entry, ev.NO_GROUP)

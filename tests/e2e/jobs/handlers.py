@@ -3,9 +3,11 @@
 ``handlers.py lines``: at every line that the main thread comes to, once each, and goes on. Says how often the handler
 has raised, how often that did not reach the user, and what the probe makes of it all.
 ``handlers.py exit ring|group|dtype``: ends with exit code 9 while the probe does that for the first time.
+``handlers.py held``: communicates in a new dtype while the probe names a set of replicas, and a GPU. Says how often.
 ``handlers.py aside``: says what is imported in other threads than the main one, and which threads Python knows at the end.
 """
 
+import faulthandler
 import itertools
 import os
 import signal
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -147,6 +149,41 @@ def aside() -> None:
     end()
 
 
+def held() -> None:
+    """See above."""
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    dist.all_reduce(torch.ones(3))
+    probe: Any = torch_collectives._probe
+    dtypes, came, communicated = iter((torch.float64, torch.int64)), threading.Semaphore(0), list[str]()
+
+    def communicate(signum: int, frame: FrameType | None) -> None:
+        dtype = next(dtypes)
+        came.release()
+        dist.all_reduce(torch.ones(3, dtype=dtype))
+        communicated.append(str(dtype))
+
+    def under_lock(original: Callable[..., Any], restore: Callable[[], None]) -> Callable[..., Any]:
+        def hit(*arguments: Any) -> Any:
+            restore()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            came.acquire()
+            return original(*arguments)
+
+        return hit
+
+    signal.signal(signal.SIGUSR1, communicate)
+    add = probe.groups.add
+    probe.groups.add = under_lock(add, lambda: setattr(probe.groups, "add", add))
+    probe.checks._announce(0, dist.new_group([0]), "key", ["weight"])
+    names = probe.ring._names
+    write = under_lock(names.memory.write, lambda: setattr(probe.ring, "_names", names))
+    probe.ring._names = SimpleNamespace(memory=SimpleNamespace(write=write))
+    probe._gpu = SimpleNamespace(find=lambda current: {"index": 3})
+    commwatch.step()
+    say({"communicated": communicated, "off": probe.off})
+    end()
+
+
 def lines_in_turn() -> None:
     """See above."""
     signal.signal(signal.SIGUSR1, handler)
@@ -176,6 +213,8 @@ def main() -> None:
         exit_in(sys.argv[2])
     elif sys.argv[1] == "aside":
         aside()
+    elif sys.argv[1] == "held":
+        held()
     else:
         lines_in_turn()
 
