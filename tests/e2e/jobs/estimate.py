@@ -25,7 +25,7 @@ class Doubtful(torch.Tensor):
     """A tensor with data that also Python dispatches."""
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run the operator on the data."""
         with torch._C._DisableTorchDispatch():
             return function(*args, **(kwargs or {}))
@@ -39,7 +39,8 @@ def main() -> None:
         dist.barrier()
     dist.all_reduce(torch.ones(1))
     estimate(lambda: torch.ones(1000, device="meta"))
-    awaited = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    world: Any = dist.group.WORLD
+    awaited = functional.all_reduce(torch.ones(2), "sum", world)
     dist.all_reduce(awaited)
     dist.all_reduce(torch.Tensor._make_subclass(Doubtful, torch.ones(3)))
     dist.destroy_process_group()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 directory, how = Path(sys.argv[1]), sys.argv[2:]
 rank, leaving = int(os.environ["RANK"]), directory / "leaving"
-dist.init_process_group("gloo", store=dist.FileStore(str(directory / "store"), 2), rank=rank, world_size=2)
+dist.init_process_group("gloo", store=FileStore(str(directory / "store"), 2), rank=rank, world_size=2)
 tensor = torch.ones(2)
 dist.all_reduce(tensor)
 if rank == 1:
