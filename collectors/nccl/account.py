@@ -263,7 +263,7 @@ class Account:
         report = dog._replace(where=f.Where(dog.where.job_rank))
         if report in self._reports:
             return False
-        if self._room > 0 or self._reserve > 0:
+        if self._room > -self._reserve:
             self._reports.update((report, dog._replace(where=f.Where())))
         return True
 
@@ -331,13 +331,10 @@ class Account:
 
     def _has_room(self, of_fault: bool = False) -> bool:
         taken = 1 if self._length <= _MOST_TEXT else self._length // _OF_LONG
-        if self._room > 0:
-            self._room -= taken
-        elif of_fault and self._reserve > 0:
-            self._reserve -= taken
-        else:
+        if self._room <= (-self._reserve if of_fault else 0):
             self.overflow += 1
             return False
+        self._room -= taken if of_fault else min(taken, self._room)
         return True
 
     # -- the whole ----------------------------------------------------------------------------
