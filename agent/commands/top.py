@@ -185,9 +185,8 @@ def _cards(answers: Answers, cells: int) -> list[Text]:
         watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
         if measured.utilization is not None:
             parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
-    fit = max(
-        1, (cells - 7) // (max(map(len, parts), default=0) + 2)
-    )  # each comes after two blanks, the first after nine
+    # Each part comes after two blanks, the first after nine.
+    fit = max(1, (cells - 7) // (max(map(len, parts), default=0) + 2))
     rows = ["  ".join(parts[at : at + fit]) for at in range(0, len(parts), fit)]
     return [Text.assemble((" " * 9 if n else "gpus     ", "dim"), row) for n, row in enumerate(rows)]
 

@@ -49,11 +49,17 @@ def _cut_ns(db: sqlite3.Connection, now_ns: int, summary_bytes: int) -> int:
     pages, free, size = (
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
-    if (pages - free) * size - db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] <= summary_bytes:
+    if (pages - free) * size - _raw_bytes(db) <= summary_bytes:
         return 0
     oldest = (db.execute(f"SELECT MIN({column}) FROM {table}").fetchone() for table, _, column in _AGED)
     oldest_ns = min((at_ns for row in oldest if row[0] is not None for at_ns in numbers(row)), default=now_ns)
     return oldest_ns + max((now_ns - oldest_ns) // _CUT, _LEAST_CUT_NS)
+
+
+def _raw_bytes(db: sqlite3.Connection) -> float:
+    """Return the size of the raw records."""
+    size: float = db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0]
+    return size
 
 
 def _delete_old(db: sqlite3.Connection, table: str, key: str, old: str) -> Iterator[None]:
@@ -76,7 +82,7 @@ def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterato
 
 def _trim_oldest(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> bool:
     """Delete the oldest chunks; return whether there may be more to delete. In a transaction, because other agents delete them too."""
-    excess = db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] - raw_bytes
+    excess = _raw_bytes(db) - raw_bytes
     oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
     gone = []
     for chunk, size, until_ns in map(numbers, oldest):
