@@ -362,6 +362,15 @@ def many() -> None:
         work.wait()
 
 
+def alone() -> None:
+    """One asynchronous operation at a time."""
+    tensor = data(10)
+    for _ in range(30):
+        dist.all_reduce(tensor, async_op=True).wait()
+        torch.cuda.synchronize()
+        time.sleep(0.01)
+
+
 def destroyed() -> None:
     """The group is destroyed while operations are in flight."""
     tensor = data(10)

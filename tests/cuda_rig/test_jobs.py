@@ -206,6 +206,18 @@ def test_what_we_ask_of_the_driver(run: Run, scene: str) -> None:
         assert sum(of_ours(ours).values()) < 100 * len(rank.operations)
 
 
+def test_events_of_asynchronous_operations(run: Run) -> None:
+    """We record no event for an asynchronous operation, once PyTorch's own events have been seen to tell its begin and end.
+
+    PyTorch records its begin for us, and we record events before and after the wait for it.
+    """
+    played, without = run("alone"), run("alone", COMMWATCH="0")
+    for rank, ours, theirs in zip(played.ranks, played.reports, without.reports, strict=True):
+        recorded = [sum(report["functions"]["cuEventRecordWithFlags"]["threads"].values()) for report in (ours, theirs)]
+        assert len(rank.operations) == 30
+        assert recorded[0] - recorded[1] - 3 * len(rank.operations) < 15
+
+
 def test_destroyed_with_operations_in_flight(run: Run) -> None:
     """A group that is destroyed while operations are in flight: the job ends as without us, and its heartbeat goes on."""
     for rank in run("destroyed").ranks:

@@ -30,10 +30,16 @@ inline void have_times(Group& group, c10d::ProcessGroup& process_group, const c1
   }
 }
 
-// How an operation is timed. own_times: its Work would report the duration.
-inline DeviceTiming timing_of(const Group& group, bool own_times) {
+// What the Work of an operation tells. A batch has one Work for all its operations, and NCCL begins it after the last one.
+inline OwnTimes own_times_of(const Group& group, bool has_work, bool in_batch) {
+  if (!has_work) return OwnTimes::kNone;
+  return group.knows_starts.load(std::memory_order_relaxed) && !in_batch ? OwnTimes::kStartAndDuration : OwnTimes::kDuration;
+}
+
+// How an operation is timed.
+inline DeviceTiming timing_of(const Group& group, OwnTimes own_times) {
   const DeviceTiming timing = device_timing().load();
-  return timing == DeviceTiming::kEvents && own_times && group.without_times.load() ? DeviceTiming::kPoll : timing;
+  return timing == DeviceTiming::kEvents && own_times != OwnTimes::kNone && group.without_times.load() ? DeviceTiming::kPoll : timing;
 }
 
 }  // namespace commwatch

@@ -30,6 +30,7 @@
 #include "retention.h"
 #include "runtime.h"
 #include "stream_waits.h"
+#include "work_start.h"
 
 namespace commwatch {
 
@@ -107,7 +108,8 @@ struct OnDevice {
   DeviceTiming timing = DeviceTiming::kOff;
   // Of the poller, if the operation has a Work.
   uint64_t line = 0;
-  // Recorded on the stream that was current at the launch: complete once the operation's inputs are ready and earlier work is over.
+  // Recorded on the stream that was current at the launch: complete once the operation's inputs are ready and earlier work is over. Null if
+  // the operation's Work knows that.
   Events::Event ready;
   // The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
   bool first = false;
@@ -115,18 +117,19 @@ struct OnDevice {
   bool replay = false;
   // What its Work holds, if it has one.
   Outputs outputs;
-  // The event after the latest blocking operation of its group.
-  std::shared_ptr<void>* latest_over = nullptr;
-  // Whether the Works of its group do not report durations.
-  std::atomic<bool>* without_times = nullptr;
+  // Null for a replay, which may have operations of several groups.
+  Group* group = nullptr;
   // It runs on the current stream; its Work is not needed.
   bool here = false;
   // Where its time on the device counts as a wait of the compute stream, on which it runs.
   StreamWaits* waits = nullptr;
 };
 
-// Called before the operation, which is the next of its `line`. own_times: its Work reports the duration.
-inline OnDevice launch_on(const c10::Device& device, DeviceTiming timing, bool own_times, uint64_t line, bool first) {
+// Whether, and how, the Work of an operation tells its times.
+enum class OwnTimes { kNone, kDuration, kStartAndDuration };
+
+// Called before the operation, which is the next of its `line`.
+inline OnDevice launch_on(const c10::Device& device, DeviceTiming timing, OwnTimes own_times, uint64_t line, bool first) {
   OnDevice noted{device, timing, line, nullptr, first};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
@@ -136,8 +139,8 @@ inline OnDevice launch_on(const c10::Device& device, DeviceTiming timing, bool o
     // An event on another device than the thread's current one would initialize that device as a side effect.
     if (guard.getDevice() != device || Runtime::get().capturing(stream, &handle).value_or(true)) {
       noted.timing = DeviceTiming::kOff;
-    } else {
-      noted.ready = Events::record(stream, handle, noted.timing == DeviceTiming::kEvents && !own_times);
+    } else if (own_times != OwnTimes::kStartAndDuration) {
+      noted.ready = Events::record(stream, handle, noted.timing == DeviceTiming::kEvents && own_times == OwnTimes::kNone);
     }
   } catch (const std::exception& error) {
     device_fails(error.what());
@@ -164,8 +167,8 @@ class DeviceWatch : public Watch {
     void* handle = nullptr;
     TORCH_CHECK(Runtime::handle_of(stream, &handle, 0), "the stream's handle is unknown");
     over_ = Events::record(stream, handle, timed());
-    if (timed() && noted_.latest_over != nullptr) {
-      before_ = std::static_pointer_cast<Events::Node>(std::atomic_exchange(noted_.latest_over, std::shared_ptr<void>(over_)));
+    if (timed() && noted_.group != nullptr) {
+      before_ = std::static_pointer_cast<Events::Node>(std::atomic_exchange(&noted_.group->latest_over, std::shared_ptr<void>(over_)));
     }
     noted_.line = line_of(nullptr, static_cast<int64_t>(std::hash<c10::Stream>()(stream)));
   }
@@ -349,7 +352,7 @@ class DeviceWatch : public Watch {
 
   // Returns whether the device has reached the operations. Until then, they cannot be over.
   bool has_reached() {
-    if (noted_.ready && !noted_.ready->event.query()) {
+    if (!is_ready()) {
       not_ready_ = true;
       return false;
     }
@@ -362,6 +365,12 @@ class DeviceWatch : public Watch {
     }
     if (!over_) noted_.ready.reset();  // with `over_`, it is the begin of the duration
     return true;
+  }
+
+  bool is_ready() const {
+    if (noted_.ready) return noted_.ready->event.query();
+    if (!work_) return over_->event.query();
+    return WorkStart::known_to(*work_) ? WorkStart::seen(*work_) : work_->isCompleted();
   }
 
   // The events of an operation lie within its time on the host. If their distance does not, they do not measure it.
@@ -378,11 +387,12 @@ class DeviceWatch : public Watch {
     if (!work_) {
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
       if (before_ && before_->event.device() == over_->event.device() && before_->event.query()) ms = std::min(ms, before_->event.elapsedTime(over_->event));
-    } else if (noted_.without_times != nullptr && !noted_.without_times->load()) {
+    } else if (noted_.group != nullptr && !noted_.group->without_times.load()) {
       try {
         ms = work_->getDuration();
+        if (!noted_.group->knows_starts.load()) noted_.group->knows_starts.store(WorkStart::known_to(*work_) && WorkStart::seen(*work_));
       } catch (const std::exception&) {  // the Works of this backend have none, or their timing is not enabled
-        noted_.without_times->store(true);
+        noted_.group->without_times.store(true);
       }
     }
     return std::isfinite(ms) && ms >= 0 ? static_cast<int64_t>(ms * 1e6) : -1;

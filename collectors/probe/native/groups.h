@@ -178,6 +178,8 @@ struct Group {
   std::atomic<bool> times_asked{false};
   // Whether its backend cannot do that.
   std::atomic<bool> without_times{false};
+  // Whether its Works have been seen to know when the device reaches an operation.
+  std::atomic<bool> knows_starts{false};
   // Whether its blocking collectives on devices run on the current stream, though they have a Work.
   std::atomic<bool> blocks_here{false};
   Queue collectives;

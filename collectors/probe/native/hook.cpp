@@ -98,6 +98,13 @@ c10d::ProcessGroup& process_group_of(const IValue& argument) {
   return static_cast<c10d::ProcessGroup&>(*argument.toObjectRef().getSlot(0).toCapsule());
 }
 
+// The Work that an operation returned; absent if it returned something else. IValue::isCustomClass would look for the class by its name.
+std::optional<c10::intrusive_ptr<c10d::Work>> work_of(const IValue& result) {
+  static const c10::ClassType* const type = c10::getCustomClassType<c10::intrusive_ptr<c10d::Work>>().get();
+  if (!result.isObject() || result.toObjectRef().type().get() != type) return std::nullopt;
+  return c10::static_intrusive_pointer_cast<c10d::Work>(result.toObjectRef().getSlot(0).toCapsule());
+}
+
 const std::string& name_of(const c10d::ProcessGroup& process_group) {
   static const std::string* const none = new std::string;
   try {
@@ -220,13 +227,13 @@ struct Kernel : c10::OperatorKernel {
       CudaWaits::watch(session, *device);
       // One stream for each device of a group, and one for each peer.
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
-      const bool own_times = op.p2p || (record.flags & format::kAsync) != 0;
+      const bool has_work = op.p2p || (record.flags & format::kAsync) != 0;
+      const OwnTimes own_times = own_times_of(*group, has_work, batch_of(&process_group) != nullptr);
       launched.noted = launch_on(*device, timing_of(*group, own_times), own_times, line, first);
-      launched.noted->latest_over = &group->latest_over;
-      launched.noted->without_times = &group->without_times;
-      if (!own_times && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
-      launched.noted->here = !own_times && group->blocks_here.load();
-      if (own_times) add_outputs(args[0], &launched.noted->outputs);
+      launched.noted->group = group;
+      if (!has_work && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
+      launched.noted->here = !has_work && group->blocks_here.load();
+      if (has_work) add_outputs(args[0], &launched.noted->outputs);
     }
     return launched;
   }
@@ -273,21 +280,18 @@ struct Kernel : c10::OperatorKernel {
   static void follow(Session& session, Launched launched, Stack& stack) {
     const Cost cost(session, launched.cost_of);
     Flight& flight = *launched.flight;
-    if (stack.empty() || stack.back().isNone()) {
-      flight.finish(now_ns(), format::kByCall);
-    } else if (!stack.back().isCustomClass()) {
+    if (stack.empty() || stack.back().isNone()) return flight.finish(now_ns(), format::kByCall);
+    auto work = work_of(stack.back());
+    if (!work) {
       flight.finish(now_ns(), format::kByNone, format::kUntimed);
+    } else if (launched.noted) {
+      follow_on_device(session, std::move(*launched.noted), launched.group, *std::move(work), std::move(launched.flight));
+    } else if (*work) {
+      const std::shared_ptr<Flight> checked = launched.check ? launched.flight : nullptr;
+      follow_on_cpu(session, stack.back(), *std::move(work), std::move(launched.flight));
+      if (checked) check_end(stack.back(), std::move(*launched.check), checked);
     } else {
-      auto work = stack.back().toCustomClass<c10d::Work>();
-      if (launched.noted) {
-        follow_on_device(session, std::move(*launched.noted), launched.group, std::move(work), std::move(launched.flight));
-      } else if (work) {
-        const std::shared_ptr<Flight> checked = launched.check ? launched.flight : nullptr;
-        follow_on_cpu(session, stack.back(), std::move(work), std::move(launched.flight));
-        if (checked) check_end(stack.back(), std::move(*launched.check), checked);
-      } else {
-        flight.finish(now_ns(), format::kByCall);
-      }
+      flight.finish(now_ns(), format::kByCall);
     }
   }
 

@@ -64,7 +64,7 @@ class Replay {
       const bool room = session_->queued.load(std::memory_order_relaxed) < kMostQueued;
       const auto device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
       // The events are around all operations of the graph.
-      noted_ = launch_on(device, room ? device_timing().load() : DeviceTiming::kOff, false, 0, false);
+      noted_ = launch_on(device, room ? device_timing().load() : DeviceTiming::kOff, OwnTimes::kNone, 0, false);
       noted_->replay = true;
     }
     return noted_->timing != DeviceTiming::kOff;
