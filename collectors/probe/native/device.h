@@ -370,7 +370,8 @@ class DeviceWatch : public Watch {
   bool is_ready() const {
     if (noted_.ready) return noted_.ready->event.query();
     if (!work_) return over_->event.query();
-    return (WorkStart::known_to(*work_) && WorkStart::seen(*work_)) || work_->isCompleted();
+    if (WorkStart::known_to(*work_) && WorkStart::seen(*work_)) return true;
+    return work_->isCompleted() && !work_->exception();  // one that failed may not have been reached
   }
 
   // The events of an operation lie within its time on the host. If their distance does not, they do not measure it.
