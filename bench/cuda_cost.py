@@ -3,9 +3,10 @@
 The CUDA build of PyTorch and NCCL on the simulated CUDA driver of ``tests/cuda_rig``: two ranks, and a device that is busy while the
 operations are launched. One rank launches at a time, while the other sleeps, so that on a machine with few cores the ranks do not slow down
 each other. Each round measures one block of operations with each tool, in a new random order, after a block that warms the caches, and there
-are several jobs, because the addresses of a process make a difference of their own. PyTorch's profiler has its own jobs, because the blocks
-after it were slower. A figure is the lower quartile of all blocks: what disturbs a block makes it slower, never faster. Two times are measured:
-the thread's CPU time, to which the budget refers, and wall time, which includes locks and, where cores are few, the turns of other threads.
+are several jobs, because the addresses of a process make a difference of their own. PyTorch's profiler has its own jobs, because the other
+figures were higher with it in theirs. A figure is the lower quartile of all blocks: what disturbs a block makes it slower, never faster. Two
+times are measured: the thread's CPU time, to which the budget refers, and wall time, which includes locks and, where cores are few, the turns
+of other threads.
 
 ``--real-gpu``: on this machine's GPUs instead, or on one GPU that both ranks share, which NCCL allows since 2.30.
 
