@@ -33,7 +33,14 @@ def environment(libraries: Path | None, directory: Path, **settings: str) -> dic
 
 #: Since 2.30, NCCL allows several ranks on a GPU. Its kernels wait for each other, so those of all jobs that run at once must fit on the GPU.
 #: Layers are large, so that communication takes time.
-_REAL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "TRACED": "1", "WIDTH": "4096"}
+_REAL = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "4",
+    "TRACED": "1",
+    "WIDTH": "4096",
+    "SHARED_LOG2": "26",
+    "STUCK_MS": "60000",
+}
 
 
 def _played(libraries: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,10 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MS = 1_980_000
 #: Of a layer. With large ones, a real GPU communicates for some time.
 WIDTH = int(os.environ.get("WIDTH", "512"))
+#: Numbers, as a power of two, of which the scene `share` sums.
+SHARED_LOG2 = int(os.environ.get("SHARED_LOG2", "10"))
+#: How long a GPU computes that is stuck. A real one computes to the end after its process is gone.
+STUCK_MS = int(os.environ.get("STUCK_MS", "3600000"))
 
 
 def busy(ms: float) -> None:
@@ -296,14 +300,14 @@ def steps() -> None:
 
 def late() -> None:
     """Steps of 100 ms until the job is killed; the GPU of rank 1 computes 30 ms longer than that of rank 0."""
-    _steps_until_killed(lambda: 90 if RANK == 1 else 60)
+    _steps_until_killed(lambda: 90 if RANK == 1 else 60, data(10))
 
 
 def stuck() -> None:
     """Steps, and then a computation of an hour on the GPU of rank 1, for which rank 0 waits."""
     tensor = data(10)
     for step in range(30):
-        busy(3_600_000 if RANK == 1 and step == 29 else 10)
+        busy(STUCK_MS if RANK == 1 and step == 29 else 10)
         dist.all_reduce(tensor, async_op=True).wait()
         if step < 29:
             torch.cuda.synchronize()
@@ -319,7 +323,7 @@ def stuck_replay() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             dist.all_reduce(whole)
-            busy(3_600_000 if last and RANK == 1 else 1)
+            busy(STUCK_MS if last and RANK == 1 else 1)
             dist.all_gather_into_tensor(whole, part)
             dist.all_reduce(part)
         for _ in range(1 if last else 20):
@@ -338,20 +342,38 @@ def ahead() -> None:
 
 
 def share() -> None:
-    """Steps until the job is killed, first of 60 ms of computation, then, once the folder has a file `calm`, of 400 ms."""
-    calm = Path(sys.argv[2]) / "calm"
-    _steps_until_killed(lambda: 400 if calm.exists() else 60)
+    """Steps until the job is killed: they compute 1.5 times as long as they communicate, and 10 times once the folder has a file `calm`.
+
+    Writes the times of each step, by events on the stream that computes: ms of computation, and of communication.
+    """
+    folder, tensor = Path(sys.argv[2]), data(SHARED_LOG2)
+    dist.all_reduce(tensor)
+    with (folder / f"times-{RANK}.txt").open("w", buffering=1, encoding="ascii") as times:
+        _, usual_ms = _timed_step(10, tensor)
+        calm = folder / "calm"
+        _steps_until_killed(lambda: (10 if calm.exists() else 1.5) * usual_ms, tensor, times)
 
 
-def _steps_until_killed(compute_ms: Callable[[], float]) -> None:
+def _steps_until_killed(compute_ms: Callable[[], float], tensor: torch.Tensor, times: TextIO | None = None) -> None:
     import commwatch
 
-    tensor = data(10)
     while True:
-        busy(compute_ms())
-        dist.all_reduce(tensor, async_op=True).wait()
-        torch.cuda.synchronize()
+        computed, communicated = _timed_step(compute_ms(), tensor)
         commwatch.step()
+        if times is not None:
+            times.write(f"{computed} {communicated}\n")
+
+
+def _timed_step(compute_ms: float, tensor: torch.Tensor) -> tuple[float, float]:
+    """Compute, then communicate; return the time of each on the device, in ms."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    marks[0].record()
+    busy(compute_ms)
+    marks[1].record()
+    dist.all_reduce(tensor, async_op=True).wait()
+    marks[2].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
 
 
 def many() -> None:

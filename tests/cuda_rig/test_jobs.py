@@ -126,7 +126,13 @@ def test_shares(run: Run) -> None:
             assert mean(measured) == pytest.approx(mean(true), abs=0.01)
 
 
-@pytest.mark.parametrize("scene", ["steps", "slow_replicated", "slow_sharded", "slow_tensors"])
+@pytest.mark.parametrize(
+    "scene",
+    [
+        "steps",
+        *(pytest.param(f"slow_{kind}", marks=pytest.mark.real_gpu) for kind in ("replicated", "sharded", "tensors")),
+    ],
+)
 def test_exposed_shares(run: Run, scene: str) -> None:
     """The exposed share is the share of the time in which NCCL's kernels ran and nothing was computed, within 3 points."""
     played = run(scene, PLAYED_NCCL_US="10000" if scene == "steps" else "3000")
