@@ -156,7 +156,7 @@ class DeviceWatch : public Watch {
 
   // Called after the operation, in its thread. work: null if the operation runs on the current stream, as blocking ones do
   // on NCCL since torch 2.8.
-  DeviceWatch(OnDevice noted, Works work, Flights flights)
+  DeviceWatch(OnDevice&& noted, Works work, Flights&& flights)
       : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
     if (work_) {
       noted_.waits = nullptr;  // a stream that waits for a Work is seen to wait
@@ -431,7 +431,7 @@ struct LookAt {
   Poller::fetch<LookAt>();
 }
 
-inline void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, Flights flights) {
+inline void look_after(Session& session, OnDevice&& noted, c10::intrusive_ptr<c10d::Work> work, Flights&& flights) {
   try {
     if (noted.here) work.reset();
     const bool by_events = noted.timing == DeviceTiming::kEvents;

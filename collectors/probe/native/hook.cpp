@@ -77,7 +77,7 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
   return batch;
 }
 
-void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup* group, c10::intrusive_ptr<c10d::Work> work,
+void follow_on_device(Session& session, OnDevice&& noted, const c10d::ProcessGroup* group, c10::intrusive_ptr<c10d::Work> work,
                       std::shared_ptr<Flight> flight) {
   if (noted.timing == DeviceTiming::kOff) return flight->finish(now_ns(), format::kByNone, format::kUntimed);
   Batch* const batch = batch_of(group);
@@ -156,7 +156,7 @@ struct Kernel : c10::OperatorKernel {
       try {
         SpareMemory<Flight>::fetch();
         Events::fetch();
-        launched = launch(*session, *stack, nccl_call);
+        launch(*session, *stack, nccl_call, &launched);
       } catch (const abi::__forced_unwind&) {  // Python ends this thread because the interpreter is shutting down
         throw;
       } catch (const PythonIsGone&) {
@@ -177,7 +177,7 @@ struct Kernel : c10::OperatorKernel {
       throw;
     }
     try {
-      follow(*session, std::move(launched), *stack);
+      follow(*session, launched, *stack);
     } catch (const std::exception& error) {
       session->fault(op.name.c_str(), error.what());
     } catch (...) {
@@ -185,11 +185,12 @@ struct Kernel : c10::OperatorKernel {
     }
   }
 
-  Launched launch(Session& session, const Stack& stack, const NcclPlugin::Call& nccl_call) {
+  // Describes the operation in `launched`, in place, as its parts are large to move. It has no flight if the operation is not recorded.
+  void launch(Session& session, const Stack& stack, const NcclPlugin::Call& nccl_call, Launched* launched) {
     const IValue* args = &stack[stack.size() - op.arguments];
-    if (has_no_data(args, op.arguments)) return {};
+    if (has_no_data(args, op.arguments)) return;
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
-    if (session.ring() == nullptr && !open(session, process_group, args)) return {};
+    if (session.ring() == nullptr && !open(session, process_group, args)) return;
     const uint32_t cost_of = Cost::due();
     const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
@@ -197,15 +198,14 @@ struct Kernel : c10::OperatorKernel {
     Group* const group = group_of(session, process_group);
     if (group == nullptr) {
       session.ring()->add(format::kDropped, 1);
-      return {};
+      return;
     }
     Record record;
     record.launch_ns = now;
     record.group = group->small_id;
     record.flags = group->aligned ? 0 : format::kUnaligned;
-    Launched launched;
-    launched.group = &process_group;
-    launched.cost_of = cost_of;
+    launched->group = &process_group;
+    launched->cost_of = cost_of;
     const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
@@ -213,14 +213,14 @@ struct Kernel : c10::OperatorKernel {
     if (op.p2p && op.tag_at >= 0) record.tag = static_cast<int32_t>(args[op.tag_at].toInt());
     if (device && session.graphs.capturing() && is_capturing(*device) &&
         session.graphs.add(Captured{group->address, group->name, op.p2p, record, nccl_call.number()})) {
-      return {};  // it runs at each replay
+      return;  // it runs at each replay
     }
     Queue& queue = numbered(*group, op.p2p, &record);
     const bool first = device && queue.first_on(device->index(), op.p2p && batch_of(&process_group) != nullptr);
-    if (!records(session, *group, queue, op.p2p, record)) return {};
-    launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
-    launched.flight->within(nccl_call.number());
-    if (!device) launched.check = check_of(session, *group, record, args, process_group);
+    if (!records(session, *group, queue, op.p2p, record)) return;
+    auto flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
+    flight->within(nccl_call.number());
+    if (!device) launched->check = check_of(session, *group, record, args, process_group);
     if (device) {
       refuse_devices(session, op.name.c_str());
       have_times(*group, process_group, *device);
@@ -229,13 +229,13 @@ struct Kernel : c10::OperatorKernel {
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
       const bool has_work = op.p2p || (record.flags & format::kAsync) != 0;
       const OwnTimes own_times = own_times_of(*group, has_work, batch_of(&process_group) != nullptr);
-      launched.noted = launch_on(*device, timing_of(*group, own_times), own_times, line, first);
-      launched.noted->group = group;
-      if (!has_work && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
-      launched.noted->here = !has_work && group->blocks_here.load();
-      if (has_work) add_outputs(args[0], &launched.noted->outputs);
+      OnDevice& noted = launched->noted.emplace(launch_on(*device, timing_of(*group, own_times), own_times, line, first));
+      noted.group = group;
+      if (!has_work && CudaWaits::computes_here(session, *device)) noted.waits = &session.waits;
+      noted.here = !has_work && group->blocks_here.load();
+      if (has_work) add_outputs(args[0], &noted.outputs);
     }
-    return launched;
+    launched->flight = std::move(flight);  // last: what throws above leaves the operation unrecorded
   }
 
   // The number of an operator that is not in the table, in the ring of this session.
@@ -277,7 +277,7 @@ struct Kernel : c10::OperatorKernel {
     return size.first->device();
   }
 
-  static void follow(Session& session, Launched launched, Stack& stack) {
+  static void follow(Session& session, Launched& launched, Stack& stack) {
     const Cost cost(session, launched.cost_of);
     Flight& flight = *launched.flight;
     if (stack.empty() || stack.back().isNone()) return flight.finish(now_ns(), format::kByCall);
