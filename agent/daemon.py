@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 import sqlite3
 import threading
@@ -42,6 +41,7 @@ from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
 from commwatch.runtime.discovery import announce
+from commwatch.runtime.ending import Ending
 from commwatch.runtime.memory import share_one_heap
 from commwatch.runtime.peers import Peers
 from commwatch.runtime.periodic import Beside, known
@@ -241,8 +241,7 @@ class Daemon:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 50)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop.set())
+        ending = Ending()
         hangup = None if self._reread is None else Hangup()
         for thread in (*self._threads, *(each.thread for each in self._unawaited)):
             thread.start()
@@ -259,10 +258,12 @@ class Daemon:
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
         notify(READY, os.environ)
-        while not self._stop.wait(_SIGNALS_S):
-            if hangup is None or not hangup.heard():
+        while not self._stop.is_set():
+            if ending.requested(_SIGNALS_S):
+                self._stop.set()
+            elif hangup is None or not hangup.heard():
                 continue
-            if hangup.terminal_is_gone:
+            elif hangup.terminal_is_gone:
                 self._stop.set()
             else:
                 self._reload()
