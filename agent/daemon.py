@@ -75,7 +75,7 @@ _END_S = 10.0
 _ALERTS_S = 1.0
 #: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
-#: Seconds between two checks for SIGHUP.
+#: Seconds between two checks for SIGHUP, and whether a thread has ended the agent.
 _SIGNALS_S = 0.25
 #: Seconds between two checks whether the worker process is idle.
 _IDLE_S = 10.0

@@ -24,7 +24,7 @@ HIGH = "CommShareHigh"
 
 
 @contextmanager
-def job(libraries: Path, directory: Path, scene: str, **settings: str) -> Iterator[None]:
+def job(libraries: Path | None, directory: Path, scene: str, **settings: str) -> Iterator[None]:
     """A job that runs until it is killed at the end."""
     env = environment(libraries, directory, COMMWATCH_JOB=scene, TRACED="0", **settings)
     process = subprocess.Popen(command_of(scene, directory), env=env)
@@ -67,7 +67,7 @@ def true_share(directory: Path) -> float:
 
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
-def test_late_rank(libraries: Path, tmp_path: Path) -> None:
+def test_late_rank(libraries: Path | None, tmp_path: Path) -> None:
     """A rank whose GPU computes longer than the other one is named as a straggler, and no other rank is."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "late"):
         seen: list[tuple[str, list[int]]] = []
@@ -84,7 +84,7 @@ def test_late_rank(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
-def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
+def test_gpu_that_does_not_come(libraries: Path | None, tmp_path: Path) -> None:
     """A rank whose GPU computes on while the others wait for it in a collective is named, although its host has launched that collective."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck"):
         assert first_verdicts(running) == [("stalled", [1])]
@@ -92,7 +92,7 @@ def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
         assert [(op["op"], op["queued"]) for op in waiting] == [("all_reduce", False)]
 
 
-def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> None:
+def test_gpu_that_does_not_come_in_a_graph(libraries: Path | None, tmp_path: Path) -> None:
     """In a replay of a graph, NCCL's plugin shows which operation a rank is in, so that the one that does not come is named."""
     with_plugin = {"COMMWATCH_HOOK": "native", "COMMWATCH_NCCL_PLUGIN": "on"}
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck_replay", **with_plugin):
@@ -104,7 +104,7 @@ def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> N
 
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
-def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
+def test_host_far_ahead(libraries: Path | None, tmp_path: Path) -> None:
     """Operations that wait for 20 s of computation before them are no hang, however long ago they were launched."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "ahead"):
         oldest_s = 0.0
@@ -117,7 +117,7 @@ def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
-def test_share_alert(libraries: Path, tmp_path: Path) -> None:
+def test_share_alert(libraries: Path | None, tmp_path: Path) -> None:
     """With communication of 40% of a step the alert fires, with the share that was played or measured by the job itself; at 9% it is resolved."""
     (tmp_path / "list.yaml").write_text(impatient(), encoding="utf-8")
     (tmp_path / "commwatch.toml").write_text(f'rules = "{tmp_path}/list.yaml"\n', encoding="utf-8")
