@@ -11,7 +11,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from commwatch.collectors.wire import variables
+from commwatch.collectors.wire import crossing, variables
 from commwatch.collectors.wire.identity import run_dir
 from commwatch.config_checks import FILES, GPUS_AUTO, ConfigError, checked
 
@@ -21,6 +21,10 @@ else:
     import tomli as tomllib
 if TYPE_CHECKING:
     from commwatch.alerts.receivers.settings import ReceiverConfig
+
+
+#: Bytes of a settings file.
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ def _state_home(env: Mapping[str, str]) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(crossing.read(file, _MOST_BYTES, crossing.operator()).decode())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

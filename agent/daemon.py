@@ -27,6 +27,7 @@ from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire.announcement import FILE, announce
 from commwatch.collectors.wire.identity import PEER_ADDRESS
 from commwatch.config import Config
 from commwatch.core.errors import CommwatchError
@@ -40,7 +41,6 @@ from commwatch.otlp.opening import pushes
 from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
-from commwatch.runtime.discovery import announce
 from commwatch.runtime.ending import Ending
 from commwatch.runtime.memory import share_one_heap
 from commwatch.runtime.peers import Peers
@@ -280,7 +280,7 @@ class Daemon:
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()
         self._store.close()
-        (self.config.dir / "agent.json").unlink(missing_ok=True)
+        (self.config.dir / FILE).unlink(missing_ok=True)
         os.close(self._alerts_lock_fd)
         os.close(self._lock_fd)
         return not self._failed
@@ -382,7 +382,7 @@ class Daemon:
     def _tidy(self) -> None:
         """Remove logs and profiles that are past their retention."""
         oldest = time.time() - self.config.keep_days * 86400
-        remove_old(logs_of(self.config.state), oldest, self._watchers.nccl.patterns())
+        remove_old(logs_of(self.config.state), oldest, self._watchers.nccl.used())
         with contextlib.suppress(OSError):
             self._profiles.tidy(oldest)
 

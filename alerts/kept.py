@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from commwatch.collectors.wire import crossing
+
 log = logging.getLogger("commwatch")
+_MOST_BYTES = 64 << 20
 _T = TypeVar("_T")
 
 
@@ -27,7 +30,7 @@ class KeptFile:
     def load(self, read: Callable[[str], _T]) -> _T | None:
         """Return ``read`` of the text; ``None`` if there is no file, or it is damaged (``read`` raises ValueError)."""
         try:
-            return read(self._path.read_text(encoding="utf-8"))
+            return read(crossing.read(self._path, _MOST_BYTES, crossing.own()).decode())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -47,8 +50,7 @@ class KeptFile:
         """Replace the file's text atomically; return whether that worked."""
         hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
+            with os.fdopen(crossing.create(hidden, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -12,11 +12,13 @@ from commwatch.alerts.check import check
 from commwatch.alerts.export import runbook
 from commwatch.alerts.model import Alert
 from commwatch.alerts.text import render
+from commwatch.collectors.wire import crossing
 from commwatch.config import Config
 from commwatch.config_checks import ConfigError
 from commwatch.prometheus.metrics import METRICS
 
 SHIPPED = "rules.yaml"
+_MOST_BYTES = 1 << 20
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
@@ -57,7 +59,7 @@ def text_of(file: Path) -> str:
         CatalogueError: the file cannot be read, or is not UTF-8.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        return crossing.read(file, _MOST_BYTES, crossing.operator()).decode()
     except OSError as error:
         raise CatalogueError(error.strerror or str(error)) from None
     except UnicodeDecodeError:

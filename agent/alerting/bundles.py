@@ -29,6 +29,7 @@ from commwatch.analysis.corruption import PastCorruption
 from commwatch.analysis.live_ranks import conclude
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.wire import crossing
 from commwatch.core.views import RankView
 from commwatch.history.opening import StoreError
 from commwatch.report.chrome_trace import TraceMark
@@ -146,9 +147,9 @@ class Evidence:
         self._known: deque[str] = deque((path.stem for path in self._kept()), maxlen=2 * MOST_KEPT)
         self._lock = threading.Lock()
         self._trouble: str | None = None
-        with contextlib.suppress(OSError):
-            for path in directory.glob(".*"):  # left by an agent that was killed
-                path.unlink()
+        with contextlib.suppress(OSError), crossing.folder(directory) as where:
+            for name in where.names(".*")[1]:  # left by an agent that was killed
+                where.remove(name)
 
     def want(self, alerts: Sequence[Alert]) -> None:
         """Queue a bundle for each alert that has just begun to fire."""
@@ -201,7 +202,7 @@ class Evidence:
             OSError: the file cannot be read.
         """
         with contextlib.suppress(FileNotFoundError):
-            return (self._directory / f"{_key(alert)}.json").read_text(encoding="utf-8")
+            return crossing.read(self._directory / f"{_key(alert)}.json", MOST_BYTES, crossing.own()).decode()
         return None
 
     def marks(self, job_id: str) -> list[TraceMark]:
@@ -215,7 +216,7 @@ class Evidence:
     def _make_room(self, key: str) -> None:
         """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._hidden(key, os.O_CREAT) as file:
+        with self._hidden(key, new=True) as file:
             os.posix_fallocate(file.fileno(), 0, MOST_BYTES)
 
     def _keep(self, key: str, text: str) -> None:
@@ -230,11 +231,12 @@ class Evidence:
                 self._known.remove(path.stem)
 
     @contextlib.contextmanager
-    def _hidden(self, key: str, flags: int = 0) -> Iterator[BinaryIO]:
+    def _hidden(self, key: str, *, new: bool = False) -> Iterator[BinaryIO]:
         """Open the temporary file of an unfinished bundle; delete it on an ``OSError``."""
         path = self._directory / f".{key}"
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600), "wb") as file:
+            fd = crossing.create(path, 0o600) if new else crossing.open_file(path, crossing.own(), flags=os.O_WRONLY)
+            with os.fdopen(fd, "wb") as file:
                 yield file
         except OSError:
             path.unlink(missing_ok=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from commwatch.analysis.corruption import PastCorruption
+from commwatch.collectors.wire import crossing
 from commwatch.report.chrome_trace import TraceMark
 
+_MOST_BYTES = 64 << 20
 _T = TypeVar("_T")
 
 
@@ -31,13 +34,12 @@ def corruption_of(evidence: Path, job_id: str) -> list[PastCorruption]:
 
 
 def _of_bundles(evidence: Path, job_id: str, read: Callable[[dict[str, Any]], Iterator[_T]]) -> Iterator[_T]:
-    for path in sorted(evidence.glob("*.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["alert"]["labels"].get("job_id") == job_id:
-                yield from read(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
+    with suppress(OSError), crossing.folder(evidence) as where:
+        for name in where.names("*.json")[1]:
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                found = json.loads(where.read(name, _MOST_BYTES, crossing.ANYBODY)[0])
+                if found["alert"]["labels"].get("job_id") == job_id:
+                    yield from read(found)
 
 
 def _fired_at(bundle: dict[str, Any]) -> float:

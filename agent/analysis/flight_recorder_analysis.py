@@ -18,7 +18,8 @@ from commwatch.analysis.verdicts import Verdict, verdicts
 from commwatch.collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
 from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.spans import spans
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.crossing import ANYBODY, Trust
 from commwatch.core import terminal_text
 from commwatch.core.units import counted, seconds
 from commwatch.core.views import GroupView, InFlight, RankView
@@ -57,17 +58,21 @@ class LastOperation:
     where: str | None
 
 
-def take(path: Path, rank: int | None = None) -> RankDump:
+def take(path: Path, rank: int | None = None, *, trust: Trust = ANYBODY, start: int | None = None) -> RankDump:
     """Read a dump; without ``rank``, its rank is the number at the end of the file name, as PyTorch writes it.
+
+    Args:
+        trust: whose file it is.
+        start: as for ``crossing.open_file``.
 
     Raises:
         BadDump: the file is not a dump, or its rank is not known.
         OSError: the file cannot be read.
     """
     try:
-        fd = others.open_plain(path, links=True)
-    except others.Refused:
-        raise BadDump("not a file") from None
+        fd = crossing.open_file(path if start is not None else Path(os.path.realpath(path)), trust, start=start)
+    except crossing.Refused as error:
+        raise BadDump(error.strerror) from None
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         dump = load(file.read(MOST_BYTES + 1))

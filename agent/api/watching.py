@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from commwatch.collectors.wire.announcement import answering, operators
 from commwatch.collectors.wire.identity import make_private_dir, run_dir
 from commwatch.runtime.concurrency import wait_until
-from commwatch.runtime.discovery import answering
 
 #: Most seconds to wait for an agent that was started.
 _START_S = 30.0
@@ -43,7 +43,8 @@ def watch() -> Iterator[None]:
 
 def _have_agent() -> None:
     directory = run_dir(os.environ)
-    if answering(directory) is not None:
+    trust = operators(directory)
+    if answering(directory, trust) is not None:
         return
     # Its folders are those that its environment names, as for `commwatch agent`.
     command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes"]
@@ -57,7 +58,7 @@ def _have_agent() -> None:
         print(f"commwatch: no agent: {error.strerror} ({error.filename})", file=sys.stderr, flush=True)
         return
     _started.append(agent)
-    if not wait_until(lambda: answering(directory) is not None or agent.poll() is not None, _START_S):
+    if not wait_until(lambda: answering(directory, trust) is not None or agent.poll() is not None, _START_S):
         print(
             f"commwatch: the agent is not ready after {_START_S:.0f} s; continuing without it",
             file=sys.stderr,

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
 
 #: Bytes of a file that stay on disk before the offset shown so far, because the agent may lag by as much.
 MOST_KEPT_BYTES = 64 << 20
 _BLOCK = 1 << 20
 #: Lines that NCCL writes only if the job itself asked for more than warnings.
 _MORE = re.compile(rb"NCCL (?:INFO|CALL|TRACE)")
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 #: Which files the user sees: all, those with more than warnings, or none.
@@ -73,7 +72,7 @@ class Passing:
         file = self._files.setdefault(name, _File(self._shown == "all"))
         if about.st_size == file.offset:
             return
-        fd = others.open_plain(path)
+        fd = crossing.open_file(path, crossing.own())
         try:
             if about.st_size < file.offset:  # truncated by a new process with an equal pid
                 file.offset = file.freed = 0
@@ -101,7 +100,7 @@ class Passing:
 
 def _free(path: Path, until: int) -> None:
     """Release the disk space of the first ``until`` bytes if possible; the length stays, so NCCL is not affected."""
-    fd = os.open(path, os.O_WRONLY | _FLAGS)
+    fd = crossing.open_file(path, crossing.own(), flags=os.O_WRONLY)
     try:
         how = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
         ctypes.CDLL(None).fallocate(fd, how, ctypes.c_int64(0), ctypes.c_int64(until))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shlex
@@ -23,6 +24,9 @@ from commwatch.alerting.marks import corruption_of
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.announcement import Announcement, answering, operators
+from commwatch.collectors.wire.crossing import Trust
 from commwatch.collectors.wire.identity import JOB_VARIABLES, job_id, make_private_dir, probe_mark, ring_prefix
 from commwatch.commands import explain, native_hook, nccl_debug
 from commwatch.commands.output_filter import Passing
@@ -36,7 +40,6 @@ from commwatch.history.opening import StoreError
 from commwatch.reference.references import References, directory
 from commwatch.report import report
 from commwatch.runtime.concurrency import wait_until
-from commwatch.runtime.discovery import Announcement, answering
 from commwatch.watchers.nccl import LogRequest, logs_of
 from commwatch.watchers.nccl_archive import kept
 
@@ -91,7 +94,7 @@ def run(
             history = None if agent is None else agent.history
             if agent is not None:
                 _await_probe(agent, job)
-                nccl = _follow_nccl(agent, job, env, nccl_level)
+                nccl = _follow_nccl(agent, job, env, nccl_level, config.state)
             env_of_job = {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}
             code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
             loaded = agent is None or _has_come(agent.mark)
@@ -131,7 +134,7 @@ def _await_probe(agent: _JobAgent, job: str) -> None:
     path = probe_mark(agent.directory, job)
     try:
         mode = make_private_dir(path.parent, os.environ)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode))
+        os.close(crossing.create(path, mode))
     except OSError:
         return
     agent.mark = path
@@ -153,9 +156,15 @@ def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
         say(f"commwatch: cannot store the exit code: {error.strerror or error} ({error.filename})")
 
 
-def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> nccl_debug.Plan:
-    """Plan where NCCL writes its debug output, and request that the agent read it."""
-    directory = logs_of(agent.history.parent) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
+def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str, state: Path) -> nccl_debug.Plan:
+    """Plan where NCCL writes its debug output, and request that the agent read it.
+
+    Args:
+        state: this user's state directory.
+    """
+    # Beside the history of an agent of this user; another user's agent does not decide where this user's job writes.
+    state = agent.history.parent if agent.uid == os.geteuid() else state
+    directory = logs_of(state) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
     planned = nccl_debug.plan(env, level, directory)
     try:
         if planned.directory is not None:
@@ -186,6 +195,8 @@ class _JobAgent:
 
     directory: Path
     history: Path
+    #: The agent's user.
+    uid: int
     command: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     #: How and when our own agent ended, as text; empty while it runs.
@@ -207,8 +218,9 @@ class _JobAgent:
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
         self.ended = ""
         threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
-        wait_until(lambda: answering(self.directory) is not None or bool(self.ended), _START_S)
-        return answering(self.directory)
+        trust = Trust(frozenset({self.uid}))
+        wait_until(lambda: answering(self.directory, trust) is not None or bool(self.ended), _START_S)
+        return answering(self.directory, trust)
 
     def _note_end(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
@@ -218,9 +230,8 @@ class _JobAgent:
 
     def has_all_of(self, job: str) -> bool:
         """Return whether the job's rings and its exit code are in the history, or the agent that would store them has ended."""
-        prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
         taken = self.exit is None or not self.exit.exists()
-        return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))
+        return bool(self.ended) or (taken and not _has_rings(self.directory, job))
 
     def end(self) -> None:
         """Have our own agent drain the rings and end; remove ``mark`` and ``request`` from the run directory of another agent."""
@@ -240,8 +251,17 @@ class _JobAgent:
 
 def _find_agent(config: Config) -> _JobAgent | None:
     """Return the agent that already watches the run directory; ``None`` if there is none."""
-    found = answering(config.dir)
-    return None if found is None else _JobAgent(config.dir, Path(found.history))
+    found = answering(config.dir, operators(config.dir))
+    return None if found is None else _JobAgent(config.dir, Path(found.history), found.uid)
+
+
+def _has_rings(directory: Path, job: str) -> bool:
+    """Return whether there are rings of a job in a run directory."""
+    try:
+        with crossing.folder(directory / "rings") as rings:
+            return bool(rings.names(f"{glob.escape(ring_prefix(job))}*.ring")[1])
+    except OSError:
+        return False
 
 
 def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
@@ -249,7 +269,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
     command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes"]
     command += _flags(directory, config, file)
-    agent = _JobAgent(directory, config.history, command)
+    agent = _JobAgent(directory, config.history, os.geteuid(), command)
     try:
         make_private_dir(config.dir, os.environ)
         found = agent.start()

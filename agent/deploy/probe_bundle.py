@@ -29,7 +29,7 @@ _API = (
     "core/addresses.py",
     "core/errors.py",
     "runtime/__init__.py",
-    *(f"runtime/{name}.py" for name in ("client", "client_tls", "concurrency", "discovery", "tokens")),
+    *(f"runtime/{name}.py" for name in ("client", "client_tls", "concurrency", "tokens")),
 )
 #: Other files of ``commwatch``, by path in the folder. ``cli`` is a stub for commands run with this ``PYTHONPATH``.
 _INSTEAD = {"__main__.py": _PACKAGE / "__main__.py", "cli.py": Path(__file__).with_name("probe_stub.py")}

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, write_atomically
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.identity import make_private_dir
 
 _FOLDER = "exits"
-_MOST_BYTES = 4096
+#: Bytes of a file, and files that are read at a time.
+_MOST_BYTES, _MOST_FILES = 4096, 256
 
 
 class Exit(NamedTuple):
@@ -30,7 +31,7 @@ def leave(run_dir: Path, job: str, code: int) -> Path:
     """Write the exit code of a job that ended now; return the file, which the agent will remove. Raises ``OSError``."""
     mode = make_private_dir(run_dir / _FOLDER, os.environ)
     path = run_dir / _FOLDER / f"{os.getpid()}.json"
-    write_atomically(path, json.dumps(Exit(job, code, time.time())), mode)
+    crossing.write(path, json.dumps(Exit(job, code, time.time())), mode)
     return path
 
 
@@ -43,28 +44,36 @@ class Exits:
 
     def take(self) -> list[Exit]:
         """Return the exits in new files."""
-        found = self._entries()
-        new = found - self._taken
-        self._taken = found
-        return [made for name, _ in new if (made := _read(self._folder / name)) is not None]
+        try:
+            with crossing.folder(self._folder) as where:
+                found = _entries(where)
+                new, self._taken = found - self._taken, found
+                return [made for name, _ in new if (made := _read(where, name)) is not None]
+        except OSError:
+            self._taken = set()
+            return []
 
     def remove(self) -> None:
         """Remove the files that ``take`` has read; call it once they are in the history."""
-        for name, _ in self._taken & self._entries() if self._taken else ():
-            with contextlib.suppress(OSError):
-                (self._folder / name).unlink()
-
-    def _entries(self) -> set[tuple[str, int]]:
-        """Return name and inode of each exit file."""
-        try:
-            return {(entry.name, entry.inode()) for entry in os.scandir(self._folder) if entry.name.endswith(".json")}
-        except OSError:
-            return set()
+        if self._taken:
+            with contextlib.suppress(OSError), crossing.folder(self._folder) as where:
+                for name, _ in self._taken & _entries(where):
+                    with contextlib.suppress(OSError):
+                        where.remove(name)
 
 
-def _read(path: Path) -> Exit | None:
+def _entries(where: crossing.Folder) -> set[tuple[str, int]]:
+    """Return name and inode of some exit files; others come once these are removed."""
+    found = set()
+    for name in where.names("*.json", _MOST_FILES)[1]:
+        with contextlib.suppress(OSError):
+            found.add((name, where.look(name).st_ino))
+    return found
+
+
+def _read(where: crossing.Folder, name: str) -> Exit | None:
     try:
-        job, code, at = json.loads(others.read(path, _MOST_BYTES))
+        job, code, at = json.loads(where.read(name, _MOST_BYTES, crossing.trainers())[0])
         job = str(job).encode(errors="replace").decode()
         return Exit(job, int(code), float(at)) if 0 <= int(code) < 256 and 0 <= float(at) < 1e11 else None
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 
+from commwatch.collectors.wire import crossing
 from commwatch.core.errors import CommwatchError
 from commwatch.history import wal
 from commwatch.history.chunks import Damaged
@@ -68,12 +69,14 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # An existing directory may be readable by others; a setgid one passes its group on to the file.
             mode = 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
+            os.close(crossing.lock_file(path, mode))
             written = wal.frames(path.with_name(f"{path.name}-wal"))
             db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
         else:
-            if not path.exists():
-                raise StoreError(f"{path}: no history here; give its directory with --dir or --state")
+            try:
+                crossing.look(Path(os.path.realpath(path)), crossing.ANYBODY)
+            except FileNotFoundError:
+                raise StoreError(f"{path}: no history here; give its directory with --dir or --state") from None
             db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro",
                 uri=True,

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from commwatch.collectors.wire import crossing
+
 
 def share(path: Path) -> int | None:
     """Lock the history at ``path`` as in use, until the returned descriptor is closed; ``None``: it cannot be locked."""
@@ -56,5 +58,4 @@ def _is_alone(lock: int) -> bool:
 
 
 def _opened(path: Path) -> int:
-    file = path.with_name(f"{path.name}.lock")
-    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return crossing.lock_file(path.with_name(f"{path.name}.lock"), 0o600)

@@ -211,6 +211,7 @@ class Intake:
                 reader.next_n = row.next_n
                 with self._lock:
                     totals = self._aggregate.open(row.uid, reader.identity)
+                    totals.owner_uid = reader.owner_uid
             except FileNotFoundError:
                 return True
             except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile

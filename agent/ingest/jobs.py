@@ -27,6 +27,11 @@ class Job:
         #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
 
+    @property
+    def owners(self) -> set[int]:
+        """The users who wrote its rings."""
+        return {totals.owner_uid for totals in self.rank_totals.values() if totals.owner_uid is not None}
+
 
 class Aggregate:
     """All jobs of this node.

@@ -26,6 +26,8 @@ class TrainerState(Names):
         self.rank: int = identity["rank"]
         #: Wall time minus the trainer's clock.
         self.offset_ns: int = identity["wall_offset_ns"]
+        #: The user who wrote the ring; ``None``: not known, so no file that the trainer names is read.
+        self.owner_uid: int | None = None
         self.in_flight: list[ev.Record] = []
         self.alive = True
         #: The trainer's pid as the agent sees it; ``None``: not visible.

@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Mapping
 
+from commwatch.collectors.wire import crossing
 from commwatch.config import Config
 from commwatch.config_checks import ConfigError
 from commwatch.runtime.client_tls import TlsFiles
@@ -44,8 +45,7 @@ class Endpoint:
         if path is None:
             return {}
         try:
-            with path.open("rb") as file:
-                lines = file.read(_MOST_BYTES).decode("latin-1").splitlines()
+            lines = crossing.read(path, _MOST_BYTES, crossing.operator()).decode("latin-1").splitlines()
         except OSError as error:
             raise OSError(f"otlp_headers_file {path}: {error.strerror}") from None
         found = {}

@@ -18,6 +18,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, ClassVar
 
+from commwatch.collectors.wire import crossing
 from commwatch.core.alpha_beta import Curve, Fit, fit, messages
 from commwatch.core.bandwidth import BUS_FACTOR
 from commwatch.core.errors import CommwatchError
@@ -25,6 +26,7 @@ from commwatch.reference.links import Link, find
 
 logger = logging.getLogger("commwatch")
 
+_MOST_BYTES = 16 << 20
 VERSION = 1
 #: Kinds, best first. ``own_best`` is fitted to the job's own fastest operations and does not describe the link.
 MEASURED = ("bench", "nccl_tests")
@@ -164,7 +166,7 @@ def load(path: Path) -> Measured:
         BadReference: the file is no reference, or cannot be read.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(crossing.read(path, _MOST_BYTES, crossing.ANYBODY))
     except OSError as error:
         raise BadReference(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError):

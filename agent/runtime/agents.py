@@ -8,7 +8,11 @@ import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 
+from commwatch.collectors.wire import crossing
 from commwatch.core.addresses import DNS, BadAddress, url_of
+
+#: Bytes of a target file.
+_MOST_BYTES = 16 << 20
 
 
 def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
@@ -35,9 +39,11 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
 
 def _targets(file: Path) -> list[str]:
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        entries = json.loads(crossing.read(file, _MOST_BYTES, crossing.operator()))
         return [str(target) for entry in entries for target in entry["targets"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise BadAddress(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadAddress(f"{file}: not a Prometheus file_sd target file: {error}") from None
 
 

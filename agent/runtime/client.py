@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import ssl
 import time
 import urllib.error
@@ -18,11 +17,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from commwatch.collectors.wire import bounded
+from commwatch.collectors.wire import bounded, crossing
+from commwatch.collectors.wire.announcement import Announcement, answering, operators
 from commwatch.runtime import tokens
 from commwatch.runtime.client_tls import TlsFiles
 from commwatch.runtime.concurrency import at_once
-from commwatch.runtime.discovery import Announcement, answering
 
 if TYPE_CHECKING:
     from commwatch.config import Config
@@ -187,10 +186,12 @@ def _token(url: str, keys: Keys) -> str | None:
 def _places(directory: Path) -> dict[str, tuple[Path, Announcement]]:
     """Return a run directory's agents by URL, with their folders: those of this user, root and the directory's owner."""
     try:
-        owners = {os.geteuid(), 0, directory.stat().st_uid}
+        with crossing.folder(directory) as where:
+            runs = where.names("run-*")[1]
     except OSError:
         return {}
-    found = {place: answering(place, owners) for place in (directory, *sorted(directory.glob("run-*")))}
+    trust = operators(directory)
+    found = {place: answering(place, trust) for place in (directory, *(directory / run for run in runs))}
     return {about.url: (place, about) for place, about in found.items() if about is not None}
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from commwatch.collectors.wire import crossing
 
 log = logging.getLogger("commwatch")
 
@@ -22,15 +27,34 @@ def tls_context(ca_file: Path | None, client_cert: Path | None, prefix: str = ""
         OSError: a file cannot be read, or is not a certificate; the text names the setting and the file.
     """
     try:
-        context = ssl.create_default_context(cafile=ca_file)
+        with readable(ca_file) as ca:
+            context = ssl.create_default_context(cafile=ca)
     except (OSError, ValueError) as error:
         raise OSError(f"{prefix}ca_file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
     if client_cert is not None:
         try:
-            context.load_cert_chain(client_cert, password=no_password)
+            with readable(client_cert) as cert:
+                context.load_cert_chain(cert or client_cert, password=no_password)
         except (OSError, ValueError) as error:
             raise OSError(f"{prefix}client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
     return context
+
+
+@contextmanager
+def readable(path: Path | None) -> Iterator[str | None]:
+    """Yield a name of a file that only this user and root can have written, for OpenSSL, which opens it itself; ``None`` for ``None``.
+
+    Raises:
+        OSError: it cannot be opened, or others can have written it.
+    """
+    if path is None:
+        yield None
+        return
+    fd = crossing.open_file(Path(path), crossing.operator())
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def no_password() -> str:

@@ -6,13 +6,16 @@ import errno
 import fcntl
 import os
 import resource
+import stat
 from dataclasses import replace
+from pathlib import Path
 
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.announcement import FILE, LOCK, answering, operators
 from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.config import Config
 from commwatch.core.errors import CommwatchError
 from commwatch.runtime.concurrency import wait_until
-from commwatch.runtime.discovery import answering
 
 #: Limit of open files that the agent requests.
 _MOST_FILES = 8192
@@ -35,20 +38,33 @@ def lock_directory(config: Config) -> int:
     try:
         mode = make_private_dir(config.dir, os.environ)
         make_private_dir(config.rings, os.environ)
-        # Members of a group may have put a link in its place, whose target would be overwritten.
-        fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        _keep_others_off(config.dir)
+        fd = crossing.lock_file(config.dir / LOCK, mode)
     except OSError as error:
         raise CannotStart(
             f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
         ) from None
     if not wait_until(lambda: _locked(fd), _LOCK_S):  # a client that checks for an agent holds it for a moment
         os.close(fd)
-        other = answering(config.dir)
+        other = answering(config.dir, operators(config.dir))
         raise CannotStart(
             f"an agent already watches {config.dir}{f' ({other.url})' if other else ''}; choose another directory with --dir"
         ) from None
-    (config.dir / "agent.json").unlink(missing_ok=True)  # of an agent that was killed
+    try:
+        (config.dir / FILE).unlink(missing_ok=True)  # of an agent that was killed
+    except OSError as error:
+        os.close(fd)
+        raise CannotStart(
+            f"cannot remove {config.dir / FILE} of an earlier agent: {error.strerror}; remove it"
+        ) from None
     return fd
+
+
+def _keep_others_off(directory: Path) -> None:
+    """Let only its owner remove or replace a file of a run directory that is shared with a group: its lock and announcement among them."""
+    about = directory.stat()
+    if about.st_uid == os.geteuid() and about.st_mode & stat.S_IWGRP and not about.st_mode & stat.S_ISVTX:
+        directory.chmod(stat.S_IMODE(about.st_mode) | stat.S_ISVTX)
 
 
 def place_of_alerts(config: Config) -> tuple[Config, int]:
@@ -63,7 +79,7 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
     for place in (config.state, config.dir):
         lock = place / f"alerts-{config.node_name}.lock"
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = crossing.lock_file(lock, 0o600)
         except OSError as error:
             raise CannotStart(
                 f"cannot use {lock}: {error.strerror}; remove it, or choose another place with --state"

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import secrets
-import stat
+from dataclasses import replace
 from pathlib import Path
 
-from commwatch.collectors.wire.identity import write_atomically
+from commwatch.collectors.wire import crossing
 from commwatch.core.errors import CommwatchError
 
 #: In the run directory, which has one agent and does not survive a reboot.
@@ -25,12 +25,12 @@ class BadToken(CommwatchError):
 
 
 def read(path: Path) -> str:
-    """Return the token in a file.
+    """Return the token in a file that only this user and root can have written.
 
     Raises:
         BadToken: it cannot be read, others may read or write it, or it has no valid token.
     """
-    return _read(path, None)
+    return _read(path, crossing.operator())
 
 
 def read_own(path: Path, uid: int) -> str:
@@ -38,29 +38,16 @@ def read_own(path: Path, uid: int) -> str:
 
     The run directory may belong to a group, whose members could replace the file.
     """
-    return _read(path, uid)
+    return _read(path, crossing.user(uid))
 
 
-def _read(path: Path, uid: int | None) -> str:
-    # Non-blocking, because a pipe may be in its place.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if uid is not None else 0)
+def _read(path: Path, trust: crossing.Trust) -> str:
     try:
-        fd = os.open(path, flags)
-    except OSError as error:
-        raise BadToken(f"token file {path}: {error.strerror}") from None
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
-            raise BadToken(f"token file {path}: not a file")
-        if uid not in (None, about.st_uid):
-            raise BadToken(f"token file {path}: belongs to uid {about.st_uid}; remove it and start the agent again")
-        if about.st_mode & 0o027:
+        if crossing.look(path, replace(trust, strict=False)).st_mode & 0o027:
             raise BadToken(f"token file {path}: others may read or write it; chmod 600 {path}")
-        content = os.read(fd, _MOST_BYTES)
+        content = crossing.read(path, _MOST_BYTES, trust)
     except OSError as error:
         raise BadToken(f"token file {path}: {error.strerror}") from None
-    finally:
-        os.close(fd)
     token = content.decode("latin-1").strip()
     if not _TOKEN.fullmatch(token):
         raise BadToken(f"token file {path}: needs one token of at least 16 ASCII characters, without spaces")
@@ -76,4 +63,4 @@ def make(path: Path) -> None:
     with contextlib.suppress(BadToken):
         read_own(path, os.getuid())
         return
-    write_atomically(path, f"{secrets.token_urlsafe(32)}\n", 0o600)
+    crossing.write(path, f"{secrets.token_urlsafe(32)}\n", 0o600)

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from commwatch.core.errors import CommwatchError
-from commwatch.runtime.client_tls import no_password, state_of
+from commwatch.runtime.client_tls import no_password, readable, state_of
 
 log = logging.getLogger("commwatch")
 
@@ -30,12 +30,14 @@ def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(cert, key, no_password)
+        with readable(cert) as certificate, readable(key) as secret:
+            context.load_cert_chain(certificate or cert, secret, no_password)
     except (OSError, ValueError) as error:
         raise BadCertificate(f"tls_cert {cert}, tls_key {key}: {_why(error)}") from None
     if client_ca is not None:
         try:
-            context.load_verify_locations(client_ca)
+            with readable(client_ca) as authority:
+                context.load_verify_locations(authority)
         except (OSError, ValueError) as error:
             raise BadCertificate(f"tls_client_ca {client_ca}: {_why(error)}") from None
         context.verify_mode = ssl.CERT_REQUIRED

@@ -13,11 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from commwatch.collectors.nccl.inspector import VERSIONS, parse_prom
+from commwatch.collectors.nccl.matching import LogPattern
 from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
 from commwatch.core.cells import OTHER, GroupInfo
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
 from commwatch.ingest.jobs import Aggregate, Job
@@ -36,6 +38,15 @@ _MOST_PROM, _MOST_PROM_BYTES = 64, 1 << 20
 _UNREAD = f"this version of commwatch reads {VERSIONS[0]} to {VERSIONS[-1]}"
 #: Seconds between two checks of the text files, which change twice a minute at most.
 _PROM_S = 5.0
+
+
+@dataclass
+class _Dumped:
+    """What dumps into a folder: jobs, and the users of their ranks; files last written before Unix time ``since`` are of earlier jobs."""
+
+    jobs: set[str]
+    uids: set[int]
+    since: float
 
 
 class Inspector:
@@ -57,8 +68,7 @@ class Inspector:
         self._directory, self._aggregate, self._jobs_lock, self._clock = directory, aggregate, lock, clock
         self._lock = threading.RLock()
         self._jobs: dict[str, JobFiles] = {}
-        #: By folder: the jobs that dump into it, and the Unix time before which its files are of earlier jobs.
-        self._folders: dict[str, tuple[set[str], float]] = {}
+        self._folders: dict[str, _Dumped] = {}
         self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
         self._looked_at = clock()
         self._means_at = 0.0
@@ -66,7 +76,7 @@ class Inspector:
 
     def tick(self) -> int:
         """Find new files and read what was added; return the bytes read."""
-        folders: dict[str, tuple[set[str], float]] = {}
+        folders: dict[str, _Dumped] = {}
         with self._jobs_lock:
             wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
         read = 0
@@ -106,46 +116,67 @@ class Inspector:
                 log.warning("cannot read NCCL Inspector's %s: %s", path, why)
 
     def _wanted(
-        self, job: Job, folders: dict[str, tuple[set[str], float]]
-    ) -> tuple[list[str], float, dict[tuple[str, int], int], Set[tuple[str, int]]]:
+        self, job: Job, folders: dict[str, _Dumped]
+    ) -> tuple[list[LogPattern], float, dict[tuple[str, int], int], Set[tuple[str, int]]]:
         """Return a job's file patterns, the Unix time before which files are of earlier jobs, ranks by host and pid, those of earlier runs.
 
-        Adds the job's folders to ``folders``.
+        Adds the job's folders to ``folders``. A file must belong to the user of its rank.
         """
         patterns, since = [], float("inf")
         for totals in job.rank_totals.values():
             identity = totals.identity
             began = (int(identity.get("started_ns", 0)) + int(identity["wall_offset_ns"])) / 1e9 - _SLACK_S
+            since = min(since, began)
+            if totals.owner_uid is None:
+                continue
             name = f"{identity.get('host', '')}-pid{identity.get('pid', 0)}.log"
             for folder in {totals.inspector, None if self._directory is None else str(self._directory)} - {None}:
-                patterns.append(glob.escape(os.path.join(str(folder), name)))  # noqa: PTH118 - a pattern
-                jobs, first = folders.setdefault(str(folder), (set(), began))
-                folders[str(folder)] = ({*jobs, job.id}, min(first, began))
-            since = min(since, began)
+                if "/" in name or not str(folder).startswith("/"):
+                    continue
+                path = os.path.join(str(folder), name)  # noqa: PTH118 - a pattern
+                patterns.append(LogPattern(glob.escape(path), crossing.user(totals.owner_uid)))
+                known = folders.setdefault(str(folder), _Dumped(set(), set(), began))
+                known.jobs.add(job.id)
+                known.uids.add(totals.owner_uid)
+                known.since = min(known.since, began)
         return patterns, since, ranks_of(job), past(job)
 
     def _read_means(self) -> None:
         """Read the text files that have changed."""
         found: dict[str, tuple[int, list[InspectorMean]]] = {}
-        for folder, (jobs, since) in self._folders.items():
-            paths = sorted(glob.glob(os.path.join(glob.escape(folder), "*.prom")))  # noqa: PTH118, PTH207 - whole paths
-            for path in paths[:_MOST_PROM]:
-                try:
-                    about = Path(path).stat()
-                    changed = about.st_mtime_ns
-                    known = self._means.get(path)
-                    if known is not None and known[0] == changed:
-                        found[path] = known
-                    elif changed / 1e9 >= since and stat.S_ISREG(about.st_mode):
-                        with open(
-                            others.open_plain(Path(path), links=True), encoding="utf-8", errors="replace"
-                        ) as file:
-                            parsed = list(parse_prom(file.read(_MOST_PROM_BYTES)))
-                        found[path] = (changed, means(parsed, jobs, changed / 1e9))
-                except OSError as error:
-                    self._say({path: error.strerror or str(error)})
+        for folder, dumped in self._folders.items():
+            trust = crossing.Trust(frozenset(dumped.uids))
+            try:
+                with crossing.folder(Path(folder)) as where:
+                    for name in where.names("*.prom")[1][:_MOST_PROM]:
+                        self._read_mean(where, name, trust, found)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._say({folder: error.strerror or str(error)})
         with self._lock:
             self._means = found
+
+    def _read_mean(
+        self,
+        where: crossing.Folder,
+        name: str,
+        trust: crossing.Trust,
+        found: dict[str, tuple[int, list[InspectorMean]]],
+    ) -> None:
+        path, dumped = str(where.path / name), self._folders[str(where.path)]
+        try:
+            about = where.look(name)
+            changed = about.st_mtime_ns
+            known = self._means.get(path)
+            if known is not None and known[0] == changed:
+                found[path] = known
+            elif changed / 1e9 >= dumped.since and stat.S_ISREG(about.st_mode):
+                with open(where.open_file(name, trust), encoding="utf-8", errors="replace") as file:
+                    parsed = list(parse_prom(file.read(_MOST_PROM_BYTES)))
+                found[path] = (changed, means(parsed, dumped.jobs, changed / 1e9))
+        except OSError as error:
+            self._say({path: error.strerror or str(error)})
 
     # -- answers ------------------------------------------------------------------------------
 
@@ -214,7 +245,7 @@ class Inspector:
         rows = self.rows(job)
         with self._lock:
             files = [each for name, each in self._jobs.items() if job in (None, name)]
-            folders = [folder for folder, (jobs, _) in self._folders.items() if job is None or job in jobs]
+            folders = [folder for folder, dumped in self._folders.items() if job is None or job in dumped.jobs]
             averages = [
                 mean for _, each in self._means.values() for mean in each if job is None or mean.job_id in (None, job)
             ]

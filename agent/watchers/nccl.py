@@ -7,10 +7,11 @@ import glob
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ from commwatch.collectors.nccl.findings import findings
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lives import Warned
+from commwatch.collectors.nccl.matching import LogPattern
 from commwatch.collectors.nccl.topology import choices, hosts, view
 from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, write_atomically
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
-from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.watchers.nccl_groups import groups_of, matching, past, ranks_of
 
 log = logging.getLogger("commwatch")
@@ -38,8 +40,8 @@ COLLECTOR = "nccl_log"
 #: Distinct facts kept per job, and messages kept of all jobs.
 _MOST_FACTS = 50_000
 _MOST_MESSAGES = 2_000
-#: Bytes of a request to follow logs.
-_MOST_REQUEST_BYTES = 1 << 20
+#: Bytes of a request to follow logs, its patterns, and requests of one user; further ones are left out.
+_MOST_REQUEST_BYTES, _MOST_PATTERNS, _MOST_REQUESTS = 1 << 16, 16, 256
 #: Files last written so many seconds before a job began are of earlier jobs; file server clocks differ by less.
 _SLACK_S = 60.0
 #: Seconds between two writes of a job's topology to disk.
@@ -65,32 +67,36 @@ class LogRequest:
         directory = run_dir / "logs"
         mode = make_private_dir(directory, os.environ)
         path = directory / f"{self.pid}.json"
-        write_atomically(path, json.dumps(asdict(self)), mode)
+        crossing.write(path, json.dumps(asdict(self)), mode)
         return path
 
 
-def requests(run_dir: Path) -> list[LogRequest]:
-    """Return the requests of live processes; remove those of ended ones, and skip damaged ones."""
-    found = []
-    for path in sorted((run_dir / "logs").glob("*.json")):
-        try:
-            request = LogRequest(**json.loads(others.read(path, _MOST_REQUEST_BYTES)))
-            if not _is_sound(request):
-                continue
-            if Path(f"/proc/{request.pid}").exists():
-                found.append(request)
-            else:
-                path.unlink(missing_ok=True)
-        except (OSError, ValueError, TypeError, RecursionError):
-            continue
+def requests(run_dir: Path) -> list[tuple[LogRequest, int]]:
+    """Return the requests of live processes, with the uid of the user who made each; remove those of ended ones, and skip damaged ones."""
+    found: list[tuple[LogRequest, int]] = []
+    number: Counter[int] = Counter()
+    with contextlib.suppress(OSError), crossing.folder(run_dir / "logs") as where:
+        for name in where.names("*.json")[1]:
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                text, uid = where.read(name, _MOST_REQUEST_BYTES, crossing.trainers())
+                request = LogRequest(**json.loads(text))
+                if not _is_sound(request) or number[uid] >= _MOST_REQUESTS:
+                    continue
+                if Path(f"/proc/{request.pid}").exists():
+                    number[uid] += 1
+                    found.append((request, uid))
+                else:
+                    where.remove(name)
     return found
 
 
 def _is_sound(request: LogRequest) -> bool:
     kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
     if not all(isinstance(value, kind) for value, kind in kinds) or not all(
-        isinstance(p, str) for p in request.patterns
+        isinstance(p, str) and p.startswith("/") and "\0" not in p for p in request.patterns
     ):
+        return False
+    if len(request.patterns) > _MOST_PATTERNS:
         return False
     return not any("\ud800" <= char <= "\udfff" for char in request.job)  # cannot be sent or stored
 
@@ -225,25 +231,35 @@ class NcclLogs:
                     self._warned.add(str(error))
                     log.warning("cannot store the findings of NCCL's logs: %s", error)
 
-    def _wanted(self) -> dict[str, tuple[list[str], float]]:
+    def _wanted(self) -> dict[str, tuple[list[LogPattern], float]]:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
-        found: dict[str, tuple[list[str], float]] = {}
-        for request in requests(self._run_dir):
-            patterns, since = found.get(request.job, ([], request.since))
-            found[request.job] = (patterns + request.patterns, min(since, request.since))
+        found: dict[str, tuple[list[LogPattern], float]] = {}
+        asked = requests(self._run_dir)
         with self._jobs_lock:
-            for job in self._aggregate.jobs.values():
-                paths = [
-                    glob.escape(totals.nccl_log) for totals in job.rank_totals.values() if totals.nccl_log is not None
-                ]
-                if paths or job.id in self._jobs:
-                    patterns, since = found.get(job.id, ([], 0.0))
-                    found[job.id] = (patterns + paths, since)
+            owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
+            named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}
+        for request, uid in asked:
+            # Root and the job's own users; before the job has rings, anybody: then nothing is added to what is known of it.
+            if uid in {0, *(owners.get(request.job) or (uid,))}:
+                patterns, since = found.get(request.job, ([], request.since))
+                more = [LogPattern(pattern, crossing.user(uid)) for pattern in request.patterns]
+                found[request.job] = (patterns + more, min(since, request.since))
+        for name, paths in named.items():
+            if paths or name in self._jobs:
+                patterns, since = found.get(name, ([], 0.0))
+                found[name] = (patterns + paths, since)
         return found
 
-    def patterns(self) -> list[str]:
-        """Return the file patterns of all jobs."""
-        return [pattern for patterns, _ in self._wanted().values() for pattern in patterns]
+    def used(self) -> Set[tuple[int, int]]:
+        """Return device and inode of the files that are followed, and of the folders in which files are expected."""
+        with self._lock:
+            found = {inode for logs in self._jobs.values() for inode in logs.follower.inodes}
+            patterns = [pattern for logs in self._jobs.values() for pattern in logs.follower.patterns]
+        for where in {pattern.folder for pattern in patterns} - {None}:
+            with contextlib.suppress(OSError):
+                about = crossing.look(Path(where or ""), crossing.ANYBODY, kind=stat.S_IFDIR)
+                found.add((about.st_dev, about.st_ino))
+        return found
 
     def _hear(self, job: str, warned: Warned) -> None:
         process = warned.process
@@ -351,28 +367,30 @@ def logs_of(state: Path) -> Path:
     return state / "nccl"
 
 
-def remove_old(logs: Path, before_s: float, used: Iterable[str] = ()) -> None:
-    """Remove logs last written before Unix time ``before_s`` and empty folders, but none that the patterns ``used`` name.
+def remove_old(logs: Path, before_s: float, used: Set[tuple[int, int]] = frozenset()) -> None:
+    """Remove logs last written before Unix time ``before_s`` and empty folders, but none whose device and inode are in ``used``.
 
     NCCL writes nothing for weeks while all is well, and then only to the file that it has open.
     """
-    kept = {inode for pattern in used for inode in (*_inodes(pattern), *_inodes(os.path.dirname(pattern)))}  # noqa: PTH120 - a pattern
-    for path in logs.glob("*/*"):
-        with contextlib.suppress(OSError):
-            if _is_old(path.stat(), before_s, kept):
-                path.unlink()
-    for folder in logs.glob("*"):
-        with contextlib.suppress(OSError):
-            if _is_old(folder.stat(), before_s, kept):
-                folder.rmdir()
+
+    def is_old(about: os.stat_result) -> bool:
+        return about.st_mtime < before_s and (about.st_dev, about.st_ino) not in used
+
+    with contextlib.suppress(OSError), crossing.folder(logs, crossing.own()) as jobs:
+        for job in jobs.names("*")[1]:
+            with contextlib.suppress(OSError), crossing.folder(logs / job, crossing.own()) as files:
+                for name in files.names("*")[1]:
+                    if is_old(files.look(name)):
+                        files.remove(name)
+            with contextlib.suppress(OSError):
+                if is_old(jobs.look(job)):
+                    (logs / job).rmdir()
 
 
-def _is_old(about: os.stat_result, before_s: float, kept: Set[tuple[int, int]]) -> bool:
-    return about.st_mtime < before_s and (about.st_dev, about.st_ino) not in kept
-
-
-def _inodes(pattern: str) -> Iterator[tuple[int, int]]:
-    for path in glob.iglob(pattern):  # noqa: PTH207 - whole paths
-        with contextlib.suppress(OSError):
-            about = Path(path).stat()
-            yield about.st_dev, about.st_ino
+def _named_by_ranks(job: Job) -> list[LogPattern]:
+    """Return the files that the ranks of a job have named; each must belong to the user of its rank."""
+    return [
+        LogPattern(glob.escape(totals.nccl_log), crossing.user(totals.owner_uid))
+        for totals in job.rank_totals.values()
+        if totals.nccl_log is not None and totals.owner_uid is not None and totals.nccl_log.startswith("/")
+    ]

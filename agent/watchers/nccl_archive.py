@@ -7,9 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commwatch.collectors.wire import crossing
 from commwatch.core.nccl_views import Topology
 from commwatch.watchers.nccl import logs_of
 
+_MOST_BYTES = 64 << 20
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
@@ -22,16 +24,13 @@ def keep(history: Path, topology: Topology) -> None:
     """
     path = _path(history, topology.job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    hidden = path.with_suffix(".new")
-    hidden.touch(mode=0o600)
-    hidden.write_bytes(_adapter().dump_json(topology))
-    hidden.replace(path)
+    crossing.write(path, _adapter().dump_json(topology).decode(), 0o600)
 
 
 def kept(history: Path, job_id: str) -> Topology | None:
     """Return the topology of a job that is stored beside a history; ``None``: there is none, or it cannot be read."""
     try:
-        stored = _path(history, job_id).read_bytes()
+        stored = crossing.read(_path(history, job_id), _MOST_BYTES, crossing.ANYBODY)
         return _adapter().validate_json(stored)
     except (OSError, ValueError):
         return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from commwatch.analysis.queries import QueryService
+from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
 from commwatch.core.errors import CommwatchError
@@ -37,6 +38,8 @@ _WRITING_S, _RECORDS_S = 60.0, 5.0
 #: Seconds for reading a trace, and for all traces together when the agent ends.
 _READING_S, _LAST_S = 300.0, 5.0
 _MARGIN_NS = 10_000_000_000
+#: Bytes of a stored profile.
+_MOST_BYTES = 16 << 20
 
 
 class ProfileError(CommwatchError):
@@ -142,11 +145,14 @@ class Profiles:
         self._active: dict[str, _Active] = {}
         #: The latest that ended, including any that could not be stored on disk.
         self._ended: deque[Profile] = deque(maxlen=20)
-        for path in files.directory(run_dir).glob("*.request.json"):  # of a previous agent
-            try:
-                self._add(files.read_request(path), path)
-            except (OSError, ValueError):
-                _remove(path)
+        with contextlib.suppress(OSError), crossing.folder(files.directory(run_dir)) as where:
+            for name in where.names("*.request.json")[1]:  # of a previous agent
+                path = where.path / name
+                try:
+                    self._add(files.read_request(path, crossing.own()), path)
+                except (OSError, ValueError):
+                    with contextlib.suppress(OSError):
+                        where.remove(name)
 
     # -- from outside -------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class Profiles:
                     return profile
         for path in self._kept.glob(f"*-{profile_id}/profile.json") if profile_id.isalnum() else ():
             try:
-                return _STORED.validate_json(path.read_bytes())
+                return _STORED.validate_json(crossing.read(path, _MOST_BYTES, crossing.own()))
             except (OSError, ValidationError):
                 return None
         return None
@@ -233,9 +239,12 @@ class Profiles:
             if folder.lstat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
         standing = {active.request_path for active in list(self._active.values())}
-        for path in files.directory(self._run_dir).glob("*"):
-            if path not in standing and path.lstat().st_mtime < self._clock() - files.MOST_SECONDS - _WRITING_S:
-                _remove(path)
+        with contextlib.suppress(OSError), crossing.folder(files.directory(self._run_dir)) as where:
+            for name in where.names("*")[1]:
+                with contextlib.suppress(OSError):
+                    old = where.look(name).st_mtime < self._clock() - files.MOST_SECONDS - _WRITING_S
+                    if old and where.path / name not in standing:
+                        where.remove(name)
 
     def _update(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
         """Update one rank, unless it has ended."""
@@ -359,7 +368,7 @@ def traces_of(kept: Path, job_id: str) -> Iterator[ProfileTrace]:
     """Yield the traces in a directory of profiles that were measured, of ranks of a job; results that cannot be read are left out."""
     for path in sorted(kept.glob("*-*/profile.json")):
         try:
-            profile = _STORED.validate_json(path.read_bytes())
+            profile = _STORED.validate_json(crossing.read(path, _MOST_BYTES, crossing.ANYBODY))
         except (OSError, ValidationError):
             continue
         for rank in profile.ranks if profile.job_id == job_id else ():
@@ -381,8 +390,8 @@ def _trace_name(rank: int) -> str:
 
 def _remove(path: Path) -> None:
     """Remove a file of the run directory; ignore errors, because another user may have replaced it with a directory."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), crossing.folder(path.parent) as where:
+        where.remove(path.name)
 
 
 def _gone(claim: str | None, view: RankView | None) -> bool:

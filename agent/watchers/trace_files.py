@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
 
 log = logging.getLogger("commwatch")
 #: Bytes of a claim or a result; bytes of a compressed trace: one of 50 steps has some ten megabytes.
@@ -21,7 +21,7 @@ _MOST_BYTES, _MOST_TRACE_BYTES = 65_536, 256 << 20
 def read(path: Path) -> str | None:
     """Return the text of a rank's file; ``None``: it is missing, or cannot be read."""
     try:
-        return others.read(path, _MOST_BYTES).decode(errors="replace")
+        return crossing.read(path, _MOST_BYTES, crossing.trainers()).decode(errors="replace")
     except OSError:
         return None
 
@@ -30,11 +30,10 @@ def take(left: Path, kept: Path) -> None:
     """Move a trace from ``left`` to ``kept``; raise ``OSError``, also where it is too large or of another user."""
     hidden = kept.with_name(f".{kept.name}")
     try:
-        with open(others.open_plain(left), "rb") as source, open(hidden, "wb") as target:
+        with open(crossing.open_file(left, crossing.trainers()), "rb") as source, open(hidden, "wb") as target:
             about = os.fstat(source.fileno())
-            others.check_owner(left, about)
             if about.st_size > _MOST_TRACE_BYTES:
-                raise others.Refused(errno.EFBIG, f"larger than {_MOST_TRACE_BYTES} bytes", str(left))
+                raise crossing.Refused(errno.EFBIG, f"larger than {_MOST_TRACE_BYTES} bytes", str(left))
             for _ in range(_MOST_TRACE_BYTES >> 20):  # it may grow meanwhile
                 if not target.write(source.read(1 << 20)):
                     break

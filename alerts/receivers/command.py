@@ -50,7 +50,12 @@ class Command:
     def send(self, batch: Batch, now_s: float) -> None:
         """Run the program to its end; raise CannotSend if it cannot start, fails, or exceeds ``limit_s`` seconds."""
         body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
-        env = {name: value for name, value in os.environ.items() if name not in self.hidden}
+        # Without our own variables: they would load the probe in the program, and name the token of the agent.
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in self.hidden and name != "COMMWATCH" and not name.startswith("COMMWATCH_")
+        }
         with self._input(body) as standard_input:
             try:
                 code, output = _run(self.argv, standard_input, env, self.limit_s)

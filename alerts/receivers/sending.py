@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from commwatch.alerts.model import Alert
 from commwatch.alerts.outbox import Batch, Policy
+from commwatch.collectors.wire import crossing
 
 #: Time limit for one message, in seconds.
 LIMIT_S = 10.0
@@ -65,8 +66,7 @@ class Secret:
             assert self.file is not None
             where = f"{self.key} = {self.file}"
             try:
-                with open(self.file, "rb") as file:
-                    text = file.read(_MOST_SECRET).decode()
+                text = crossing.read(self.file, _MOST_SECRET, crossing.operator()).decode()
             except OSError as error:
                 raise CannotSend(f"{where}: {error.strerror}") from None
             except UnicodeDecodeError:

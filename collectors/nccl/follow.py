@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -10,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commwatch.collectors.nccl.lines import Lines
-from commwatch.collectors.wire import others
+from commwatch.collectors.nccl.matching import LogPattern
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.crossing import MOST_ENTRIES, Folder, Trust
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.
 TICK_BYTES = 512 * 1024
@@ -49,16 +50,23 @@ class Follower:
 
     def __init__(self, take: Callable[[Iterable[tuple[int, str]], str], object], since: float = 0.0) -> None:
         self._take, self._since = take, since
-        self.patterns: dict[str, None] = {}
+        self.patterns: dict[LogPattern, None] = {}
         #: By device and inode: NCCL continues to write to a renamed file.
         self._files: dict[tuple[int, int], _File] = {}
         #: Closed in favour of others, until their size changes.
         self._quiet: dict[tuple[int, int], _File] = {}
         #: Files that the latest look found: another one could not be opened again.
         self._there: set[tuple[int, int]] = set()
+        self._least: list[tuple[int, tuple[int, int]]] = []
+        self._too_many = False
         #: Paths that cannot be read, with the reason.
         self.troubles: dict[str, str] = {}
         self.skipped_bytes = 0
+
+    @property
+    def inodes(self) -> set[tuple[int, int]]:
+        """Device and inode of the files that the latest look found."""
+        return self._there
 
     @property
     def paths(self) -> list[str]:
@@ -94,40 +102,61 @@ class Follower:
         self._quiet.clear()
 
     def _discover(self) -> set[tuple[int, int]]:
-        there, too_many = set(), False
-        quiet = sorted((file.idle, inode) for inode, file in self._files.items() if file.idle and inode in self._there)
-        for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
+        there, seen, self._too_many = set[tuple[int, int]](), set[str](), False
+        #: Those that can be closed in favour of others, the quietest last.
+        self._least = sorted(
+            (file.idle, inode) for inode, file in self._files.items() if file.idle and inode in self._there
+        )
+        left = MOST_ENTRIES
+        for pattern in sorted(self.patterns, key=lambda each: each.pattern):
             try:
-                about = Path(path).stat()
-                inode = (about.st_dev, about.st_ino)
-                if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and not self._knows(inode)):
-                    continue
-                there.add(inode)
-                known = self._quiet.get(inode)
-                if inode in self._files or (known is not None and known.offset == about.st_size):
-                    self.troubles.pop(path, None)
-                    continue
-                if len(self._files) >= MOST_FILES and not (quiet and self._rest(quiet.pop()[1])):
-                    too_many = True
-                    continue
-                self._open(inode, path)
-                self.troubles.pop(path, None)
+                for where, name in pattern.files(left):
+                    path = str(where.path / name)
+                    left -= 1
+                    if path not in seen:
+                        seen.add(path)
+                        self._note(where, name, pattern.trust, there)
+                if pattern.pattern not in seen:  # that of the file of this name stays
+                    self.troubles.pop(pattern.pattern, None)
             except FileNotFoundError:
-                self.troubles.pop(path, None)
+                self.troubles.pop(pattern.pattern, None)
             except OSError as error:
-                self.troubles[path] = error.strerror or str(error)
-        if too_many:
+                self.troubles[pattern.pattern] = error.strerror or str(error)
+        if self._too_many:
             self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are read once some of these are quiet"
         else:
             self.troubles.pop(_TOO_MANY, None)
         return there
 
+    def _note(self, where: Folder, name: str, trust: Trust, there: set[tuple[int, int]]) -> None:
+        """Add a file to those that are ``there``, and open it if it has something new."""
+        path = str(where.path / name)
+        try:
+            about = where.look(name)
+            if stat.S_ISLNK(about.st_mode):
+                about = crossing.look(where.path / name, trust)
+            inode = (about.st_dev, about.st_ino)
+            if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and not self._knows(inode)):
+                return
+            there.add(inode)
+            known = self._quiet.get(inode)
+            if inode not in self._files and (known is None or known.offset != about.st_size):
+                if len(self._files) >= MOST_FILES and not (self._least and self._rest(self._least.pop()[1])):
+                    self._too_many = True
+                    return
+                self._open(inode, path, trust)
+            self.troubles.pop(path, None)
+        except FileNotFoundError:
+            self.troubles.pop(path, None)
+        except OSError as error:
+            self.troubles[path] = error.strerror or str(error)
+
     def _knows(self, inode: tuple[int, int]) -> bool:
         return inode in self._files or inode in self._quiet
 
-    def _open(self, inode: tuple[int, int], path: str) -> None:
+    def _open(self, inode: tuple[int, int], path: str, trust: Trust) -> None:
         """Open a new file, or one again that was quiet, where its reading stopped; raise ``OSError`` if that fails."""
-        fd = others.open_plain(Path(path), links=True)
+        fd = crossing.open_file(Path(path), trust)
         file = self._quiet.pop(inode, None) or _File(path, fd)
         file.fd, file.idle = fd, 0
         self._files[inode] = file

@@ -6,7 +6,6 @@ the store ever waits. It needs an agent that other machines can reach; the agent
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -20,16 +19,13 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import PEER_ADDRESS
+from commwatch.collectors.wire.announcement import answering
+from commwatch.collectors.wire.crossing import ANYBODY
 
-#: The agent's announcement in the run directory.
-ANNOUNCEMENT = "agent.json"
 #: Key in the store, before the name of the job.
 _KEY = "commwatch/agents/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
-_MOST_BYTES = 1 << 16
 #: Held while the thread uses the store; for good once the process ends. A thread that returns from C++ after that would abort the process.
 _using = threading.Lock()
 #: The process that has the thread: a forked child has not.
@@ -50,7 +46,7 @@ def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[lis
     if place is not None:
         global _pid
         _pid = os.getpid()
-        arguments = (place, directory / ANNOUNCEMENT, f"{_KEY}{job}", nodes, note)
+        arguments = (place, directory, f"{_KEY}{job}", nodes, note)
         threading.Thread(target=_exchange, args=arguments, name="commwatch-peers", daemon=True).start()
 
 
@@ -76,14 +72,16 @@ def _store_of_job() -> tuple[str, int] | None:
     return (store.host, store.port) if isinstance(store, TCPStore) else None
 
 
-def _exchange(place: tuple[str, int], file: Path, key: str, nodes: int, note: Callable[[list[str]], object]) -> None:
+def _exchange(
+    place: tuple[str, int], directory: Path, key: str, nodes: int, note: Callable[[list[str]], object]
+) -> None:
     """Add this node's address, and report those of all nodes until they are complete."""
     end_s, ours, known = time.monotonic() + _PATIENCE_S, "", list[str]()
     store: Any = None
     while len(known) < nodes and time.monotonic() < end_s:
         try:
             if not ours:
-                ours = _reachable(_address(file), place)
+                ours = _reachable(_address(directory), place)
             with _using:
                 if ours and store is None:
                     timeout = timedelta(seconds=_STORE_S)
@@ -118,9 +116,7 @@ def _reachable(url: str, place: tuple[str, int]) -> str:
     return f"http://{f'[{name}]' if ':' in name else name}:{urlsplit(url).port}"
 
 
-def _address(file: Path) -> str:
+def _address(directory: Path) -> str:
     """Return the address that the agent announces; empty if there is none yet, or other machines cannot reach it."""
-    try:
-        return str(json.loads(others.read(file, _MOST_BYTES)).get(PEER_ADDRESS) or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    agent = answering(directory, ANYBODY)  # an address is only data: no token is sent to it
+    return "" if agent is None else agent.peer_url

@@ -26,8 +26,9 @@ from torch.autograd import profiler as backend
 from torch.profiler import ProfilerActivity, profile
 
 from commwatch.collectors.probe.torch_steps import EXPLICIT
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire import profile_files as files
+from commwatch.collectors.wire.announcement import requesters
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.identity import make_private_dir
 
@@ -114,7 +115,7 @@ class Profiling:
             return
         self._read = (about.st_ino, about.st_mtime_ns)
         try:
-            request = files.read_request(self._path)
+            request = files.read_request(self._path, requesters(self._path.parents[1]))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -157,11 +158,10 @@ class Profiling:
         mode = make_private_dir(self._path.parent, self._env)
         path = files.of_rank(self._path.parent, request.id, self._rank, files.CLAIM)
         try:
-            claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            claim = crossing.make(path, mode)
         except FileExistsError:
             return False
         try:
-            os.fchmod(claim, mode)
             os.write(claim, b'{"pid": %d}' % os.getpid())
         finally:
             os.close(claim)
@@ -241,13 +241,13 @@ class Profiling:
                 shutil.copyfileobj(source, target, 1 << 20)
             if shutil.disk_usage(trace.parent).free < packed.stat().st_size + _RESERVE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(trace.parent))
-            hidden = trace.with_name(f".{trace.name}")
-            try:
-                with open(packed, "rb") as source, open(others.create(hidden, mode), "wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                hidden.replace(trace)
-            finally:
-                hidden.unlink(missing_ok=True)
+            with crossing.folder(trace.parent) as where:
+                try:
+                    with open(packed, "rb") as source, open(where.create(f".{trace.name}", mode), "wb") as target:
+                        shutil.copyfileobj(source, target, 1 << 20)
+                    where.rename(f".{trace.name}", trace.name)
+                finally:
+                    where.remove(f".{trace.name}")
 
     def _write_result(self, request: files.Request, session: _Session, error: str | None) -> None:
         first, last = session.first or (0, 0), session.last

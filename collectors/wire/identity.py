@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.wire import files, others
+from commwatch.collectors.wire import crossing, files
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 #: Values that launchers set for every job: not a name.
@@ -126,21 +126,6 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     return 0o640 if group else 0o600
 
 
-def write_atomically(path: Path, text: str, mode: int) -> None:
-    """Write ``text`` to ``path`` atomically, with exactly these permission bits whatever the umask.
-
-    Raises:
-        OSError: no permission, or no space.
-    """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(others.create(hidden, mode), "w", encoding="utf-8") as file:
-            file.write(text)
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
 def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:
     """Return a path for this process's ring that no other process has used or will use."""
     return directory / f"{ring_prefix(job)}{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"
@@ -158,9 +143,8 @@ def probe_mark(directory: Path, job: str) -> Path:
 
 
 def mark_probe(env: Mapping[str, str]) -> None:
-    """Append to the file of ``probe_mark``; raise ``OSError`` if ``commwatch run`` has not created it."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(probe_mark(run_dir(env), job_id(env)), flags)
+    """Append to the file of ``probe_mark``; raise ``OSError`` if ``commwatch run`` of this user or of root has not created it."""
+    fd = crossing.open_file(probe_mark(run_dir(env), job_id(env)), crossing.own(), flags=os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, b"1")
     finally:
@@ -230,6 +214,22 @@ def process_of(identity: Mapping[str, Any], uid: int) -> int:
     except (OSError, ValueError, OverflowError):
         return 0
     return pid if of_user and identity.get("started_ticks") == _start_ticks(pid) else 0
+
+
+def has_ended(identity: Mapping[str, Any]) -> bool:
+    """Return whether the process that wrote an identity has certainly ended: it would be visible in this pid namespace."""
+    pid, here = identity.get("pid"), _pid_namespace()
+    if type(pid) is not int or pid <= 0 or not here or identity.get("pid_namespace") != here:
+        return False
+    if ticks := _start_ticks(pid):
+        return bool(ticks != identity.get("started_ticks"))
+    try:
+        os.kill(pid, 0)  # ``/proc`` may hide the processes of other users
+    except (OSError, OverflowError) as error:
+        if raised_by_handler(error):
+            raise
+        return not isinstance(error, PermissionError)
+    return False
 
 
 def process_began_ns(identity: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ import struct
 import weakref
 from pathlib import Path
 
+from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
@@ -45,7 +46,7 @@ class MappedFile:
     def __init__(self, path: Path, size: int, mode: int) -> None:
         _refuse_past_limit(path, size)
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = crossing.make(path, mode)
         try:
             os.fchmod(fd, mode & ~0o222)
             # A write to a hole of a full tmpfs raises SIGBUS, so reserve every page now.

@@ -12,14 +12,15 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from commwatch.collectors.wire import others
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.crossing import ANYBODY
 
 #: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
 WRITING = ("WARN", "INFO", "ABORT", "TRACE")
 #: File names that are standard streams, not log files.
 _STANDARD = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/dev/tty", "/dev/null", "/proc/self/fd/")
-#: Characters read of a settings file, at most.
-_MOST_CHARACTERS = 1 << 20
+#: Bytes of a settings file, at most.
+_MOST_BYTES = 1 << 20
 _NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
@@ -29,8 +30,8 @@ def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict
     own = Path(env["NCCL_CONF_FILE"]) if env.get("NCCL_CONF_FILE") else home_conf()
     for path in (etc, *([own] if own is not None else [])):
         try:
-            with open(others.open_plain(path, links=True), encoding="utf-8", errors="replace") as file:
-                found.update(read_conf(file.read(_MOST_CHARACTERS)))
+            real = Path(os.path.realpath(path))  # NCCL follows links, too
+            found.update(read_conf(crossing.read(real, _MOST_BYTES, ANYBODY).decode(errors="replace")))
         except OSError:
             continue
     found.update({name: env[name] for name in _NAMES if name in env})

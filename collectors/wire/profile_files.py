@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, ring_prefix, write_atomically
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.crossing import Trust
+from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
 
 #: Most steps in a request, and its longest lifetime in seconds.
 MOST_STEPS = 50
@@ -81,17 +82,20 @@ def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
     Raises:
         OSError: no permission, or no space.
     """
-    write_atomically(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
+    crossing.write(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
 
 
-def read_request(path: Path) -> Request:
+def read_request(path: Path, trust: Trust) -> Request:
     """Read the request from a file in the shared run directory.
+
+    Args:
+        trust: who may request a profile.
 
     Raises:
         ValueError: it is not a valid request.
         OSError: it cannot be read, or its owner is not trusted.
     """
-    return request_from(others.read(path, _MOST_REQUEST_BYTES).decode())
+    return request_from(crossing.read(path, _MOST_REQUEST_BYTES, trust).decode())
 
 
 def request_from(text: str) -> Request:

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire import bounded, others
+from commwatch.collectors.wire import bounded, crossing
 from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, Record
 from commwatch.collectors.wire.identity import process_of
 from commwatch.collectors.wire.mapping import lock_owner
@@ -57,11 +57,11 @@ class Drained(NamedTuple):
     lost: int
 
 
-def _open(path: Path) -> int:
-    """Open a trainer's file for reading; follow no link, and never block on a pipe."""
+def _open(path: Path, trust: crossing.Trust) -> int:
+    """Open a trainer's file for reading; raise ``BadRing`` if it is none, or of a user who is not trusted."""
     try:
-        return others.open_plain(path)
-    except others.Refused as why:
+        return crossing.open_file(path, trust)
+    except crossing.Refused as why:
         raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
@@ -72,14 +72,6 @@ def _parse_json(text: bytes) -> Any:
     """
     encoded = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
     return json.loads(encoded)
-
-
-def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Raise ``BadRing`` unless the file belongs to this user, to root, or to the group that shares the directory."""
-    try:
-        others.check_owner(path, about)
-    except others.Refused as why:
-        raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
 class RingReader:
@@ -101,11 +93,10 @@ class RingReader:
         self._names_read = self._lines_read = 0
         #: Result of ``process_of``; ``None`` before the first call.
         self._pid: int | None = None
-        self._fd = _open(path)
+        self._fd = _open(path, crossing.trainers())
         try:
             about = os.fstat(self._fd)
-            size, self.inode, self._uid = about.st_size, about.st_ino, about.st_uid
-            _check_owner(path, about)
+            size, self.inode, self.owner_uid = about.st_size, about.st_ino, about.st_uid
             head = os.pread(self._fd, HEADER.size, 0)
             if len(head) < HEADER.size or not head.startswith(MAGIC):
                 raise BadRing(f"{path.name}: not a commwatch ring")
@@ -166,7 +157,7 @@ class RingReader:
         if holder is None and self.identity.get("locked") is not False:
             return None
         if self._pid is None or holder is None:
-            self._pid = process_of(self.identity, self._uid)
+            self._pid = process_of(self.identity, self.owner_uid)
         return self._pid or (None if holder is None else 0)
 
     def alive(self) -> bool:
@@ -255,14 +246,13 @@ class RingReader:
     def names(self) -> list[dict[str, Any]]:
         """Return the entries added to the names file since the last call; an incomplete line waits for the next one."""
         try:
-            fd = _open(self.path.with_suffix(".names"))
+            fd = _open(self.path.with_suffix(".names"), crossing.user(self.owner_uid))
         except (OSError, BadRing):
             return []
         with open(fd, "rb", buffering=0) as file:
             try:
-                _check_owner(self.path, os.fstat(fd))
                 text = self._names_from(file)
-            except (OSError, BadRing):
+            except OSError:
                 return []
         lines_text, newline, _ = text.rpartition(b"\n")
         self._names_read += len(lines_text) + len(newline)

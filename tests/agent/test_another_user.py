@@ -59,6 +59,8 @@ def busy(place: Path, settings: str = "") -> Iterator[RunningAgent]:
     (place / "list.yaml").write_text(LIST)
     receiver = "[[receivers]]\nkind = 'command'\nname = 'nothing'\ncommand = ['true']\n"
     (place / "commwatch.toml").write_text(f"rules = '{place}/list.yaml'\n{settings}\n{receiver}")
+    for name in ("list.yaml", "commwatch.toml"):  # settings that others may write are refused
+        (place / name).chmod(0o644)
     flags = ("--state", str(place / "state"), "--config", str(place / "commwatch.toml"))
     with agent(place / "run", *flags) as running, HandMade(running.directory, "job") as job:
         job.run(20)

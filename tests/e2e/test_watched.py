@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 from commwatch.analysis.queries import QueryService
-from commwatch.runtime.discovery import answering
+from commwatch.collectors.wire.announcement import answering
+from commwatch.collectors.wire.crossing import own
 from tests.e2e.torchjob import torchrun
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
@@ -29,7 +30,7 @@ def test_watch(tmp_path: Path) -> None:
         assert found["late"] == [[1]]
         assert 0 < found["step"] <= found["steps"]
 
-    wait_for(lambda: answering(tmp_path) is None, "the agent to end with the job")
+    wait_for(lambda: answering(tmp_path, own()) is None, "the agent to end with the job")
     (history,) = (tmp_path / "state").glob("history*.sqlite")
     queries = QueryService(history)
     steps = queries.steps(0, 2**62, "watched", None, 100_000)

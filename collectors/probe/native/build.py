@@ -24,6 +24,7 @@ from typing import Any
 
 from commwatch.collectors.probe.native import library
 from commwatch.collectors.probe.native.library import NotAvailable
+from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire.identity import make_private_dir
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -140,7 +141,7 @@ def _alone(cache: Path, env: Mapping[str, str]) -> Iterator[None]:
     try:
         # Not shared with COMMWATCH_GROUP: what others may write is never loaded.
         make_private_dir(cache, {})
-        lock = os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = crossing.lock_file(cache / "lock", 0o600)
     except OSError as error:
         raise BuildFailed(f"cannot write {error.filename or cache}: {error.strerror or error}") from None
     try:

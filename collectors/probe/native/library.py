@@ -13,13 +13,12 @@ import json
 import os
 import platform
 import runpy
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.probe import governor
-from commwatch.collectors.wire import events, others, ring
+from commwatch.collectors.wire import crossing, events, ring
 from commwatch.collectors.wire.c10d_table import Measure
 from commwatch.collectors.wire.handlers import raised_by_handler
 
@@ -195,7 +194,6 @@ def _checked(where: Path) -> tuple[Path, dict[str, Any]]:
     library = where / str(manifest["library"])
     if library.parent != where or hashlib.sha256(_trusted(library)).hexdigest() != manifest["sha256"]:
         raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
-    _check_owner(where)
     return library, manifest
 
 
@@ -233,18 +231,16 @@ def plugin_beside(library: Path, manifest: Mapping[str, Any]) -> Path | None:
 
 
 def _trusted(path: Path) -> bytes:
-    _check_owner(path)
-    with open(others.open_plain(path), "rb") as file:
-        return file.read(min(os.fstat(file.fileno()).st_size, _MOST_BYTES))
+    """Return the content of a file that only this user and root can have written: it runs inside the training.
 
-
-def _check_owner(path: Path) -> None:
-    """Raise ``NotAvailable`` unless only this user and root can have written a file: it runs inside the training."""
-    found = path.lstat()
-    if found.st_uid not in (os.getuid(), 0):
-        raise NotAvailable(f"{path} belongs to uid {found.st_uid}, not to this user")
-    if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotAvailable(f"{path} can be written by others")
+    Raises:
+        NotAvailable: others can have written it.
+        OSError: it cannot be read.
+    """
+    try:
+        return crossing.read(path, _MOST_BYTES, crossing.operator())
+    except crossing.Refused as error:
+        raise NotAvailable(f"{path}: {error.strerror}") from None
 
 
 def load(env: Mapping[str, str]) -> Library:

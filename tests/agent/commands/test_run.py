@@ -47,15 +47,16 @@ KILLS = f"""
 import json, os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from commwatch.runtime.discovery import answering
+from commwatch.collectors.wire.announcement import answering
+from commwatch.collectors.wire.crossing import own
 from tests.helpers import MS, fetch, operation, wait_for, write_ring
 directory = Path(os.environ["COMMWATCH_DIR"])
 made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]
 ring = write_ring(directory / "rings", made, job=os.environ["COMMWATCH_JOB"], wall_offset_ns=time.time_ns())
-agent = answering(directory)
+agent = answering(directory, own())
 wait_for(lambda: b"commwatch_collectives_total{{" in fetch(agent.url + "/metrics")[0], "the first to be taken in")
 os.kill(agent.pid, signal.SIGKILL)
-wait_for(lambda: answering(directory) is None, "the agent to be gone")
+wait_for(lambda: answering(directory, own()) is None, "the agent to be gone")
 ring.write(*operation("broadcast", start_ns=3 * MS, end_ns=4 * MS, seq=1))
 ring.close(1)
 """

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlencode
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from commwatch.collectors.wire.crossing import Trust
 from commwatch.runtime import tokens
 from commwatch.runtime.client import Keys, get
 from commwatch.server import gate
@@ -165,9 +166,9 @@ def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ser
     with serving(tmp_path / "run") as served:
         read = tokens._read
 
-        def slow(path: Path, uid: int | None) -> str:
+        def slow(path: Path, trust: Trust) -> str:
             go.wait(PATIENCE_S)
-            return read(path, uid)
+            return read(path, trust)
 
         token = served.token
         monkeypatch.setattr(tokens, "_read", slow)

@@ -35,6 +35,7 @@ class Watched:
         self.inspector = Inspector(setting, self.aggregate, threading.RLock(), lambda: self.now)
         for rank, pid in PIDS.items():
             book = self.aggregate.open(f"ring{rank}", identity("job", rank, pid=pid, host="host.domain"))
+            book.owner_uid = os.getuid()
             book.learn([PAIR, *([{"inspector": str(folder)}] if told else [])])
 
     def tick(self) -> None:
@@ -386,6 +387,7 @@ def test_many_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         book = watched.aggregate.open(
             f"run{run}", {**identity("job", 4, pid=pid, host="host.domain"), "restart": run + 1, "started_ns": pid}
         )
+        book.owner_uid = os.getuid()
         book.learn([PAIR, {"inspector": str(folder)}])
         path = folder / f"host.domain-pid{pid}.log"
         path.write_text(text.replace('"pid":104', f'"pid":{pid}').replace('"id":"0x', f'"id":"0x{run}'))

@@ -87,7 +87,7 @@ def test_requests(tmp_path: Path) -> None:
         (tmp_path / "logs" / f"odd{number}.json").write_text(odd)
     for what, plant in PLANTED.items():
         plant(tmp_path / "logs" / f"{what}.json")
-    assert requests(tmp_path) == [mine]
+    assert requests(tmp_path) == [(mine, os.getuid())]
     assert not path.exists()
     assert requests(tmp_path / "none") == []
 
@@ -137,14 +137,18 @@ def test_logs_in_use_are_kept(tmp_path: Path) -> None:
         "job", [f"{glob.escape(str(log.parent))}/host.*" for log in (quiet, unused)], 0.0, os.getpid()
     ).write(run)
     identity = {"job": "other", "rank": 0, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": 1}
-    aggregate.open("ring", identity).learn([{"nccl_log": str(named)}])
-    remove_old(state, 1000.0, logs.patterns())
+    totals = aggregate.open("ring", identity)
+    totals.owner_uid = os.getuid()
+    totals.learn([{"nccl_log": str(named)}])
+    logs.tick()
+    remove_old(state, 1000.0, logs.used())
     assert not ended.exists()
     assert unused.parent.exists()
     assert quiet.exists()
     assert named.exists()
     request.unlink()
-    remove_old(state, 1000.0, logs.patterns())
+    logs.tick()
+    remove_old(state, 1000.0, logs.used())
     assert not quiet.exists()
     assert not unused.parent.exists()
     logs.close()

@@ -16,7 +16,7 @@ import pytest
 
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.views import RankView
-from commwatch.watchers.stack_capture import evidence, flight_recorder, recorder, stack
+from commwatch.watchers.stack_capture import evidence, flight_recorder, recorder, stack, trainer_of
 from tests.collectors.node.test_flight_recorder import dump_of, entry, pending
 from tests.helpers import PATIENCE_S, needs
 
@@ -116,10 +116,13 @@ def test_flight_recorder(tmp_path: Path, variable: str, place: str) -> None:
     dump = Path(f"{stem}3")
     dump.write_text("of yesterday")
     pipe = str(tmp_path / "pipe_")
-    with trainer(stem, **{**unset, variable: str(value), "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipe}) as pid:
-        assert flight_recorder(3, pid, timeout_s=PATIENCE_S) == dump
+    with (
+        trainer(stem, **{**unset, variable: str(value), "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipe}) as pid,
+        trainer_of(pid) as rank,
+    ):
+        assert flight_recorder(rank, 3, timeout_s=PATIENCE_S) == dump
         assert dump.read_text() == "what was recorded"
-        assert flight_recorder(4, pid) is None  # that rank has no pipe
+        assert flight_recorder(rank, 4) is None  # that rank has no pipe
 
 
 def test_path_of_any_bytes(tmp_path: Path) -> None:
@@ -143,17 +146,20 @@ def test_no_flight_recorder(tmp_path: Path) -> None:
     env = {**os.environ, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_")}
     with subprocess.Popen(command, env=env) as process:
         try:
-            assert flight_recorder(3, process.pid) is None
-            os.mkfifo(pipe)
-            assert flight_recorder(3, process.pid) is None
-            pipe.unlink()
-            pipe.write_text("")
-            assert flight_recorder(3, process.pid) is None
-            assert pipe.read_text() == ""
+            with trainer_of(process.pid) as rank:
+                assert flight_recorder(rank, 3) is None
+                os.mkfifo(pipe)
+                assert flight_recorder(rank, 3) is None
+                pipe.unlink()
+                pipe.write_text("")
+                assert flight_recorder(rank, 3) is None
+                assert pipe.read_text() == ""
         finally:
             process.kill()
-    assert flight_recorder(3, process.pid) is None
-    assert flight_recorder(3, os.getpid()) is None
+    with pytest.raises(OSError, match="No such"), trainer_of(process.pid):
+        pass
+    with trainer_of(os.getpid()) as rank:
+        assert flight_recorder(rank, 3) is None
 
 
 def test_stacks(tmp_path: Path) -> None:

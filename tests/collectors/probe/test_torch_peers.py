@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import socket
 import threading
@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from commwatch.collectors.probe import torch_peers
+from commwatch.collectors.wire import crossing
+from commwatch.collectors.wire.announcement import LOCK, announce
 from commwatch.collectors.wire.identity import PEER_ADDRESS
 from tests.helpers import PATIENCE_S, free_port, wait_for
 
@@ -34,18 +36,22 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced(directory: Path, address: str | None) -> Path:
-    """An agent's announcement."""
+    """The run directory of an agent, with its announcement; the agent runs as long as this process."""
     directory.mkdir(exist_ok=True)
-    file = directory / torch_peers.ANNOUNCEMENT
-    file.write_text(json.dumps({"url": "http://127.0.0.1:9477", PEER_ADDRESS: address}))
-    file.chmod(0o600)
-    return file
+    lock = crossing.lock_file(directory / LOCK, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    announce(
+        directory, lock, {"url": "http://127.0.0.1:9477", "history": "/h", "pid": os.getpid(), PEER_ADDRESS: address}
+    )
+    return directory
 
 
-def exchange(place: tuple[str, int], file: Path, nodes: int) -> tuple[threading.Thread, list[list[str]]]:
+def exchange(place: tuple[str, int], directory: Path, nodes: int) -> tuple[threading.Thread, list[list[str]]]:
     """One node's thread, and what it has reported."""
     found: list[list[str]] = []
-    thread = threading.Thread(target=torch_peers._exchange, args=(place, file, KEY, nodes, found.append), daemon=True)
+    thread = threading.Thread(
+        target=torch_peers._exchange, args=(place, directory, KEY, nodes, found.append), daemon=True
+    )
     thread.start()
     return thread, found
 
@@ -53,11 +59,11 @@ def exchange(place: tuple[str, int], file: Path, nodes: int) -> tuple[threading.
 def test_nodes_find_each_other(store: TCPStore, tmp_path: Path) -> None:
     """Each node reports the addresses of all nodes, whichever agent starts last, and then the threads end."""
     place = ("127.0.0.1", store.port)
-    files = [tmp_path / f"node{n}" / torch_peers.ANNOUNCEMENT for n in range(3)]
-    parts = [exchange(place, file, len(files)) for file in files]
+    folders = [tmp_path / f"node{n}" for n in range(3)]
+    parts = [exchange(place, folder, len(folders)) for folder in folders]
     addresses = [f"http://node{n}:9477" for n in range(3)]
     for n in (2, 0, 1):
-        announced(files[n].parent, addresses[n])
+        announced(folders[n], addresses[n])
     for thread, found in parts:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from commwatch.collectors.probe.torch_profile import Profiling
 from commwatch.collectors.probe.torch_steps import EXPLICIT
 from commwatch.collectors.wire import profile_files as files
-from tests.helpers import PLANTED, needs, small_tmpfs
+from tests.helpers import NOBODY, PLANTED, needs, small_tmpfs
 
 RANK = 1
 
@@ -397,3 +397,19 @@ def test_result_cannot_be_left(trainer: Trainer) -> None:
     trainer.step(0, 0)
     assert len(trainer.said) == 1
     assert not list(elsewhere.glob("*trace*"))
+
+
+def test_request_of_another_member(trainer: Trainer) -> None:
+    """A request of another user is not obeyed, however often that user rewrites it in a folder of the group; one of root is."""
+    needs(os.getuid() == 0, "root, to give a file away")
+    for attempt in range(5):
+        request = trainer.asked(steps=1)
+        os.chown(trainer.request_path, NOBODY, NOBODY)
+        os.utime(trainer.request_path, (attempt, attempt))
+        trainer.step(0, 0, 0)
+        assert trainer.result(request) is None
+    assert [path.name for path in trainer.directory.iterdir()] == [trainer.request_path.name]
+    assert f"belongs to uid {NOBODY}" in trainer.said[0]
+    request = trainer.asked(steps=1)
+    trainer.step(0, 0, 0)
+    assert trainer.result(request) is not None

@@ -278,6 +278,7 @@ def _linked(folder: Path) -> None:
     (library_file,) = folder.glob("hook-*.so")
     library_file.rename(folder.parent / "elsewhere.so")
     library_file.symlink_to(folder.parent / "elsewhere.so")
+    os.chown(library_file, 12345, -1, follow_symlinks=False)
 
 
 def _points_out(folder: Path) -> None:
@@ -289,12 +290,12 @@ def _points_out(folder: Path) -> None:
     ("spoil", "says"),
     [
         (_other_content, "is damaged"),
-        (_writable, "can be written by others"),
-        (_linked, "can be written by others"),
+        (_writable, "others may write to it"),
+        (_linked, "symbolic links"),
         (_points_out, "damaged|it has not been built"),
         (lambda folder: (folder / library.MANIFEST).write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / library.MANIFEST).write_text("[]"), "manifest.json is damaged"),
-        (lambda folder: folder.chmod(0o777), "can be written by others"),
+        (lambda folder: folder.chmod(0o777), "others may write to its folder"),
         (lambda folder: next(folder.glob("hook-*.so")).unlink(), "it has not been built"),
     ],
 )

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from commwatch.alerts.kept import KeptFile
-from commwatch.runtime.discovery import FILE, LOCK, announce, answering
+from commwatch.collectors.wire.announcement import FILE, LOCK, announce, answering
+from commwatch.collectors.wire.crossing import Trust, own
 from commwatch.watchers.nccl import LogRequest
 from tests.helpers import commwatch
 
-ABOUT = {"url": "http://127.0.0.1:9477", "history": "/h", "pid": 7}
+ABOUT = {"url": "http://127.0.0.1:9477", "history": "/h", "pid": os.getpid()}
+OWN = own()
 
 
 @contextmanager
@@ -32,14 +34,14 @@ def held(directory: Path) -> Iterator[int]:
 
 def test_believed_while_it_runs(tmp_path: Path) -> None:
     """An agent is there as long as it holds its lock."""
-    assert answering(tmp_path) is None
+    assert answering(tmp_path, OWN) is None
     with held(tmp_path) as lock:
-        assert answering(tmp_path) is None
+        assert answering(tmp_path, OWN) is None
         announce(tmp_path, lock, ABOUT)
-        found = answering(tmp_path)
+        found = answering(tmp_path, OWN)
         assert found is not None
         assert (found.url, found.history, found.pid, found.uid) == (*ABOUT.values(), os.getuid())
-    assert answering(tmp_path) is None
+    assert answering(tmp_path, OWN) is None
 
 
 def test_one_of_an_earlier_life(tmp_path: Path) -> None:
@@ -50,15 +52,15 @@ def test_one_of_an_earlier_life(tmp_path: Path) -> None:
     with held(tmp_path) as lock:
         announce(tmp_path, lock, {**ABOUT, "url": "http://127.0.0.1:9999"})
         (tmp_path / "kept").rename(tmp_path / FILE)
-        assert answering(tmp_path) is None
+        assert answering(tmp_path, OWN) is None
 
 
 def test_only_of_whom_is_believed(tmp_path: Path) -> None:
     """The agent of another user is not queried where its owner matters."""
     with held(tmp_path) as lock:
         announce(tmp_path, lock, ABOUT)
-        assert answering(tmp_path, {os.getuid()}) is not None
-        assert answering(tmp_path, {os.getuid() + 1}) is None
+        assert answering(tmp_path, Trust(frozenset({os.getuid()}))) is not None
+        assert answering(tmp_path, Trust(frozenset({os.getuid() + 1}))) is None
 
 
 @pytest.mark.parametrize(
@@ -69,14 +71,14 @@ def test_nonsense(tmp_path: Path, text: str) -> None:
     with held(tmp_path) as lock:
         announce(tmp_path, lock, ABOUT)
         (tmp_path / FILE).write_text(text)
-        assert answering(tmp_path) is None
+        assert answering(tmp_path, OWN) is None
         (tmp_path / FILE).unlink()
         os.mkfifo(tmp_path / FILE)
-        assert answering(tmp_path) is None
+        assert answering(tmp_path, OWN) is None
         (tmp_path / FILE).unlink()
         (tmp_path / "other").write_text(json.dumps({**ABOUT, "mark": "x"}))
         (tmp_path / FILE).symlink_to(tmp_path / "other")
-        assert answering(tmp_path) is None
+        assert answering(tmp_path, OWN) is None
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -87,14 +89,14 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with held(run) as lock:
         (run / f".{FILE}.{os.getpid()}").symlink_to(precious)
         announce(run, lock, ABOUT)
-        assert answering(run) is not None
+        assert answering(run, OWN) is not None
     (run / LOCK).unlink()
     (run / LOCK).symlink_to(precious)
     done = commwatch("agent", "--dir", run, "--port", "0")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"cannot use run directory {run}" in done.stderr
     (run / f".told.json.{os.getpid()}").symlink_to(precious)
-    assert not KeptFile(run / "told.json").save("{}")
+    assert KeptFile(run / "told.json").save("{}")
     (run / "logs").mkdir(mode=0o700)
     (run / "logs" / f".7.json.{os.getpid()}").symlink_to(precious)
     request = LogRequest("job", ["/logs/*"], 0.0, 7).write(run)

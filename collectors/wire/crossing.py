@@ -1,0 +1,393 @@
+"""The gate for files that cross users: the one place that opens what another user may have put there.
+
+A path is walked one folder at a time. Each folder and link is looked at before it is used, and a file is opened only after its kind and its
+owner are known, because an open can wait for another process, wake it up, or start a device. Each call names whose files it accepts.
+This also runs inside the trainer: standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import functools
+import grp
+import os
+import pwd
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.collectors.wire import files
+from commwatch.collectors.wire.handlers import raised_by_handler
+
+#: Entries of one folder that are looked at: another user can put any number there.
+MOST_ENTRIES = 16_384
+#: Links that one path may lead through, as in the kernel.
+_MOST_LINKS = 40
+#: Look at what a name stands for, without opening it.
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS = {stat.S_IFREG: "not a file", stat.S_IFIFO: "not a pipe", stat.S_IFDIR: "not a folder"}
+
+
+class Refused(OSError):
+    """The file must not be used; ``strerror`` is the reason, ``filename`` the path."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose files are accepted."""
+
+    #: Owners of the file; ``None``: every user, because its content is only data.
+    uids: frozenset[int] | None
+    #: Members of the group that shares a folder (``COMMWATCH_GROUP``), too: the folder passes its group on to the files in it.
+    group: bool = False
+    #: Nobody else can have changed the file: neither it nor a folder above it belongs to others or may be written by them. Links of the
+    #: trusted users are followed. Without this, links are followed as long as others cannot write to a folder above them.
+    strict: bool = False
+
+
+#: Everybody's files are accepted: they are read as data, within bounds.
+ANYBODY = Trust(None)
+
+
+def operator() -> Trust:
+    """Return the trust in files that decide what this process does, such as settings: only this user and root can have written them."""
+    return Trust(frozenset({os.geteuid(), 0}), strict=True)
+
+
+def own() -> Trust:
+    """Return the trust in files of this user and of root, in a folder that others may share."""
+    return Trust(frozenset({os.geteuid(), 0}))
+
+
+def trainers() -> Trust:
+    """Return the trust in records: those of this user, of root, of the group that shares the folder; for root those of every user."""
+    return Trust(None if os.geteuid() == 0 else frozenset({os.geteuid(), 0}), group=True)
+
+
+def user(uid: int) -> Trust:
+    """Return the trust in files of one user, such as those that the user's job names."""
+    return Trust(frozenset({uid}))
+
+
+class Found(NamedTuple):
+    """What a path leads to: its descriptor (``O_PATH``), with which nothing is opened yet, its state, and the state of its folder."""
+
+    fd: int
+    about: os.stat_result
+    folder: os.stat_result
+
+
+def open_file(
+    path: Path, trust: Trust, *, kind: int = stat.S_IFREG, flags: int = os.O_RDONLY, start: int | None = None
+) -> int:
+    """Open an existing file and return its descriptor; never wait for another process.
+
+    Args:
+        kind: ``S_IFREG``, ``S_IFIFO`` or ``S_IFDIR``.
+        flags: for ``os.open``.
+        start: descriptor of the folder that is the root of the path, as for a process in a container; ``None``: the root of this process.
+
+    Raises:
+        Refused: it is of another kind or owner, or others can write where only the trusted users may.
+        OSError: it cannot be opened; ELOOP for a link that is not followed.
+    """
+    with _found(path, trust, start) as found:
+        _check(found, trust, path, kind)
+        return _reopened(found.fd, flags)
+
+
+def look(path: Path, trust: Trust, *, kind: int = stat.S_IFREG, start: int | None = None) -> os.stat_result:
+    """Return the state of a file without opening it; arguments and errors as for ``open_file``."""
+    with _found(path, trust, start) as found:
+        _check(found, trust, path, kind)
+        return found.about
+
+
+def read(path: Path, most_bytes: int, trust: Trust) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        Refused: as for ``open_file``, or it is larger than ``most_bytes``.
+        OSError: it cannot be read; ELOOP for a link that is not followed.
+    """
+    return _content(open_file(path, trust), most_bytes, path)[0]
+
+
+def make(path: Path, mode: int) -> int:
+    """Make a new file and return a descriptor for reading and writing; errors as for ``create``, and FileExistsError."""
+    with folder(path.parent) as where:
+        return where.make(path.name, mode)
+
+
+def create(path: Path, mode: int) -> int:
+    """Create a new file and return a descriptor for writing; an existing file, link or FIFO is removed first.
+
+    Raises:
+        OSError: no permission, another process created the file first, or a folder that others share has a link in the path.
+    """
+    with folder(path.parent) as where:
+        return where.create(path.name, mode)
+
+
+def lock_file(path: Path, mode: int) -> int:
+    """Open a file of this user to lock it, for reading and writing; create it if it is missing. Errors as for ``open_file``."""
+    while True:
+        try:
+            return open_file(path, own(), flags=os.O_RDWR)
+        except FileNotFoundError as error:
+            if raised_by_handler(error):
+                raise
+        try:
+            return make(path, mode)
+        except FileExistsError as error:
+            if raised_by_handler(error):
+                raise
+
+
+def write(path: Path, text: str, mode: int) -> None:
+    """Write a file atomically, with exactly these permission bits whatever the umask; errors as for ``create``, or no space."""
+    with folder(path.parent) as where:
+        where.write(path.name, text.encode(), mode)
+
+
+@contextmanager
+def folder(path: Path, trust: Trust = ANYBODY) -> Iterator[Folder]:
+    """Yield a folder, to work on the files in it; errors as for ``open_file``.
+
+    Args:
+        trust: in the folder. Each file in it is checked by itself.
+    """
+    fd = open_file(path, trust, kind=stat.S_IFDIR, flags=os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Folder(fd, path)
+    finally:
+        os.close(fd)
+
+
+class Folder:
+    """An open folder: it stays the same one, whatever others put in the place of its path. No name in it is followed as a link."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self.path = fd, path
+        self.about = os.fstat(fd)
+
+    def names(self, pattern: str, most: int = MOST_ENTRIES) -> tuple[int, list[str]]:
+        """Return how many entries were looked at, at most ``most``, and the names that match, sorted; hidden ones only if the pattern is."""
+        with os.scandir(self._fd) as entries:
+            names = [entry.name for entry in islice(entries, most)]
+        found = (name for name in fnmatch.filter(names, pattern) if pattern[0] == "." or name[0] != ".")
+        return len(names), sorted(found)
+
+    def look(self, name: str) -> os.stat_result:
+        """Return the state of a file, or of a link itself; raise ``OSError`` if there is none."""
+        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+
+    def open_file(self, name: str, trust: Trust) -> int:
+        """Open a regular file for reading; errors as for the function of this name."""
+        fd = os.open(name, _LOOK, dir_fd=self._fd)
+        try:
+            _check(Found(fd, os.fstat(fd), self.about), trust, self.path / name, stat.S_IFREG)
+            return _reopened(fd, os.O_RDONLY)
+        finally:
+            os.close(fd)
+
+    def read(self, name: str, most_bytes: int, trust: Trust) -> tuple[bytes, int]:
+        """Return the content of a file, and the uid of its owner; errors as for the function of this name."""
+        return _content(self.open_file(name, trust), most_bytes, self.path / name)
+
+    def make(self, name: str, mode: int) -> int:
+        """Make a file as the function of this name does."""
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self._fd)
+        os.fchmod(fd, mode)  # whatever the umask
+        return fd
+
+    def create(self, name: str, mode: int) -> int:
+        """Create a file as the function of this name does."""
+        self.remove(name)
+        return self.make(name, mode)
+
+    def write(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file as the function of this name does."""
+        hidden = f".{name}.{os.getpid()}"
+        try:
+            with os.fdopen(self.create(hidden, mode), "wb") as file:
+                file.write(content)
+            self.rename(hidden, name)
+        finally:
+            self.remove(hidden)
+
+    def rename(self, name: str, to: str) -> None:
+        """Rename a file within the folder, in place of another of that name; raise ``OSError`` if that fails."""
+        os.rename(name, to, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, link or FIFO if there is one; raise ``OSError`` if that fails."""
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError as error:
+            if raised_by_handler(error):
+                raise
+
+
+def _content(fd: int, most_bytes: int, path: Path) -> tuple[bytes, int]:
+    """Return the content of an open file and the uid of its owner, and close it."""
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        content = file.read(most_bytes + 1) if about.st_size <= most_bytes else b""
+    if max(len(content), about.st_size) > most_bytes:
+        raise Refused(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))
+    return content, about.st_uid
+
+
+def _reopened(fd: int, flags: int) -> int:
+    """Open what an ``O_PATH`` descriptor stands for: that very file, whatever has its name by now."""
+    return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _check(found: Found, trust: Trust, path: Path, kind: int) -> None:
+    """Raise ``Refused`` unless the file is of this kind, and the trusted users have written it."""
+    about = found.about
+    if stat.S_IFMT(about.st_mode) != kind:
+        link = stat.S_ISLNK(about.st_mode)
+        raise Refused(
+            errno.ELOOP if link else errno.EINVAL, os.strerror(errno.ELOOP) if link else _KINDS[kind], str(path)
+        )
+    shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and found.folder.st_gid == about.st_gid
+    if trust.uids is not None and about.st_uid not in trust.uids and not shared:
+        remedy = "; set COMMWATCH_GROUP for trainer and agent" if trust.group else ""
+        raise Refused(errno.EPERM, f"belongs to uid {about.st_uid}{remedy}", str(path))
+    if trust.strict and kind != stat.S_IFDIR and _others_may_write(found.fd, about):
+        raise Refused(errno.EPERM, f"others may write to it; chmod go-w {path}", str(path))
+
+
+# -- the walk ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _found(path: Path, trust: Trust, start: int | None) -> Iterator[Found]:
+    root = os.open("/", _LOOK) if start is None else os.dup(start)
+    walk = _Walk(path.absolute() if start is None else path, trust, root)
+    try:
+        yield walk.to_its_end()
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """A walk along one path. It holds the descriptors of what it has passed until ``close``."""
+
+    def __init__(self, path: Path, trust: Trust, root: int) -> None:
+        self._path, self._trust, self._root = path, trust, root
+        self._open = [root]
+        #: Others can write to a folder that was passed: what is below it may be of anybody.
+        self._shared = False
+        self._links = 0
+
+    def to_its_end(self) -> Found:
+        """Return what the path leads to; raise ``Refused`` or ``OSError``."""
+        parts = deque(self._path.parts)
+        about = os.fstat(self._root)
+        top = here = Found(self._root, about, about)
+        self._enter(top)
+        while parts:
+            name = parts.popleft()
+            if name == "/" or (name == ".." and os.path.samestat(here.about, about)):
+                here = top
+                continue
+            found = self._step(here, name)
+            if stat.S_ISLNK(found.about.st_mode):
+                parts.extendleft(reversed(self._target(found).parts))
+                continue
+            if stat.S_ISDIR(found.about.st_mode):
+                self._enter(found)
+            here = found
+        return here
+
+    def _step(self, here: Found, name: str) -> Found:
+        try:
+            fd = os.open(name, _LOOK, dir_fd=here.fd)
+        except OSError as error:
+            if not raised_by_handler(error):
+                error.filename = str(self._path)
+            raise
+        self._open.append(fd)
+        return Found(fd, os.fstat(fd), here.about)
+
+    def _enter(self, found: Found) -> None:
+        """Check a folder."""
+        about, trust = found.about, self._trust
+        stranger = trust.uids is not None and about.st_uid not in trust.uids and about.st_uid != 0
+        if not trust.strict:
+            self._shared |= stranger or bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        elif stranger and about.st_uid != _unmapped_uid():
+            raise Refused(
+                errno.EPERM, f"its folder {_path_of(found.fd)} belongs to uid {about.st_uid}", str(self._path)
+            )
+        elif not about.st_mode & stat.S_ISVTX and _others_may_write(found.fd, about):
+            where = _path_of(found.fd)
+            raise Refused(errno.EPERM, f"others may write to its folder {where}; chmod go-w {where}", str(self._path))
+
+    def _target(self, link: Found) -> Path:
+        """Return where a link leads to, if it may be followed."""
+        self._links += 1
+        uids = self._trust.uids
+        of_others = uids is not None and link.about.st_uid not in {*uids, 0}
+        if self._links > _MOST_LINKS or self._shared or of_others:
+            raise Refused(errno.ELOOP, f"{os.strerror(errno.ELOOP)}: others may have made one", str(self._path))
+        return Path(os.readlink("", dir_fd=link.fd))
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in self._open:
+            os.close(fd)
+
+
+def _others_may_write(fd: int, about: os.stat_result) -> bool:
+    """Return whether users other than the owner of a file and root may write to it."""
+    if not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    # Kubernetes mounts ConfigMaps and Secrets as folders of root with mode 0777, read-only.
+    if about.st_uid == 0 and os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+        return False
+    return bool(about.st_mode & stat.S_IWOTH) or not _is_private(fd, about)
+
+
+def _is_private(fd: int, about: os.stat_result) -> bool:
+    """Return whether the group of a file is its owner's private group: it has the owner's name, and no other member."""
+    try:
+        owner, group = pwd.getpwuid(about.st_uid), grp.getgrgid(about.st_gid)
+    except KeyError:
+        return False
+    alone = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
+    return alone and not _has_access_list(fd)
+
+
+def _has_access_list(fd: int) -> bool:
+    """Return whether an access control list gives rights to further users; the bits of the group are then the most that it gives."""
+    try:
+        return bool(os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access"))
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
+        return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
+
+
+@functools.cache
+def _unmapped_uid() -> int | None:
+    """Return the uid that stands for the users of the host in a user namespace without the host's root; ``None``: this is no such namespace.
+
+    There the folders above a user's own ones are of that uid. The file itself must be of a trusted user, who can see its true owner.
+    """
+    mapped = (files.text("/proc/self/uid_map") or "").split()
+    return None if mapped in ([], ["0", "0", str((1 << 32) - 1)]) else files.number("/proc/sys/kernel/overflowuid")
+
+
+def _path_of(fd: int) -> str:
+    """Return the path of a folder, for a message."""
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
