@@ -20,8 +20,10 @@ MOST_BEHIND = 64 << 20
 _KEPT_BEHIND = 4 << 20
 _CHUNK = 128 * 1024
 #: Files of one job that are open at a time, and quiet ones that are known beside them.
-MOST_FILES, _MOST_QUIET = 256, 4096
+MOST_FILES, _MOST_QUIET = 256, 1024
 _TOO_MANY = "(too many)"
+#: Bytes of the incomplete line that a quiet file keeps.
+_MOST_REST = 1024
 #: Ticks without a new byte after which a deleted file is closed.
 _PATIENCE = 120
 
@@ -33,6 +35,8 @@ class _File:
     offset: int = 0
     lines: Lines = field(default_factory=Lines)
     idle: int = 0
+    #: Bytes of the file when its reading stopped.
+    size: int = 0
     #: Its path as text that can be sent and stored: file names may be any bytes.
     name: str = field(init=False)
 
@@ -51,6 +55,8 @@ class Follower:
     def __init__(self, take: Callable[[Iterable[tuple[int, str]], str], object], since: float = 0.0) -> None:
         self._take, self._since = take, since
         self.patterns: dict[LogPattern, None] = {}
+        #: Files that are open at a time: fewer where many jobs share the agent's.
+        self.most_files = MOST_FILES
         #: By device and inode: NCCL continues to write to a renamed file.
         self._files: dict[tuple[int, int], _File] = {}
         #: Closed in favour of others, until their size changes.
@@ -123,7 +129,7 @@ class Follower:
             except OSError as error:
                 self.troubles[pattern.pattern] = error.strerror or str(error)
         if self._too_many:
-            self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are read once some of these are quiet"
+            self.troubles[_TOO_MANY] = f"more than {self.most_files} files: the others are read once some of these are quiet"
         else:
             self.troubles.pop(_TOO_MANY, None)
         return there
@@ -140,8 +146,8 @@ class Follower:
                 return
             there.add(inode)
             known = self._quiet.get(inode)
-            if inode not in self._files and (known is None or known.offset != about.st_size):
-                if len(self._files) >= MOST_FILES and not (self._least and self._rest(self._least.pop()[1])):
+            if inode not in self._files and (known is None or known.size != about.st_size):
+                if len(self._files) >= self.most_files and not (self._least and self._rest(self._least.pop()[1])):
                     self._too_many = True
                     return
                 self._open(inode, path, trust)
@@ -166,6 +172,8 @@ class Follower:
         if len(self._quiet) >= _MOST_QUIET:
             return False
         self._quiet[inode] = file = self._files.pop(inode)
+        # A long incomplete line is read again, because those of many files would take memory.
+        file.size, file.offset = file.offset, file.offset - file.lines.forget(_MOST_REST)
         os.close(file.fd)
         return True
 

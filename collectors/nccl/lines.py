@@ -43,6 +43,13 @@ class Lines:
             yield self._number, self._rest.decode("utf-8", "replace")
         self._rest = b""
 
+    def forget(self, most_bytes: int) -> int:
+        """Forget the incomplete line if it is longer than that, and return how many bytes must be fed again."""
+        if len(self._rest) <= most_bytes:
+            return 0
+        length, self._rest = len(self._rest), b""
+        return length
+
     def _whole(self, complete: bytes) -> Iterator[tuple[int, str]]:
         at = 0
         while at <= len(complete):

@@ -217,6 +217,23 @@ def test_quiet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken.follower.paths == [str(first), str(third)]
 
 
+def test_long_line_of_a_quiet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quiet file keeps no long incomplete line in memory; the line is whole all the same once it ends, with its number."""
+    monkeypatch.setattr(follow, "MOST_FILES", 1)
+    first, second = tmp_path / "a", tmp_path / "b"
+    taken = Taken(tmp_path / "*")
+    first.write_text("one\n" + "x" * 50_000)
+    assert [taken.tick(), taken.tick()] == [["one"], []]
+    second.write_text("other\n")
+    assert [taken.tick(), taken.tick()] == [["other"], []]
+    (quiet,) = taken.follower._quiet.values()
+    assert len(quiet.lines._rest) == 0
+    with first.open("a") as file:
+        file.write("y\n")
+    assert [taken.tick(), taken.tick()] == [["x" * 50_000 + "y"], []]
+    assert taken.places[-1] == ("a", 2)
+
+
 def test_deleted_file_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deleted file, which could not be opened again, is read as long as its writer may write; another waits for that time."""
     monkeypatch.setattr(follow, "MOST_FILES", 1)
