@@ -285,10 +285,10 @@ class Daemon:
         os.close(self._lock_fd)
         return not self._failed
 
-    def _peers_of_jobs(self) -> set[str]:
+    def _peers_of_jobs(self) -> list[str]:
         """Return the addresses of agents that the ranks of running jobs have reported; none if this agent has none for them."""
         if self._reachable is None:
-            return set()
+            return []
         with self._lock:
             return self._aggregate.peers()
 

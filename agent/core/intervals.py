@@ -81,6 +81,11 @@ class Intervals:
             left.add(free, end)
         return left
 
+    def halve(self) -> None:
+        """Drop the older half of the pieces."""
+        gone = -(-len(self.starts) // 2)
+        del self.starts[:gone], self.ends[:gone]
+
     def forget(self, before: int) -> None:
         """Drop the pieces that ended by ``before``."""
         gone = bisect_right(self.ends, before)

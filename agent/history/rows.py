@@ -190,12 +190,12 @@ def raw_since(
     db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
 ) -> Iterator[tuple[bytes, int]]:
     """Yield runs of a ring's stored records that are in no rollup yet, oldest first, each with the number after its last."""
-    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
-    for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
-        records = unpacked(chunk, data)
-        if records is None:
-            continue
-        yield records[_rolled_bytes(records, until_n, ring) :], until_n
+    wanted = f"SELECT id, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
+    for chunk, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
+        for (data,) in db.execute("SELECT data FROM chunk WHERE id = ?", (chunk,)).fetchall():
+            records = unpacked(chunk, data)
+            if records is not None:
+                yield records[_rolled_bytes(records, until_n, ring) :], until_n
 
 
 def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]) -> bytes:

@@ -112,8 +112,12 @@ class Writer:
         self.trouble: str | None = None
         self.given_up = 0
 
-    def ring(self, uid: str, identity: dict[str, Any], now_ns: int) -> RingRow:
-        """Return the row of a ring; insert it if it is new. Raises ``sqlite3.Error``."""
+    def ring(self, uid: str, identity: dict[str, Any], now_ns: int, owner: int | None = None) -> RingRow:
+        """Return the row of a ring; insert it if it is new. Raises ``sqlite3.Error``.
+
+        Args:
+            owner: user who owns the ring; ``None``: not known.
+        """
         offset = int(identity["wall_offset_ns"])
         who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
         began_ns = int(identity["started_ns"]) + offset

@@ -67,6 +67,8 @@ def _ingest(batches: Sequence[Batch]) -> None:
         Section(columns, raw, ranks, cuts).ingest()
     for totals in ranks:
         totals.trim()
+    for settle in dict.fromkeys(totals.settle for totals in ranks):
+        settle()
 
 
 def _take_checksums(totals: RankTotals, records: bytes) -> int:

@@ -13,6 +13,7 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.ingest.stragglers import LateWindow
+from commwatch.ingest.tables.weights import JOIN, PART, RUN
 
 if TYPE_CHECKING:
     from commwatch.ingest.part_table import PartTable
@@ -145,6 +146,42 @@ class GroupJoin:
         #: Parts that are not added yet, because no collective can be complete; and their number.
         self._kept: deque[PartTable] = deque()
         self._parts_kept = 0
+        #: Parts of incomplete collectives.
+        self._parts = 0
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the tables take, those of parts that are not added yet as if they were."""
+        odd = sum([len(parts) for _, parts in self.odd])
+        return (
+            JOIN + PART * (self._parts + self._parts_kept + odd) + self.window.bytes + RUN * len(self.own_lateness.runs)
+        )
+
+    def halve(self) -> None:
+        """Drop the older half of the incomplete collectives, and of the lateness in complete ones."""
+        for _ in range(-(-len(self._kept) // 2)):
+            self._drop_kept()
+        for _ in range(-(-len(self._pending) // 2)):
+            self._drop_pending()
+        for _ in range(-(-len(self._rooted) // 2)):
+            self._drop_rooted()
+        self.odd.clear()
+        self.window.halve()
+        if not self._parts:
+            self.own_lateness = OwnLateness()
+
+    def _drop_kept(self) -> None:
+        dropped = self._kept.popleft()
+        self._parts_kept -= len(dropped)
+        following = self._kept[0].numbers() if self._kept else set()
+        self._unjoined += len(dropped.numbers() - following)
+
+    def _drop_pending(self) -> None:
+        self._parts -= len(self._pending.pop(next(iter(self._pending))).parts)
+        self._unjoined += 1
+
+    def _drop_rooted(self) -> None:
+        self._parts -= len(self._rooted.pop(next(iter(self._rooted))))
 
     @property
     def unjoined(self) -> int:
@@ -162,9 +199,7 @@ class GroupJoin:
         self._kept.append(parts)
         self._parts_kept += len(parts)
         while self._parts_kept - len(self._kept[0]) >= _LEAST_KEPT * len(self.ranks):
-            dropped = self._kept.popleft()
-            self._parts_kept -= len(dropped)
-            self._unjoined += len(dropped.numbers() - self._kept[0].numbers())
+            self._drop_kept()
 
     def _add_kept(self) -> None:
         if not self._kept:
@@ -181,7 +216,8 @@ class GroupJoin:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
         self._add_kept()
         self.window, self.own_lateness = LateWindow(), OwnLateness()
-        self._rooted.clear()
+        while self._rooted:
+            self._drop_rooted()
 
     @property
     def has_begun(self) -> bool:
@@ -205,13 +241,15 @@ class GroupJoin:
         self._add_kept()
         parts = self._rooted.setdefault(seq, {})
         if part.rank in parts or (parts and next(iter(parts.values())).op != part.op):
+            self._parts -= len(parts)
             parts.clear()  # of an earlier run of the job
         parts[part.rank] = part
+        self._parts += 1
         if len(self._rooted) > MOST_PENDING:
-            del self._rooted[next(iter(self._rooted))]
+            self._drop_rooted()
         if len(parts) < self.size or root not in parts:
             return None
-        del self._rooted[seq]
+        self._parts -= len(self._rooted.pop(seq, ()))
         return parts
 
     def add(self, seq: int, part: Part) -> Waits | None:
@@ -220,19 +258,21 @@ class GroupJoin:
         pending = self._pending.get(seq)
         if pending is None:
             self._pending[seq] = _Pending(part)
+            self._parts += 1
             if len(self._pending) > MOST_PENDING:
-                del self._pending[next(iter(self._pending))]
-                self._unjoined += 1
+                self._drop_pending()
             return None
         # No rank finishes a symmetric operation before all begin it; an earlier end is of another run of the job.
         if part.end_ns < pending.last_launch:
             self._unjoined += 1
             return None
         if pending.first_end < part.launch_ns or part.rank in pending.parts:
+            self._parts += 1 - len(pending.parts)
             self._pending[seq] = _Pending(part)
             self._unjoined += 1
             return None
         pending.parts[part.rank] = part
+        self._parts += 1
         pending.first_end = min(pending.first_end, part.end_ns)
         pending.last_launch = max(pending.last_launch, part.launch_ns)
         pending.same_op = pending.same_op and part.op == pending.op
@@ -241,6 +281,7 @@ class GroupJoin:
         if len(pending.parts) < self.size:
             return None
         del self._pending[seq]
+        self._parts -= len(pending.parts)
         parts = list(pending.parts.values())
         if not (pending.same_op and pending.same_data) and len({self._compared(part) for part in parts}) > 1:
             self.odd.append((seq, parts))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from commwatch.collectors.node.process import is_exiting
 from commwatch.collectors.probe.governor import COUNTERS
@@ -19,14 +20,14 @@ from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch.core.cells import MOST_TOGETHER
-from commwatch.core.endings import Ending
-from commwatch.core.units import counted
 from commwatch.history.job_exit import Exits
-from commwatch.history.rows import RingRow, has_begun
+from commwatch.history.rows import has_begun
 from commwatch.history.soundness import is_malformed
 from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.rings.finding import PASSING, Finder
+from commwatch.ingest.rings.source import Look, Source, ending
+from commwatch.ingest.rings.turns import Turns
 
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.
@@ -36,49 +37,16 @@ _LEAST_TURNS = 8
 #: A ring is full with one such part of its slots.
 _FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
-MOST_RINGS = 4096
-#: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
-_SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
-#: Temporary errors when a ring is opened.
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+MOST_RINGS = 2048
+#: Seconds of a tick for new rings, and for records: then what has been read is written to the history.
+_OPENING_S, _READING_S = 0.5, 2.0
+#: Most pieces of a ring's names that are read in one turn.
+_PIECES = 4
 
 
 def room_for_rings(files: int) -> int:
     """Return how many rings to read at a time, from the limit of open files; the others are reserved for clients of the agent."""
     return min(MOST_RINGS, max(files // 4, files - 512))
-
-
-class _Source:
-    """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
-
-    def __init__(self, reader: RingReader, row: RingRow, totals: RankTotals) -> None:
-        self.row, self.totals = row, totals
-        #: ``None`` once everything has been read and the file is gone.
-        self.reader: RingReader | None = reader
-        self.next_n = row.next_n
-        self.lost = row.lost
-        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time.
-        self.stored_progress: tuple[int, int, int] | None = None
-        self.stored_cells = 0
-        self.unavailable = row.steps_unavailable
-        self.exposed_source: str | None = None
-        #: The trainer has ended, and all its records are drained.
-        self.final = False
-        #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
-        self.alive_ns: int | None = None
-        #: Monotonic time before the last drain that left nothing behind: operations that end later may still be in the ring.
-        self.read_ns = 0
-
-
-class _Look(NamedTuple):
-    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, whether that lives; whether there is more."""
-
-    source: _Source
-    reader: RingReader
-    drained: Drained
-    owner: int | None
-    alive: bool
-    more: bool
 
 
 class Intake:
@@ -90,6 +58,7 @@ class Intake:
         handover: held while cells move to the history, which may take long on a slow disk: a reader that holds it finds each cell
             either in the totals in memory or in the history. Default: ``lock``.
         most_rings: read at a time; each keeps a file open.
+        now_s: clock of the time that the owners of rings share.
         looks: records are read at every ``looks``-th tick, many at a time because that costs less; the state of the trainers at each one.
             Full rings, and those of trainers that have ended, are read at once.
         alive: called for each batch, so also during a long tick.
@@ -106,40 +75,45 @@ class Intake:
         most_rings: int = MOST_RINGS,
         looks: int = 1,
         alive: Callable[[], object] = lambda: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handover, self._alive = handover or lock, alive
-        self._directory, self._most_rings, self._looks, self._ticks = directory, most_rings, looks, 0
+        self._looks, self._ticks = looks, 0
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
         self._exits = Exits(directory.parent)
-        self._sources: dict[str, _Source] = {}
-        self._refused: set[tuple[str, int]] = set()
-        #: Number of ring files that could not be read, for ``/metrics``.
-        self.bad_rings = 0
-        #: Why some ring files are not read yet; ``None``: all are.
-        self.waiting: str | None = None
+        self._sources: dict[str, Source] = {}
+        self._finder = Finder(directory, most_rings)
+        self._opening, self._reading = Turns(_OPENING_S, now_s), Turns(_READING_S, now_s)
         self.lost = 0
         self.read = 0
+
+    @property
+    def bad_rings(self) -> int:
+        """Number of ring files that could not be read, for ``/metrics``."""
+        return self._finder.bad
+
+    @property
+    def waiting(self) -> str | None:
+        """Why some ring files are not read yet; ``None``: all are."""
+        return self._finder.waiting
 
     def tick(self, now_ns: int, wall_ns: int) -> int:
         """Find new rings, drain all, commit to the history; return the number of records read."""
         self._discover(wall_ns)
         self._ticks += 1
-        before, turn = self.read, list(self._sources.values())
+        before = self.read
         for ended in self._exits.take():
             self._store.exit(ended)
-        # At most a lap of a ring of default size: with a backlog, the agent must still write to the history.
-        turns = max(_LEAST_TURNS, min(len(turn), _TOGETHER))
-        for _ in range(turns):
-            turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
         # Those without a reader have ended, and are in the history.
         open_ones = [source for source in self._sources.values() if source.reader is not None]
+        self._read(open_ones, now_ns)
         with self._handover:
             with self._lock:
                 for source in open_ones:
                     if source.final:
                         source.totals.finish()
-                    else:
+                    elif source.is_recalled:
                         offset_ns = source.totals.offset_ns  # not the wall clock, which may be set
                         source.totals.tick(now_ns + offset_ns, source.read_ns + offset_ns)
                     self._store_changes(source, wall_ns)
@@ -163,36 +137,17 @@ class Intake:
     # -- discovery ----------------------------------------------------------------------------
 
     def _discover(self, wall_ns: int) -> None:
-        try:
-            entries = [
-                entry
-                for entry in os.scandir(self._directory)
-                if entry.name.endswith(".ring") and not entry.name.startswith(".")
-            ]
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in _PASSING:
-                raise
-            self.waiting = f"cannot look for rings: {error}"
-            return
-        # Forget refused files that no longer exist.
-        self._refused &= {(entry.name, entry.inode()) for entry in entries}
-        fresh = [
-            entry
-            for entry in sorted(entries, key=lambda entry: entry.name)
-            if entry.name not in self._sources and (entry.name, entry.inode()) not in self._refused
-        ]
-        room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
-        left = len(fresh) - room
-        self.waiting = (
-            f"{counted(left, 'ring')} wait{'s' * (left == 1)} until others end: at most {self._most_rings} are read at a time"
-            if left > 0
-            else None
-        )
-        for entry in fresh[:room]:
-            if not self._open(entry, wall_ns):
-                break
+        held = Counter(source.owner for source in self._sources.values() if source.reader is not None)
+        found = self._finder.find(self._sources.keys(), held)
+        stopped = False
+
+        def open_one(entries: Sequence[os.DirEntry[str]]) -> Sequence[os.DirEntry[str]]:
+            nonlocal stopped
+            self._alive()
+            stopped = stopped or not self._open(entries[0], wall_ns)
+            return ()
+
+        self._opening.take(found, lambda entries: () if stopped else open_one(entries))
 
     def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
         """Open a ring, or refuse a damaged one for good; return False if no ring can be opened now, to retry at the next tick."""
@@ -204,78 +159,107 @@ class Intake:
                     raise BadRing(f"{entry.name}: damaged identity ({wrong})")
                 # Loads numpy, which takes time, before the rank is visible.
                 importlib.import_module("commwatch.ingest.batches")
-                row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
-                counted = list(self._store.raw_since(row))
-                unfinished = self._store.since_last_step(row)
-                begun = has_begun(self._store.first_step_ns(row.id), row, counted)
+                row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns, reader.uid)
                 reader.next_n = row.next_n
                 with self._lock:
-                    totals = self._aggregate.open(row.uid, reader.identity)
-                    totals.owner_uid = reader.owner_uid
+                    totals = self._aggregate.open(row.uid, reader.identity, reader.uid)
             except FileNotFoundError:
+                self._finder.opened(entry)
                 return True
             except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile
-                self._store.trouble = f"{self._store.path}: {error}"
-                if not is_malformed(error):
-                    return False
-                # Perhaps only the rows of this ring are damaged. The next commit of other rings clears ``trouble``.
-                self.waiting = f"cannot read ring {entry.name} yet: {self._store.trouble}"
-                return True
+                return self._note_trouble(entry.name, error)
             except (BadRing, OSError, KeyError, TypeError, ValueError) as error:
-                if getattr(error, "errno", None) in _PASSING:
-                    self.waiting = f"cannot read ring {entry.name} yet: {error}"
+                if getattr(error, "errno", None) in PASSING:
+                    self._finder.waiting = f"cannot read ring {entry.name} yet: {error}"
                     return False
-                self._refused.add((entry.name, entry.inode()))
-                self.bad_rings += 1
-                log.warning("cannot read ring %s: %s", entry.name, error)
+                self._finder.refuse(entry, error)
                 return True
             undo.pop_all()
-        source = self._sources[entry.name] = _Source(reader, row, totals)
-        totals.lost, totals.marked = row.lost, begun
-        self._learn(source, reader)
-        if unfinished:
-            with self._lock:
-                totals.recall(unfinished)
-        for records, until_n in counted:
-            with self._lock:
-                totals.ingest(records, until_n)
+        self._finder.opened(entry)
+        totals.lost = row.lost
+        self._sources[entry.name] = Source(reader, row, totals)
         return True
 
-    def _learn(self, source: _Source, reader: RingReader) -> None:
-        entries = reader.names()
-        if not entries:
-            return
-        totals, row = source.totals, source.row
-        names = {("dtype", k): v for k, v in totals.dtypes.items()} | {("op", k): v for k, v in totals.ops.items()}
-        with self._lock:
-            fresh = totals.learn(entries)
-        for small_id, group in fresh:
-            self._store.group(row.id, small_id, group)
-        for kind, known in (("dtype", totals.dtypes), ("op", totals.ops)):
-            for code, name in known.items():
-                if names.get((kind, code)) != name:
-                    self._store.name(row.id, kind, code, name)
+    def _note_trouble(self, name: str, error: sqlite3.Error) -> bool:
+        """Note that the history of a ring cannot be read; return whether that may be so only for this ring."""
+        self._store.trouble = f"{self._store.path}: {error}"
+        if not is_malformed(error):
+            return False
+        # Perhaps only the rows of this ring are damaged. The next commit of other rings clears ``trouble``.
+        self._finder.waiting = f"cannot read ring {name} yet: {self._store.trouble}"
+        return True
+
+    def _recall(self, source: Source) -> bool:
+        """Count the stored records that are in no sums yet; return False if the history cannot be read now."""
+        row, totals = source.row, source.totals
+        try:
+            stored = self._store.raw_since(row)
+            first = list(islice(stored, 1))
+            unfinished, begun = self._store.since_last_step(row), self._store.first_step_ns(row.id)
+            totals.marked = has_begun(begun, row, first)
+            source.is_recalled = True
+            if unfinished:
+                with self._lock:
+                    totals.recall(unfinished)
+            for records, until_n in chain(first, stored):
+                self._alive()
+                with self._lock:
+                    totals.ingest(records, until_n)
+        except sqlite3.Error as error:
+            self._note_trouble(source.reader.path.name if source.reader else row.uid, error)
+        return source.is_recalled
+
+    def _learn(self, source: Source, reader: RingReader) -> None:
+        """Read the next names of a ring; ``reader.more_names`` is whether others follow them."""
+        for _ in range(_PIECES):
+            entries = reader.next_names()
+            if entries:
+                self._alive()
+                with self._lock:
+                    learned = source.totals.learn(entries)
+                for small_id, group in learned.groups:
+                    self._store.group(source.row.id, small_id, group)
+                for kind, code, name in learned.codes:
+                    self._store.name(source.row.id, kind, code, name)
+            if not reader.more_names:
+                break
 
     # -- records ------------------------------------------------------------------------------
 
-    def _take_turn(self, sources: list[_Source], most: int, now_ns: int) -> list[_Source]:
-        """Drain at most ``most`` records of each ring; return the rings that have more.
+    def _read(self, sources: Sequence[Source], now_ns: int) -> None:
+        """Read the rings; the owners share the time, and the rings of an owner that came last in the tick before come first."""
+        wanted: dict[int, list[Source]] = {}
+        for source in sorted(sources, key=lambda source: source.turn):
+            wanted.setdefault(source.owner, []).append(source)
+        # At most a lap of a ring of default size: with a backlog, the agent must still write to the history. Of many rings these are
+        # fewer records at a time than a join keeps pending, so that the collectives of a backlog are still joined.
+        turns = max(_LEAST_TURNS, min(max(map(len, wanted.values()), default=0), _TOGETHER))
+        self._reading.take(
+            wanted,
+            lambda together: self._take_turn(together, MOST_TOGETHER // turns, now_ns),
+            passes=turns,
+            together=_TOGETHER,
+        )
 
-        Of many rings these are fewer than a join keeps pending, so that the collectives of a backlog are still joined.
-        """
-        more: list[_Source] = []
-        for at in range(0, len(sources), _TOGETHER):
-            together = sources[at : at + _TOGETHER]
-            looks = [look for source in together if (look := self._drain(source, most, now_ns)) is not None]
-            self._count([look for look in looks if look.drained.records])
-            for look in looks:
-                self._note_state(look, now_ns)
-            more += [look.source for look in looks if look.more]
-        return more
+    def _take_turn(self, together: Sequence[Source], most: int, now_ns: int) -> list[Source]:
+        """Drain at most ``most`` records of each ring; return the rings that have more."""
+        looks = [look for source in together if (look := self._drain(source, most, now_ns)) is not None]
+        self._count([look for look in looks if look.drained.records])
+        for look in looks:
+            self._note_state(look, now_ns)
+        more = {look.source for look in looks if look.more}
+        return [source for source in together if source in more or (source.reader and source.reader.more_names)]
 
-    def _drain(self, source: _Source, most: int, now_ns: int) -> _Look | None:
-        """Drain at most ``most`` records of a ring; ``None``: it is finished."""
+    def _has_names(self, source: Source, reader: RingReader) -> bool:
+        """Return whether the names before a ring's next records are known, and what the history has of it is counted."""
+        if reader.more_names or not source.is_recalled or reader.may_have_names(_PIECES):
+            self._learn(source, reader)
+        return not reader.more_names and (source.is_recalled or self._recall(source))
+
+    def _drain(self, source: Source, most: int, now_ns: int) -> Look | None:
+        """Drain at most ``most`` records of a ring; ``None``: it is finished, or names that come before the records are to be read first."""
         self._alive()
+        source.turn = self._ticks
         reader = source.reader
         if reader is None:
             return None
@@ -290,7 +274,9 @@ class Intake:
             and self._ticks % self._looks
             and counters[ring.CURSOR] - reader.next_n < reader.slots // _FULL
         ):
-            return _Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
+            return Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
+        if not self._has_names(source, reader):
+            return None
         drained = reader.drain(final=not alive, limit=most)
         source.lost += drained.lost
         self.lost += drained.lost
@@ -299,9 +285,9 @@ class Intake:
         more = drained.read >= most or drained.lost > 0
         source.next_n, source.final = reader.next_n, not (alive or more)
         source.read_ns = source.read_ns if more else now_ns
-        return _Look(source, reader, drained, owner, alive, more)
+        return Look(source, reader, drained, owner, alive, more)
 
-    def _count(self, looks: list[_Look]) -> None:
+    def _count(self, looks: list[Look]) -> None:
         """Count the records of some rings, and store them."""
         if not looks:
             return
@@ -315,7 +301,7 @@ class Intake:
         for look in looks:
             self._store.append(look.source.row, look.drained.records, look.source.next_n)
 
-    def _note_state(self, look: _Look, now_ns: int) -> None:
+    def _note_state(self, look: Look, now_ns: int) -> None:
         """Read what else a ring tells about its trainer."""
         source, reader, owner, alive = look.source, look.reader, look.owner, look.alive
         totals = source.totals
@@ -325,7 +311,7 @@ class Intake:
             if not alive and totals.alive and not counters[ring.CLOSED]:
                 for record in in_flight:
                     totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))
-            totals.in_flight = in_flight if alive else []
+            totals.hold_in_flight(in_flight if alive else [])
             totals.heartbeat_ns = counters[ring.HEARTBEAT]
             overflow = counters[ring.IN_FLIGHT_OVERFLOW]
             if overflow != totals.overflow:
@@ -341,10 +327,11 @@ class Intake:
             totals.ending = None
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
-                totals.ending = _ending(source, counters[ring.CLOSED])
+                source.final = source.final and not reader.more_names
+                totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
-    def _store_changes(self, source: _Source, wall_ns: int) -> None:
+    def _store_changes(self, source: Source, wall_ns: int) -> None:
         """Hand all changes since the last tick to the store."""
         totals, row = source.totals, source.row
         fresh = totals.closed[source.stored_cells :]
@@ -366,6 +353,7 @@ class Intake:
     def _remove_finished(self) -> None:
         """Remove the ring files of ended trainers whose records are all in the history."""
         kept = set(self._aggregate.rank_totals())
+        finished: list[tuple[str, Source, RingReader]] = []
         for name, source in list(self._sources.items()):
             if source.reader is None:
                 if source.totals not in kept:
@@ -373,33 +361,17 @@ class Intake:
             elif source.final and self._store.trouble is None:
                 state = "ended" if source.totals.closed_properly else "gone"
                 self._store.end(source.row.id, state, source.totals.ending)
-                if self._store.commit():
-                    self._remove(name, source.reader)
-                    source.reader = None
+                finished.append((name, source, source.reader))
+        if finished and self._store.commit():
+            for name, source, reader in finished:
+                self._remove(name, source, reader)
+                source.reader = None
 
-    def _remove(self, name: str, reader: RingReader) -> None:
-        self._refused.add((name, reader.inode))
+    def _remove(self, name: str, source: Source, reader: RingReader) -> None:
+        self._finder.ignore(name, reader.inode, source.owner)
         reader.close()
         for path in (reader.path, reader.path.with_suffix(".names")):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("cannot remove finished ring: %s", error)
-
-
-def _ending(source: _Source, closed_ns: int) -> Ending:
-    """Return the ending of a rank that no longer runs.
-
-    Args:
-        closed_ns: when the rank recorded its end, on its clock; 0: it did not.
-    """
-    totals = source.totals
-    if closed_ns:
-        latest = totals.failures[-1] if totals.failures else None
-        in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
-        return Ending(closed_ns + totals.offset_ns, closed_ns + totals.offset_ns, True, totals.raised, in_operation)
-    # An agent that started later has only the last heartbeat, which comes once a second.
-    late = source.alive_ns is None or totals.gone_ns is None
-    until_ns = totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0
-    since_ns = min(until_ns, max(totals.heartbeat_ns, source.alive_ns or 0))
-    return Ending(since_ns + totals.offset_ns, until_ns + totals.offset_ns, clean=False)

@@ -48,4 +48,4 @@ class Processes:
         with self._lock:
             for totals, state, sample in looks:
                 totals.process = state
-                totals.samples.append(sample)
+                totals.add_sample(sample)

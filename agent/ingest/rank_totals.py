@@ -7,7 +7,7 @@ go to the store, and their sums stay in memory for ``/metrics``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from commwatch.collectors.probe.governor import FULL
@@ -15,10 +15,8 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import (
-    LATEST_KNOWN,
     MOST_APART,
     MOST_KINDS,
-    MOST_PEERS,
     OTHER_ID,
     OTHER_KIND,
     SLOT_NS,
@@ -26,38 +24,40 @@ from commwatch.core.cells import (
     CellKey,
     Compared,
     Counted,
-    Messages,
-    Ran,
+    GroupInfo,
     counted,
 )
 from commwatch.core.intervals import Intervals
+from commwatch.core.shares import Account
 from commwatch.core.sketch import merge, quantile
 from commwatch.ingest.cell_totals import CellTotals, must_be_equal
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.own_time_state import OwnTime
 from commwatch.ingest.step_accounting import StepAccounting
-from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
-from commwatch.ingest.trainer_state import TrainerState
+from commwatch.ingest.tables.side_tables import SideTables
+from commwatch.ingest.tables.sketches import Sketches, coarse
+from commwatch.ingest.tables.weights import ENDED_KIND, KIND, PIECE
 
 if TYPE_CHECKING:
     from commwatch.core.corruption.collectives import GroupChecks
     from commwatch.core.corruption.replicas import SetJoin
     from commwatch.ingest.columns import Codes
 
-_MOST_FAILURES = 16
-#: Most groups with kept numbers, dropped groups included.
-_MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
 #: Size of the kept latest records.
-_TAIL_BYTES = 256 * ev.RECORD_SIZE
+_TAIL_BYTES, _LEAST_TAIL_BYTES = 256 * ev.RECORD_SIZE, 16 * ev.RECORD_SIZE
 #: Window of ``lately``.
 LAST_NS = 60_000_000_000
 NO_GROUP = ev.NO_GROUP
 _JOINABLE = ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT
 #: Most durations that wait for their place in a sketch.
 _MOST_CODES = 16_384
+#: Slots of kinds that are kept for ``lately``: those of a minute, the one before, and some that ended early.
+_SLOTS_LATELY = 8
+#: Most records in live cells: an agent that starts counts them again.
+MOST_UNROLLED = 1 << 18
 
 
-class RankTotals(TrainerState):
+class RankTotals(SideTables):
     """The totals of one ring, that is of one run of one rank.
 
     Args:
@@ -65,6 +65,8 @@ class RankTotals(TrainerState):
         joins: of the job, by ``group_id``.
         sets: of the job: its replicated parameters; default: none is compared.
         checked: of the job, by ``group_id``: its checked collectives; default: none is compared.
+        account: of the memory that the tables take, in bytes; default: room of their own.
+        settle: called when records are counted: keeps what the job's ranks share within its bounds.
     """
 
     def __init__(
@@ -73,35 +75,25 @@ class RankTotals(TrainerState):
         joins: dict[str, GroupJoin],
         sets: dict[tuple[str, str], SetJoin] | None = None,
         checked: dict[str, GroupChecks] | None = None,
+        *,
+        account: Account | None = None,
+        settle: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(identity)
+        super().__init__(identity, account)
+        self.settle = settle
         self._joins, self.sets, self.checked = joins, {} if sets is None else sets, {} if checked is None else checked
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}
-        #: By group: how long others waited for this rank; number of its latest collective that ended, or whose end is not seen.
-        self.lateness_ns: dict[int, int] = {}
-        self.last_seq: dict[int, int] = {}
         #: By group: sums over the operations that were passed to the group's join.
         self.compared: dict[int, Compared] = {}
         self.steps = StepAccounting()
-        #: By (group, op, peer): sums over its messages and the waits for them.
-        self.messages: dict[tuple[int, int, int], Messages] = {}
-        #: By kind and what NCCL chose (``events.nccl_choice``): sums over the operations that NCCL timed.
-        self.ran: dict[tuple[CellKey, int], Ran] = {}
         self.lost = 0
         self.read = 0
         #: Skipped records: their stamps are valid, but their values impossible.
         self.nonsense = 0
-        #: The latest operations that raised.
-        self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
         #: The latest records, as whole records in bytes.
         self.tail = b""
-        #: Of a rank with messages: its waits for messages and for late ranks, by bins of ``stragglers.BIN_NS``.
-        self.binned_waits_ns: dict[int, int] = {}
-        #: By group: launch of the collective in ``last_seq``; number of the latest whose end was not seen, or that was only counted.
-        self.launched_ns: dict[int, int] = {}
-        self.unseen: dict[int, int] = {}
         #: Lost records at the latest tick, and when they last grew: communication before that time is incomplete.
         self._lost_before = self._known_from_ns = 0
         self.own_time = OwnTime()
@@ -122,6 +114,15 @@ class RankTotals(TrainerState):
         self._slot_end = 0
         #: Number after the records that are being counted.
         self._until_n: int | None = None
+        #: Number of records in the live cells.
+        self._unrolled = 0
+        self._sketches = Sketches(self.account)
+        #: What is charged for steps and intervals, in bytes; and the number of kinds that are charged.
+        self._steps_bytes = self._kinds = 0
+        #: The rank has ended, and all its records are counted.
+        self.is_over = False
+        #: Size of ``tail``.
+        self._tail_bytes = 0
         #: Durations that are not in the sketches of their live cells yet.
         self._codes: list[Codes] = []
         self._codes_held = 0
@@ -149,7 +150,10 @@ class RankTotals(TrainerState):
     def take(self, records: bytes, until_n: int | None, nonsense: int) -> None:
         """Keep records that are about to be counted; ``nonsense`` of them will be skipped."""
         self.read += len(records) // ev.RECORD_SIZE
-        self.tail = (self.tail + records[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._unrolled += len(records) // ev.RECORD_SIZE
+        if not self._tail_bytes:
+            self._tail_bytes = _TAIL_BYTES if self.account.take(_TAIL_BYTES) else _LEAST_TAIL_BYTES
+        self.tail = (self.tail + records[-self._tail_bytes :])[-self._tail_bytes :]
         self.nonsense += nonsense
         self._until_n = until_n
 
@@ -172,9 +176,18 @@ class RankTotals(TrainerState):
 
             slots = [*(cells for _, cells in self._ended), self._live]
             cells = {sums.number: sums.bins for slot in slots for sums in slot.values()}
+            left = self._sketches.take(self._codes_held)
             for number, bin_number, count in counted_bins(self._codes):
                 bins = cells[number]
-                bins[bin_number] = bins.get(bin_number, 0) + count
+                if bin_number in bins:
+                    bins[bin_number] += count
+                elif left:
+                    left -= 1
+                    bins[bin_number] = count
+                else:
+                    shared = coarse(bin_number)
+                    bins[shared] = bins.get(shared, 0) + count
+            self._sketches.give(left)
             self._codes, self._codes_held = [], 0
 
     def count_only(self, record: ev.Record, ended: int, startup: bool) -> None:
@@ -192,51 +205,17 @@ class RankTotals(TrainerState):
         if self.op_name(record.op) in ev.P2P:  # their peers are not known
             self.messages_with(at, record.op, -1).add(record.size_bytes, 0, number)
 
-    def note_number(self, group: int, seq: int, launch_ns: int, unseen: bool) -> None:
-        """Note the number and the launch of a group's latest collective; or that its end was not seen."""
-        if unseen:
-            self.unseen[group] = seq
-        else:
-            self.last_seq[group], self.launched_ns[group] = seq, launch_ns
-
-    def note_counted(self, group: int, seq: int, launch_ns: int) -> None:
-        """Note the number and the launch of a group's latest collective that was only counted."""
-        self.last_seq[group] = max(seq, self.last_seq.get(group, -1))
-        self.launched_ns[group] = max(launch_ns, self.launched_ns.get(group, 0))
-        self.unseen[group] = seq
-
-    def add_lateness(self, group: int, lateness_ns: int) -> None:
-        """Add how long others waited for this rank."""
-        self.lateness_ns[group] = self.lateness_ns.get(group, 0) + lateness_ns
-
     def trim(self) -> None:
-        """Drop the oldest intervals if there are too many."""
+        """Drop the oldest intervals and steps if there are too many."""
         self.steps.trim(self._p2p_busy.values())
+        while not self.account.change(self._steps_bytes, now := self._bytes_of_steps()):
+            self.steps.halve()
+            for p2p in self._p2p_busy.values():
+                p2p.halve()
+        self._steps_bytes = now
 
-    def add_wait(self, end_ns: int, waited_ns: int) -> None:
-        """Add a wait of ``waited_ns`` that ended at ``end_ns``."""
-        at = end_ns // BIN_NS
-        self.binned_waits_ns[at] = self.binned_waits_ns.get(at, 0) + waited_ns
-        if len(self.binned_waits_ns) > MOST_BINS:
-            del self.binned_waits_ns[next(iter(self.binned_waits_ns))]
-
-    def ran_of(self, key: CellKey, choice: int) -> Ran:
-        """Return the sums over the operations of a kind for which NCCL chose the same."""
-        kind = key._replace(startup=False), choice
-        if kind not in self.ran and len(self.ran) >= MOST_KINDS:
-            kind = OTHER_KIND, 0
-        return self.ran.setdefault(kind, Ran())
-
-    def messages_with(self, group: int, op: int, peer: int) -> Messages:
-        """Return the sums over the messages with a peer; -1: of all peers that are not told apart."""
-        whom = group, op, peer
-        if whom not in self.messages and len(self.messages) >= MOST_PEERS:
-            whom = group, op, -1
-        return self.messages.setdefault(whom, Messages())
-
-    def note_failure(self, record: ev.Record) -> None:
-        """Store an operation in flight at its rank's death as failed."""
-        self.failures.append(record)
+    def _bytes_of_steps(self) -> int:
+        return self.steps.bytes() + PIECE * sum([len(p2p.starts) for p2p in self._p2p_busy.values()])
 
     def live(self, key: CellKey) -> CellTotals:
         """Return the live cell of operations; open one if there is none, or return the shared one if there are too many."""
@@ -245,19 +224,31 @@ class RankTotals(TrainerState):
     def _open(self, key: CellKey, cells: dict[int, CellTotals]) -> CellTotals:
         """Open a new cell among ``cells``, or return the shared one if there are too many keys."""
         group, op, *_ = key
-        if key not in self.totals and len(self.totals) + len(cells) >= MOST_KINDS and key != OTHER_KIND:
+        if key not in self.totals and key != OTHER_KIND and not self._may_have_kinds(1 + len(cells)):
             return cells.get(OTHER_KIND.place) or self._open(OTHER_KIND, cells)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
-        join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
-        if join is not None:
-            join.ranks.add(self.rank)
+        join = self._join(info) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         factor = bus_factor(name, info.size) or 0.0
         sums = CellTotals(self, key, name, factor, number=self._opened, join=join, union=p2p)
         cells[key.place] = sums
         self._opened += 1
         return sums
+
+    def _may_have_kinds(self, live: int) -> bool:
+        """Return whether there is room for one more kind of operations, if that makes so many live ones; take it."""
+        has_room = len(self.totals) + live <= MOST_KINDS and self.account.take(KIND)
+        self._kinds += has_room
+        return has_room
+
+    def _join(self, info: GroupInfo) -> GroupJoin:
+        """Return the join of a group."""
+        join = self._joins.get(info.group_id)
+        if join is None:
+            join = self._joins[info.group_id] = GroupJoin(info.size, must_be_equal)
+        join.ranks.add(self.rank)
+        return join
 
     def cell(self, key: CellKey, ended: int | None = None) -> Cell:
         """Return the cell of ``key``; open one if there is none.
@@ -279,6 +270,9 @@ class RankTotals(TrainerState):
             self.close_slots()
             self._lately.clear()
             self._slot_end = 0
+        if self._unrolled > MOST_UNROLLED:
+            self._end_slot()
+            self.close_slots()
         self.roll(wall_ns if read_ns is None else read_ns)
         now_ns = wall_ns - self.offset_ns
         if self.lost != self._lost_before:
@@ -315,11 +309,16 @@ class RankTotals(TrainerState):
             while self._lately and self._lately[0][0] <= slot - LAST_NS:
                 self._lately.popleft()
             for sums in cells.values():
-                self.totals.setdefault(sums.key, Cell()).add(sums.cell)
+                total = self.totals.setdefault(sums.key, Cell())
+                self._sketches.add(total, sums.cell)
                 sums.close()
                 self.closed.append((slot, sums.key, sums.cell))
                 self._lately.append((slot, sums.key, sums.cell))
+        if self._ended:
+            self._sketches.settle(self.totals.values())
         self._ended.clear()
+        while len(self._lately) > _SLOTS_LATELY * len(self.totals):
+            self._lately.popleft()
         for number, sums in enumerate(self._live.values()):
             sums.number = number
         self._opened = len(self._live)
@@ -329,11 +328,8 @@ class RankTotals(TrainerState):
             sums.live = False
             self.totals.setdefault(sums.key, Cell())  # counts as a kind
         self._ended.append((self._slot_end - SLOT_NS, self._live))
-        self._live, self.live_from = {}, None
-        for numbers in (self.last_seq, self.launched_ns, self.unseen):
-            if len(numbers) > _MOST_NUMBERS:
-                for forgotten in numbers.keys() - self.groups.keys():
-                    del numbers[forgotten]
+        self._live, self.live_from, self._unrolled = {}, None, 0
+        self.forget_numbers()
 
     def usual_ns(self, group: int, op: int) -> float | None:
         """Return the median duration in ns of this group's op so far; ``None`` if none has ended."""
@@ -383,6 +379,8 @@ class RankTotals(TrainerState):
         self._p2p_busy.clear()
         self._end_slot()
         self.close_slots()
-        for cell in self.totals.values():
-            if isinstance(cell.bins, dict):  # the sums of all restarts of a job stay in memory
-                cell.pack()
+        self.trim()
+        if not self.is_over:  # the sums of all restarts of a job stay in memory
+            self.is_over = True
+            self._sketches.pack(self.totals.values())
+            self.account.give((KIND - ENDED_KIND) * self._kinds)

@@ -16,6 +16,7 @@ from commwatch.core.views import StepView
 from commwatch.ingest.optimizer_rounds import Mark
 from commwatch.ingest.periods import Periods
 from commwatch.ingest.steps import Step, StepTracker
+from commwatch.ingest.tables.weights import MARK, MOMENT, PIECE, STEP
 
 #: A step of any type.
 _Step = TypeVar("_Step")
@@ -75,6 +76,11 @@ class StepTotals:
         while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
             self._count_usual(self.recent.popleft(), sub)
         if len(self.recent) > MOST_RECENT:
+            self._count_usual(self.recent.popleft(), sub)
+
+    def halve(self) -> None:
+        """Drop the older half of the window."""
+        for _ in range(-(-len(self.recent) // 2)):
             self._count_usual(self.recent.popleft(), sub)
 
     def lengthened(self, step: StepRecord) -> None:
@@ -259,6 +265,25 @@ class StepAccounting:
         for unions in (self.unions().values(), others):
             trim(unions)
         del self._untimed[:-MOST_PIECES], self._counted[:-MOST_PIECES]
+
+    def bytes(self) -> int:
+        """Return about how many bytes the tables take."""
+        pieces = sum([len(union.starts) for union in self.unions().values()])
+        moments = len(self._untimed) + len(self._counted)
+        return PIECE * pieces + MOMENT * moments + MARK * self._tracker.held + STEP * len(self.totals.recent)
+
+    @property
+    def fresh(self) -> int:
+        """Number of steps that ``take`` would return."""
+        return len(self._fresh)
+
+    def halve(self) -> None:
+        """Drop the older half of all that is in no step yet, and of the steps in the window of the shares."""
+        for pieces in self.unions().values():
+            pieces.halve()
+        del self._untimed[: -(len(self._untimed) // 2) or None], self._counted[: -(len(self._counted) // 2) or None]
+        self._tracker.forget()
+        self.totals.halve()
 
     def over(self, record: ev.Record) -> list[Over]:
         """Take a step mark; return the steps that are over, to be measured in this order."""

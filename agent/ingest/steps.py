@@ -56,6 +56,17 @@ class StepTracker:
         """Why the marks give no steps; ``None`` if they do."""
         return AMBIGUOUS if self._unclear and not self._explicit else None
 
+    @property
+    def held(self) -> int:
+        """Number of marks in memory."""
+        of_rule = len(self._rule.open) if isinstance(self._rule, EachPass) else 0
+        return len(self._held) + len(self._latest) + of_rule
+
+    def forget(self) -> None:
+        """Forget the marks of which no step is known yet; the step that they belong to is not returned."""
+        self._rule, self._held, self._latest, self._returned = None, [], [], frozenset()
+        self._last_end = None
+
     def feed(self, mark: Mark) -> list[Step]:
         """Add the next mark; return the steps that are now complete."""
         if mark.optimizer == EXPLICIT:

@@ -73,6 +73,25 @@ class LateWindow:
                 self._late_ns[first + column] = after = min(before + late, _MOST_NS)
                 self._total_ns[column] += after - before
 
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the bins take."""
+        return 8 * (len(self._late_ns) + len(self._numbers)) + 100 * len(self._columns)
+
+    def halve(self) -> None:
+        """Drop the older half of the bins."""
+        for _ in range(-(-len(self._numbers) // 2)):
+            self._drop_oldest()
+        if not self._numbers:
+            self._columns, self._total_ns, self._newest = {}, [], -1
+
+    def _drop_oldest(self) -> None:
+        width = len(self._columns)
+        self._total_ns = [total - late for total, late in zip(self._total_ns, self._late_ns[:width], strict=True)]
+        del self._late_ns[:width]
+        if self._numbers.pop(0) == self._newest:
+            self._newest = max(self._numbers, default=-1)
+
     def _bin(self, number: int) -> int:
         """Return the place of a bin; add it if it is new, and drop the oldest one of too many."""
         if self._numbers and self._numbers[-1] == number:
@@ -84,10 +103,7 @@ class LateWindow:
         self._newest = max(self._newest, number)
         self._late_ns.frombytes(bytes(self._late_ns.itemsize * width))
         if len(self._numbers) > MOST_BINS:
-            self._total_ns = [total - late for total, late in zip(self._total_ns, self._late_ns[:width], strict=True)]
-            del self._late_ns[:width]
-            if self._numbers.pop(0) == self._newest:
-                self._newest = max(self._numbers)
+            self._drop_oldest()
         return len(self._numbers) - 1
 
     def _widen(self, late_ns: Mapping[int, int]) -> None:

@@ -10,6 +10,8 @@ from commwatch.collectors.probe.governor import FULL
 from commwatch.collectors.wire import events as ev
 from commwatch.core.endings import Ending
 from commwatch.core.names_file import Names
+from commwatch.core.shares import Account
+from commwatch.ingest.tables.weights import IN_FLIGHT, SAMPLE
 from commwatch.ingest.why_late import MOST_SAMPLES, Sample
 
 
@@ -18,10 +20,11 @@ class TrainerState(Names):
 
     Args:
         identity: of its ring.
+        account: as for ``Names``.
     """
 
-    def __init__(self, identity: dict[str, Any]) -> None:
-        super().__init__()
+    def __init__(self, identity: dict[str, Any], account: Account | None = None) -> None:
+        super().__init__(account)
         self.identity = identity
         self.rank: int = identity["rank"]
         #: Wall time minus the trainer's clock.
@@ -46,6 +49,20 @@ class TrainerState(Names):
         #: How much the probe records (``governor.MODES``), and since when.
         self.mode = FULL
         self.mode_since_ns = 0
+
+    def hold_in_flight(self, records: list[ev.Record]) -> None:
+        """Take the operations in flight, oldest first; without room for all of them, no more than before."""
+        before = len(self.in_flight)
+        has_room = self.account.change(IN_FLIGHT * before, IN_FLIGHT * len(records))
+        self.in_flight = records if has_room else records[:before]
+
+    def add_sample(self, sample: Sample) -> None:
+        """Add a sample of the process; without room for one more, it takes the place of the oldest."""
+        if len(self.samples) < MOST_SAMPLES and not self.account.take(SAMPLE):
+            if not self.samples:
+                return
+            self.samples.popleft()
+        self.samples.append(sample)
 
     def pending(self) -> Iterator[ev.Record]:
         """Yield the operations in flight: sends and receives only if a thread waits for them; on a GPU those that it has reached."""

@@ -28,6 +28,14 @@ _FRESH_S = 1.0
 _MOST_OF_ONE, _MOST_BYTES, _AT_ONCE = 16 << 20, 64 << 20, 128
 #: Most JSON values of an agent's description of itself.
 _MOST_VALUES = 1000
+#: Most addresses that jobs report, of all jobs together; and most addresses that have never answered that are asked in one tick.
+MOST_REPORTED, _MOST_TRIED = 256, 32
+#: Most addresses that are new: at once, and more with each tick. So no job can search a network by reporting ever new addresses.
+_MOST_NEW, _NEW_EACH_TICK = 1024, 1
+#: Seconds until an address that has never answered is asked again: at first, doubled each time, and at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
+#: Addresses whose pauses are remembered although no job reports them any more.
+_MOST_REMEMBERED = 4096
 
 ANSWERS, SILENT, SELF = "answers", "silent", "this agent"
 
@@ -46,17 +54,50 @@ class PeerView:
     version: str | None = None
 
 
+class _Tries:
+    """When to ask addresses that jobs have reported and that have never answered."""
+
+    def __init__(self) -> None:
+        #: By address: when to ask it again, and the pause after that. The latest to be tried is the last.
+        self._due_s: dict[str, tuple[float, float]] = {}
+        self._new = _MOST_NEW
+
+    def due(self, urls: Iterable[str], now_s: float) -> list[str]:
+        """Return those of the addresses to ask now, the longest due first; note that they are asked."""
+        self._new = min(_MOST_NEW, self._new + _NEW_EACH_TICK)
+        known = [(self._due_s[url][0], url) for url in urls if url in self._due_s]
+        due = [url for at_s, url in sorted(known) if at_s <= now_s][:_MOST_TRIED]
+        fresh = [url for url in urls if url not in self._due_s][: min(self._new, _MOST_TRIED - len(due))]
+        self._new -= len(fresh)
+        for url in (*due, *fresh):
+            _, pause_s = self._due_s.pop(url, (0.0, _FIRST_PAUSE_S))
+            self._due_s[url] = now_s + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
+        while len(self._due_s) > _MOST_REMEMBERED:
+            del self._due_s[next(iter(self._due_s))]
+        return due + fresh
+
+
 class Peers:
     """The agents that the setting ``peers`` names, and those that ranks of running jobs have found.
 
     Args:
         config: the agent's settings.
         own_id: as in ``About.id``, by which the agent recognises its own address.
-        of_jobs: returns the addresses that ranks have found.
+        of_jobs: returns the addresses that ranks have found; only the first ``MOST_REPORTED`` are asked.
+        now_s: clock of the pauses between two requests to an address that has never answered.
     """
 
-    def __init__(self, config: Config, own_id: str, of_jobs: Callable[[], Iterable[str]] = tuple) -> None:
-        self._own_id, self._of_jobs, self._lock = own_id, of_jobs, threading.Lock()
+    def __init__(
+        self,
+        config: Config,
+        own_id: str,
+        of_jobs: Callable[[], Iterable[str]] = tuple,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._own_id, self._of_jobs, self._lock, self._now_s = own_id, of_jobs, threading.Lock(), now_s
+        self._tries = _Tries()
+        #: Number of addresses that jobs report beyond ``MOST_REPORTED``.
+        self.left = 0
         self._known: dict[str, PeerView] = {}
         #: Addresses with a request whose time is over; until it ends, so that requests do not pile up, there is no other.
         self._overdue: set[str] = set()
@@ -83,12 +124,19 @@ class Peers:
             self._named, trouble = frozenset(addresses(self._names, self._secure)), ""
         except BadAddress as error:
             trouble = str(error)
-        urls = sorted({*self._named, *self._of_jobs()})
+        reported = [url for url in dict.fromkeys(self._of_jobs()) if url not in self._named]
+        left = max(0, len(reported) - MOST_REPORTED)
+        if left and not self.left:
+            log.warning("peers: jobs report more than %d agents of other nodes; %d are not asked", MOST_REPORTED, left)
+        self.left = left
+        urls = sorted({*self._named, *reported[:MOST_REPORTED]})
         if trouble and trouble != self._trouble:
             log.error("peers: %s", trouble)
         self._trouble = trouble
         with self._lock:
             self._known = {url: self._known.get(url) or PeerView(url, SILENT, "not asked yet") for url in urls}
+            never = [url for url in urls if url not in self._named and self._known[url].host is None]
+        urls = sorted({*urls}.difference(never).union(self._tries.due(never, self._now_s())))
         about, silent = self._gather(urls, lambda url: [self._fetch(url, "about")])
         ids = {self._own_id}
         # Those that the settings name first: an address that a rank has reported cannot hide one of them behind its id.

@@ -37,8 +37,14 @@ from commwatch.collectors.wire.ring import (
 
 #: Version 2 added records of several operations (``events.COUNTED``), nothing else.
 _READABLE = (1, VERSION)
-#: Limits on the names that are read: lines in all, JSON values in one line; and bytes of them read at a time.
-MOST_NAMES, _MOST_VALUES, _NAMES_AT_ONCE = 1 << 17, 1 << 20, 64 << 10
+#: Limits on the names that are read: lines in all, bytes of one line, JSON values in it; longer lines are skipped.
+MOST_NAMES, _MOST_LINE, _MOST_VALUES = 1 << 17, 1 << 20, 1 << 17
+#: Lines and bytes of names that are read at a time; more bytes only of one longer line.
+_LINES_AT_ONCE, _NAMES_AT_ONCE = 512, 64 << 10
+#: A line of names takes at least so many bytes, unless it is damaged.
+_LEAST_LINE = 20
+#: JSON values of an identity.
+_MOST_OF_IDENTITY = 256
 #: Most reads of a counter until two in a row agree.
 COUNTER_LOOKS = 8
 #: Drains that a reader waits for an unfinished record with finished ones after it.
@@ -57,6 +63,24 @@ class Drained(NamedTuple):
     lost: int
 
 
+class _Lines(NamedTuple):
+    """Some lines of the names, without line breaks; and whether no whole line follows them in what was read."""
+
+    texts: list[bytes]
+    complete: bool
+
+
+def _entries(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Return the entries in lines of names; lines that make no sense are skipped."""
+    entries = []
+    for line in filter(None, lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = _parse_json(line, _MOST_VALUES)
+            if isinstance(entry, dict):
+                entries.append(entry)
+    return entries
+
+
 def _open(path: Path, trust: crossing.Trust) -> int:
     """Open a trainer's file for reading; raise ``BadRing`` if it is none, or of a user who is not trusted."""
     try:
@@ -65,13 +89,17 @@ def _open(path: Path, trust: crossing.Trust) -> int:
         raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
-def _parse_json(text: bytes) -> Any:
+def _parse_json(text: bytes, most_values: int) -> Any:
     """Parse a trainer's JSON; half a surrogate pair, which cannot be stored or sent, becomes ``?``.
 
     Raises ``ValueError`` if it is not JSON, and ``RecursionError`` if it is nested too deeply.
     """
-    encoded = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
-    return json.loads(encoded)
+    value = bounded.load(text, most_values)
+    if (
+        text.isascii() and b"\\u" not in text and b"\0" not in text
+    ):  # nearly always: no surrogate in it, UTF-16 included
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 class RingReader:
@@ -87,16 +115,20 @@ class RingReader:
     """
 
     def __init__(self, path: Path, next_n: int = 0) -> None:
-        self.path = path
+        self.path, self._names_path = path, path.with_suffix(".names")
         self.next_n = next_n
         self._gap = (-1, 0)
         self._names_read = self._lines_read = 0
+        #: Whether the bytes up to the next line break belong to a line that is too long.
+        self._skips = False
+        #: Whether the latest ``next_names`` left names behind that are there already.
+        self.more_names = False
         #: Result of ``process_of``; ``None`` before the first call.
         self._pid: int | None = None
         self._fd = _open(path, crossing.trainers())
         try:
             about = os.fstat(self._fd)
-            size, self.inode, self.owner_uid = about.st_size, about.st_ino, about.st_uid
+            size, self.inode, self.uid = about.st_size, about.st_ino, about.st_uid
             head = os.pread(self._fd, HEADER.size, 0)
             if len(head) < HEADER.size or not head.startswith(MAGIC):
                 raise BadRing(f"{path.name}: not a commwatch ring")
@@ -113,7 +145,7 @@ class RingReader:
             ):
                 raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
             try:
-                self.identity: dict[str, Any] = _parse_json(os.pread(self._fd, blob, IDENTITY_AT))
+                self.identity: dict[str, Any] = _parse_json(os.pread(self._fd, blob, IDENTITY_AT), _MOST_OF_IDENTITY)
             except (ValueError, RecursionError) as error:
                 raise BadRing(f"{path.name}: damaged identity ({error})") from None
         except BaseException:
@@ -157,7 +189,7 @@ class RingReader:
         if holder is None and self.identity.get("locked") is not False:
             return None
         if self._pid is None or holder is None:
-            self._pid = process_of(self.identity, self.owner_uid)
+            self._pid = process_of(self.identity, self.uid)
         return self._pid or (None if holder is None else 0)
 
     def alive(self) -> bool:
@@ -244,41 +276,67 @@ class RingReader:
         return sorted((r for r in records if r.stamp == r.stamp2), key=lambda r: r.launch_ns)
 
     def names(self) -> list[dict[str, Any]]:
-        """Return the entries added to the names file since the last call; an incomplete line waits for the next one."""
+        """Return all entries added to the names file since the last call; an incomplete line waits for the next one."""
+        entries = self.next_names()
+        while self.more_names:
+            entries += self.next_names()
+        return entries
+
+    def may_have_names(self, pieces: int) -> bool:
+        """Return whether there may be more new names than so many calls of ``next_names`` return."""
         try:
-            fd = _open(self.path.with_suffix(".names"), crossing.user(self.owner_uid))
+            size = os.lstat(self._names_path).st_size
+        except OSError:
+            return False
+        return size - self._names_read > pieces * _LINES_AT_ONCE * _LEAST_LINE
+
+    def next_names(self) -> list[dict[str, Any]]:
+        """Return the next entries of the names file, in bounded time; ``more_names`` is whether others follow them."""
+        self.more_names = False
+        if self._lines_read >= MOST_NAMES:
+            return []
+        try:
+            fd = _open(self._names_path, crossing.user(self.uid))
         except (OSError, BadRing):
             return []
         with open(fd, "rb", buffering=0) as file:
             try:
-                text = self._names_from(file)
+                text, ended = self._names_from(file, _NAMES_AT_ONCE)
+                if not (ended or b"\n" in text):
+                    text, ended = self._names_from(file, _MOST_LINE)
             except OSError:
                 return []
-        lines_text, newline, _ = text.rpartition(b"\n")
-        self._names_read += len(lines_text) + len(newline)
-        if not lines_text:
-            return []
-        entries, left = [], MOST_NAMES - self._lines_read
-        lines = lines_text.split(b"\n", left)[:left]
-        self._lines_read += len(lines)
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                entry = _parse_json(line)
-                if isinstance(entry, dict):
-                    entries.append(entry)
-        return entries
+        lines = self._whole_lines(text, ended)
+        self.more_names = self._lines_read < MOST_NAMES and not (ended and lines.complete)
+        return _entries(lines.texts)
 
-    def _names_from(self, file: FileIO) -> bytes:
-        """Return the new bytes of the names file, up to its end or the first zero: reserved space is zeros."""
+    def _whole_lines(self, text: bytes, ended: bool) -> _Lines:
+        """Return the whole lines in the next bytes of the names, at most so many as are read at a time; go on after them.
+
+        Args:
+            ended: nothing follows these bytes yet.
+        """
+        *texts, rest = text.split(b"\n", min(_LINES_AT_ONCE, MOST_NAMES - self._lines_read))
+        self._names_read += len(text) - len(rest)
+        self._lines_read += len(texts)
+        if texts and self._skips:
+            del texts[0]
+            self._skips = False
+        if not (ended or b"\n" in text):  # a line without an end in sight
+            self._names_read += len(rest)
+            self._skips = True
+        return _Lines(texts, b"\n" not in rest)
+
+    def _names_from(self, file: FileIO, most: int) -> tuple[bytes, bool]:
+        """Return at most ``most`` new bytes of the names file, up to its end or the first zero: reserved space is zeros.
+
+        Also return whether there are no more.
+        """
         file.seek(self._names_read)
-        pieces, left = [], MOST_NAMES_BYTES - self._names_read
-        while left > 0 and (piece := file.read(min(left, _NAMES_AT_ONCE))):
-            written, zero, _ = piece.partition(b"\0")
-            pieces.append(written)
-            if zero:
-                break
-            left -= len(piece)
-        return b"".join(pieces)
+        left = MOST_NAMES_BYTES - self._names_read
+        piece = file.read(min(left, most)) if left > 0 else b""
+        written, zero, _ = piece.partition(b"\0")
+        return written, bool(zero) or len(piece) < most
 
     def close(self) -> None:
         """Close the descriptor; the file stays."""

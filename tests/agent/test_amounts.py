@@ -35,6 +35,7 @@ from commwatch.ingest.optimizer_rounds import EachPass, Mark
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.steps import EXPLICIT, StepTracker
+from commwatch.ingest.tables import side_tables
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)
@@ -165,7 +166,7 @@ def test_pieces_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_peers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages with more peers than there can be are counted, the rest without their peers."""
-    monkeypatch.setattr(rank_totals, "MOST_PEERS", 10)
+    monkeypatch.setattr(side_tables, "MOST_PEERS", 10)
     book = a_book()
     book.ingest(packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(100))))
     assert len(book.messages) == 11

@@ -114,7 +114,7 @@ def test_logs_of_others(how: str, public: Path) -> None:
         requested(run, MALLORY, *(str(home / name) for name in names), f"{home}/[a-z]*")
     else:
         for rank, name in enumerate(names):
-            totals = aggregate.open(f"ring{rank}", {**IDENTITY, "rank": rank})
+            totals = aggregate.open(f"ring{rank}", {**IDENTITY, "rank": rank}, MALLORY)
             totals.owner_uid = MALLORY
             totals.learn([{"nccl_log": str(home / name)}])
         unknown = aggregate.open("ring9", {**IDENTITY, "rank": 9})

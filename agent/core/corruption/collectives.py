@@ -175,6 +175,8 @@ class GroupChecks:
         self._pending: dict[int, dict[int, Check]] = {}
         #: By rank and number of the collective: the sums by place of a check of which some records are still in the ring.
         self._filling: dict[int, dict[int, dict[int, Sums]]] = {}
+        #: About how many bytes the largest check takes.
+        self._each_bytes = 300
 
     def add(self, totals: Rank, op: str, records: Iterable[ev.Checksum]) -> None:
         """Add checksums of one rank, all of one collective; ``number`` of each counts those of the whole check."""
@@ -189,9 +191,20 @@ class GroupChecks:
                 del filling[record.step]
                 given = tuple(sums[place] for place in sorted(sums, reverse=True) if place <= ev.INPUT)
                 outputs = tuple(sums[place] for place in sorted(sums) if place > ev.INPUT)
+                self._each_bytes = max(self._each_bytes, 300 + 140 * len(sums))
                 self._complete(totals.rank, record.step, Check(op, outputs, given, record.taken_ns))
         while len(filling) > _MOST_FILLING:
             del filling[next(iter(filling))]  # the ring was overwritten before all of it was read
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the tables take."""
+        return 1000 + len(self.ranks) * (1000 + self._each_bytes * (len(self._pending) + _MOST_FILLING // 2))
+
+    def halve(self) -> None:
+        """Drop the older half of the checks that a rank has not made yet."""
+        for _ in range(-(-len(self._pending) // 2)):
+            del self._pending[next(iter(self._pending))]
 
     def _complete(self, rank: int, number: int, check: Check) -> None:
         self._began_ns = check.taken_ns if self._began_ns is None else min(self._began_ns, check.taken_ns)

@@ -141,6 +141,17 @@ class SetJoin:
         for old in [other for other in self._filling if other[0] == totals.rank and other != at]:
             del self._filling[old]  # the ring was overwritten before all of it was read
 
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the tables take."""
+        checks = 2 + KEPT + len(self._pending)
+        return len(self.ranks) * (checks * (400 + 16 * len(self.names)) + 300) + 64 * len(self.names)
+
+    def halve(self) -> None:
+        """Drop the older half of the checks that a rank has not made yet."""
+        for _ in range(-(-len(self._pending) // 2)):
+            del self._pending[next(iter(self._pending))]
+
     def _complete(self, rank: int, check: Check) -> None:
         count = check.at[0]
         if self._judged is not None and count < self._judged:

@@ -174,10 +174,10 @@ def test_names_that_cannot_be_read(watched: tuple[Watch, Trainer], monkeypatch: 
     write_ring(watch.rings, [FINE] * 3, job="broken")
     names_from = RingReader._names_from
 
-    def failing(self: RingReader, file: FileIO) -> bytes:
+    def failing(self: RingReader, file: FileIO, most: int) -> tuple[bytes, bool]:
         if self.path.name.startswith("broken"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return names_from(self, file)
+        return names_from(self, file, most)
 
     monkeypatch.setattr(RingReader, "_names_from", failing)
     goes_on(watch, good)

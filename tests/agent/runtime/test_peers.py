@@ -14,7 +14,7 @@ import pytest
 from commwatch.config import Config
 from commwatch.core.addresses import BadAddress
 from commwatch.runtime.agents import addresses
-from commwatch.runtime.peers import Peers
+from commwatch.runtime.peers import MOST_REPORTED, Peers
 from tests.helpers import wait_for
 
 TOKEN = "a-token-of-the-whole-site"
@@ -99,6 +99,72 @@ def test_same_question_of_many(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert [path for path, _ in asked] == ["about", "ranks?job=x"]
+
+
+class Asked(Peers):
+    """Peers that record which addresses they ask who they are; those in ``there`` answer."""
+
+    def __init__(self, directory: Path, reported: list[str]) -> None:
+        self.asked: list[str] = []
+        self.there: set[str] = set()
+        self.now = 0.0
+        super().__init__(settings(directory), "own", lambda: reported, lambda: self.now)
+
+    def _fetch(self, url: str, path: str, within_s: float = 2.0) -> bytes:
+        self.asked.append(url)
+        if url not in self.there:
+            raise ConnectionRefusedError
+        return json.dumps({"id": url, "host": url, "version": "1"}).encode()
+
+    def after(self, seconds: float) -> list[str]:
+        """The addresses asked in a tick after some time."""
+        self.asked.clear()
+        self.now += seconds
+        self.tick()
+        return sorted(self.asked)
+
+
+def test_addresses_without_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of tens of thousands of addresses that jobs report a bounded number is known and asked, few at a time; the rest is counted."""
+    peers = Asked(tmp_path, [f"http://host{n}:1" for n in range(30_720)])
+    asked = {url for _ in range(100) for url in peers.after(5)}
+    assert len(peers.views()) == MOST_REPORTED == len(asked)
+    assert peers.left == 30_720 - MOST_REPORTED
+    assert [record.getMessage() for record in caplog.records] == [
+        f"peers: jobs report more than {MOST_REPORTED} agents of other nodes; {peers.left} are not asked"
+    ]
+
+
+def test_few_at_a_time(tmp_path: Path) -> None:
+    """A tick asks few addresses that have never answered, and all that have."""
+    reported = [f"http://host{n}:1" for n in range(100)]
+    peers = Asked(tmp_path, reported)
+    peers.there = set(reported)
+    most = [len(peers.after(5)) for _ in range(6)]
+    assert most == [32, 64, 96, 100, 100, 100]
+
+
+def test_address_that_never_answers(tmp_path: Path) -> None:
+    """An address that never answers is asked ever more seldom; once it has answered, at each tick, also after it fell silent."""
+    peers = Asked(tmp_path, ["http://gone:1"])
+    asked = [tick for tick in range(400) if peers.after(5)]
+    assert asked[:5] == [0, 1, 3, 7, 15]
+    assert len(asked) < 12
+    peers.there = {"http://gone:1"}
+    assert any(peers.after(5) for _ in range(130))
+    peers.there.clear()
+    assert [len(peers.after(5)) for _ in range(5)] == [1] * 5
+
+
+def test_ever_new_addresses(tmp_path: Path) -> None:
+    """A job that reports other addresses at each tick cannot make the agent search a network."""
+    reported: list[str] = []
+    peers = Asked(tmp_path, reported)
+    asked = set[str]()
+    for tick in range(700):
+        reported[:] = [f"http://host{tick}-{n}:1" for n in range(200)]
+        asked.update(peers.after(5))
+    assert len(asked) < 1024 + 700 + 1
 
 
 def test_list_changes(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Ring files: which are opened, and in which order they are read."""

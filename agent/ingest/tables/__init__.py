@@ -1,0 +1,1 @@
+"""Tables of one rank, and how much memory they may take."""
