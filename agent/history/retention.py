@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from commwatch.core.cells import Cell, CellKey
 from commwatch.history.opening import Transaction
@@ -18,6 +18,8 @@ from commwatch.history.soundness import numbers
 _ROWS, _CHUNKS = 500, 50
 #: Part of their time by which roll-ups and steps are shortened, at least so many ns, as long as they take too much space.
 _CUT, _LEAST_CUT_NS = 20, 60 * 10**9
+#: Index of the chunks by ring, with their sizes.
+_OF_RING = "chunk_of_ring"
 #: Key of the rows of a table, and the time that counts.
 _AGED = (("rollup", "rowid", "slot_ns"), ("step", "ring, seq", "end_ns"), ("node_sample", "at_ns", "at_ns"))
 
@@ -72,26 +74,73 @@ def _delete_old(db: sqlite3.Connection, table: str, key: str, old: str) -> Itera
 
 
 def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterator[None]:
-    """Delete the chunks that ended before ``before_ns``, and the oldest of those beyond ``raw_bytes``."""
+    """Delete the chunks that ended before ``before_ns``, and those beyond ``raw_bytes``: the oldest of the owners that have the most."""
     left = True
     while left:
         with Transaction(db):
-            left = _trim_oldest(db, raw_bytes, before_ns)
+            left = _delete_before(db, before_ns)
+        yield
+    excess = _raw_bytes(db) - raw_bytes  # what comes meanwhile is for the next call
+    while excess > 0:
+        with Transaction(db):
+            deleted = _trim_largest(db, raw_bytes)
+        excess = excess - deleted if deleted else 0
         yield
 
 
-def _trim_oldest(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> bool:
-    """Delete the oldest chunks; return whether there may be more to delete. In a transaction, because other agents delete them too."""
-    excess = _raw_bytes(db) - raw_bytes
+def _delete_before(db: sqlite3.Connection, before_ns: int) -> bool:
+    """Delete the oldest chunks that ended before ``before_ns``; return whether there may be more."""
     oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
-    gone = []
-    for chunk, size, until_ns in map(numbers, oldest):
-        if excess > 0 or until_ns < before_ns:
-            gone.append(chunk)
-            excess -= size
+    gone = [chunk for chunk, _, until_ns in map(numbers, oldest) if until_ns < before_ns]
+    _delete_chunks(db, gone)
+    return len(gone) == _CHUNKS
+
+
+def _trim_largest(db: sqlite3.Connection, raw_bytes: int) -> int:
+    """Delete chunks of the owner that has the most, if that is more than its fair share; return how many bytes.
+
+    Its oldest chunks are those that this history got first, whatever times are in the records. In a transaction, because other agents
+    delete them too.
+    """
+    sizes: dict[int | None, int] = {}
+    owners = dict(db.execute("SELECT ring, uid FROM owner"))
+    for ring, size in map(
+        numbers, db.execute(f"SELECT ring, SUM(size) FROM chunk INDEXED BY {_OF_RING} GROUP BY ring")
+    ):
+        sizes[owners.get(ring)] = sizes.get(owners.get(ring), 0) + size
+    if sum(sizes.values()) <= raw_bytes:
+        return 0
+    owner = max(sizes, key=sizes.__getitem__)
+    excess = sizes[owner] - fair_share(sizes.values(), raw_bytes)
+    its = f"SELECT chunk.id, size FROM chunk INDEXED BY {_OF_RING} LEFT JOIN owner ON owner.ring = chunk.ring WHERE owner.uid IS ?"
+    gone, deleted = [], 0
+    for chunk, size in map(numbers, db.execute(f"{its} ORDER BY chunk.id LIMIT {_CHUNKS}", (owner,))):
+        if deleted >= excess:
+            break
+        gone.append(chunk)
+        deleted += size
+    _delete_chunks(db, gone)
+    return deleted
+
+
+def fair_share(sizes: Iterable[float], most: float) -> float:
+    """Return how much each owner may keep, so that all of them together have ``most``: what one does not need, the others may have.
+
+    >>> fair_share([10, 50, 100], 90)
+    40.0
+    """
+    waiting = sorted(sizes)
+    for place, size in enumerate(waiting):
+        share = most / (len(waiting) - place)
+        if size > share:
+            return share
+        most -= size
+    return max(waiting, default=0.0)
+
+
+def _delete_chunks(db: sqlite3.Connection, gone: Sequence[int]) -> None:
     for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (json.dumps(gone),))
-    return len(gone) == _CHUNKS
 
 
 def _coarsen(db: sqlite3.Connection, before_ns: int) -> Iterator[None]:
@@ -128,6 +177,6 @@ def _forget_rings(db: sqlite3.Connection, before_ns: int) -> None:
     """Delete ended rings last seen before ``before_ns``, and exit codes from before then."""
     for ring in rings(db, "seen_ns < ?", (before_ns,)):
         if not ring.running:
-            for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
+            for table, column in (("grp", "ring"), ("name", "ring"), ("owner", "ring"), ("ring", "id")):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
     db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))

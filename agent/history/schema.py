@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commwatch.core.cells import CELL_SUMS
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
@@ -23,6 +23,9 @@ _CHECKSUMS = tuple(
     f"ALTER TABLE {table} ADD COLUMN crc INTEGER"
     for table in ("ring", "grp", "name", "chunk", "rollup", "step", "job_exit")
 )
+#: The users who own the rings, and what the retention adds up by user.
+_OWNER = "CREATE TABLE IF NOT EXISTS owner (ring INTEGER PRIMARY KEY, uid INTEGER NOT NULL)"
+_CHUNK_OF_RING = "CREATE INDEX IF NOT EXISTS chunk_of_ring ON chunk (ring, size)"
 SCHEMA = f"""
 CREATE TABLE ring (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
@@ -47,7 +50,7 @@ CREATE INDEX rollup_slot ON rollup (slot_ns);
 {_STEP};
 CREATE INDEX step_end ON step (end_ns);
 {_JOB_EXIT};
-{";".join((*_CHECKSUMS, *_EXTENT, _NODE_SAMPLE))}
+{";".join((*_CHECKSUMS, *_EXTENT, _NODE_SAMPLE, _OWNER, _CHUNK_OF_RING))}
 """
 #: Statements that upgrade a history of each version to the next.
 UPGRADES = {
@@ -74,4 +77,5 @@ UPGRADES = {
     ),
     5: (_NODE_SAMPLE,),
     6: (),  # size classes of the startup (``rows.rollup_row``), which an earlier version does not know
+    7: (_OWNER, _CHUNK_OF_RING),
 }

@@ -135,6 +135,8 @@ class Writer:
             found = rings(self._db, *wanted)
         if len(found) != 1:
             raise sqlite3.DatabaseError(f"rows of {uid} are malformed")
+        if owner is not None:
+            self._names.append(("INSERT OR REPLACE INTO owner VALUES (?, ?)", (found[0].id, owner)))
         return found[0]
 
     def append(self, ring: RingRow, records: bytes, until_n: int) -> None:

@@ -12,6 +12,7 @@ from commwatch.core.cells import SLOT_NS, Cell, CellKey
 from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch.history.chunks import CHUNK_RECORDS
 from commwatch.history.history import History
+from commwatch.history.retention import fair_share
 from commwatch.history.rows import COARSE_NS
 from commwatch.history.soundness import numbers
 from commwatch.history.store import Writer
@@ -119,6 +120,49 @@ def test_two_agents_trim(tmp_path: Path) -> None:
     for each in both:
         each.close()
     assert len(stored_records(tmp_path / "h.sqlite", 2)) == 80 * CHUNK_RECORDS
+
+
+def sizes_of(path: Path, rings: dict[str, int]) -> dict[str, int]:
+    """Number of stored records by name of the ring."""
+    return {name: len(stored_records(path, ring)) for name, ring in rings.items()}
+
+
+def test_users_share_the_raw_records(tmp_path: Path) -> None:
+    """A user who writes much loses own raw records, not those of others, whatever times are in the records; the oldest go first."""
+    path, hour = tmp_path / "h.sqlite", 3600 * 10**9
+    store = Writer(path)
+    # What claims to be of the far future, and of before all others, has no advantage.
+    rows = {
+        "much": store.ring("much", identity(wall_offset_ns=NOW + 1000 * hour), NOW, 1),
+        "more": store.ring("more", identity(rank=1), NOW, 1),
+        "little": store.ring("little", identity("other", wall_offset_ns=NOW - hour), NOW, 2),
+    }
+    for name, chunks in (("little", 10), ("much", 60), ("more", 40)):
+        for at in range(chunks):
+            store.append(
+                rows[name], numbered(range(at * CHUNK_RECORDS, (at + 1) * CHUNK_RECORDS)), (at + 1) * CHUNK_RECORDS
+            )
+    assert store.commit()
+    one = store._db.execute("SELECT MAX(size) FROM chunk").fetchone()[0]
+    for _ in store.tidy(NOW, 50 * one, 1 << 40, 1 << 60):
+        pass
+    left = sizes_of(path, {name: row.id for name, row in rows.items()})
+    assert left["little"] == 10 * CHUNK_RECORDS
+    assert left["more"] == 40 * CHUNK_RECORDS
+    assert 0 <= left["much"] <= 3 * CHUNK_RECORDS
+    for _ in store.tidy(NOW, 10 * one, 1 << 40, 1 << 60):
+        pass
+    left = sizes_of(path, {name: row.id for name, row in rows.items()})
+    assert 4 * CHUNK_RECORDS <= left["little"] <= 6 * CHUNK_RECORDS
+    assert stored_records(path, rows["more"].id)[-1] == numbered([40 * CHUNK_RECORDS - 1])
+
+
+def test_fair_share() -> None:
+    """What an owner does not need the others may have, in equal parts."""
+    assert fair_share([10, 50, 100], 90) == 40
+    assert fair_share([100], 30) == 30
+    assert fair_share([5, 5], 100) == 5
+    assert fair_share([], 100) == 0
 
 
 @pytest.mark.parametrize(
