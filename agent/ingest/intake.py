@@ -16,7 +16,7 @@ from pathlib import Path
 
 from commwatch.collectors.node.process import is_exiting
 from commwatch.collectors.probe.governor import COUNTERS
-from commwatch.collectors.wire import ring
+from commwatch.collectors.wire import crossing, ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch.core.cells import MOST_TOGETHER
@@ -83,7 +83,7 @@ class Intake:
         self._boot_id = boot_id()
         self._exits = Exits(directory.parent)
         self._sources: dict[str, Source] = {}
-        self._finder = Finder(directory, most_rings)
+        self._directory, self._finder = directory, Finder(directory, most_rings)
         self._opening, self._reading = Turns(_OPENING_S, now_s), Turns(_READING_S, now_s)
         self.lost = 0
         self.read = 0
@@ -153,7 +153,7 @@ class Intake:
         """Open a ring, or refuse a damaged one for good; return False if no ring can be opened now, to retry at the next tick."""
         with contextlib.ExitStack() as undo:
             try:
-                reader = RingReader(Path(entry.path))
+                reader = RingReader(self._directory / entry.name)
                 undo.callback(reader.close)
                 if wrong := validate_identity(reader.identity):
                     raise BadRing(f"{entry.name}: damaged identity ({wrong})")
@@ -370,8 +370,9 @@ class Intake:
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:
         self._finder.ignore(name, reader.inode, source.owner)
         reader.close()
-        for path in (reader.path, reader.path.with_suffix(".names")):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                log.warning("cannot remove finished ring: %s", error)
+        try:
+            with crossing.folder(self._directory) as rings:
+                rings.remove(name)
+                rings.remove(reader.path.with_suffix(".names").name)
+        except OSError as error:
+            log.warning("cannot remove finished ring %s: %s", name, error)

@@ -129,7 +129,9 @@ class Follower:
             except OSError as error:
                 self.troubles[pattern.pattern] = error.strerror or str(error)
         if self._too_many:
-            self.troubles[_TOO_MANY] = f"more than {self.most_files} files: the others are read once some of these are quiet"
+            self.troubles[_TOO_MANY] = (
+                f"more than {self.most_files} files: the others are read once some of these are quiet"
+            )
         else:
             self.troubles.pop(_TOO_MANY, None)
         return there

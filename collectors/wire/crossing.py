@@ -163,11 +163,16 @@ def folder(path: Path, trust: Trust = ANYBODY) -> Iterator[Folder]:
     Args:
         trust: in the folder. Each file in it is checked by itself.
     """
-    fd = open_file(path, trust, kind=stat.S_IFDIR, flags=os.O_RDONLY | os.O_DIRECTORY)
+    where = open_folder(path, trust)
     try:
-        yield Folder(fd, path)
+        yield where
     finally:
-        os.close(fd)
+        where.close()
+
+
+def open_folder(path: Path, trust: Trust = ANYBODY) -> Folder:
+    """Return a folder as ``folder`` does; the caller closes it."""
+    return Folder(open_file(path, trust, kind=stat.S_IFDIR, flags=os.O_RDONLY | os.O_DIRECTORY), path)
 
 
 class Folder:
@@ -183,6 +188,14 @@ class Folder:
             names = [entry.name for entry in islice(entries, most)]
         found = (name for name in fnmatch.filter(names, pattern) if pattern[0] == "." or name[0] != ".")
         return len(names), sorted(found)
+
+    def entries(self) -> Iterator[os.DirEntry[str]]:
+        """Return an iterator over all entries, for which the folder must stay open; the caller bounds how many it takes at a time."""
+        return os.scandir(self._fd)
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self._fd)
 
     def look(self, name: str) -> os.stat_result:
         """Return the state of a file, or of a link itself; raise ``OSError`` if there is none."""

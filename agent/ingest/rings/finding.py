@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from commwatch.collectors.wire import crossing
 from commwatch.core.shares import Room, fair
 from commwatch.core.units import counted
 
@@ -38,6 +39,7 @@ class Finder:
         self._refused_of: Counter[int] = Counter()
         #: A look that goes on, and what it has found so far: new files by name, and refused ones that are still there.
         self._look: Iterator[os.DirEntry[str]] | None = None
+        self._rings: crossing.Folder | None = None
         self._fresh: dict[str, tuple[int, os.DirEntry[str]]] = {}
         self._seen: set[tuple[str, int]] = set()
         #: Number of files that could not be read.
@@ -58,10 +60,11 @@ class Finder:
         try:
             over = self._take_entries(known)
         except FileNotFoundError:
-            self._look, self._fresh, self._seen = None, {}, set()
+            self._end_look()
+            self._fresh, self._seen = {}, set()
             return {}
         except OSError as error:
-            self._look = None
+            self._end_look()
             if error.errno not in PASSING:
                 raise
             self.waiting = f"cannot look for rings: {error}"
@@ -73,14 +76,21 @@ class Finder:
     def _take_entries(self, known: Collection[str]) -> bool:
         """Take some entries of the directory; return whether they were the last."""
         if self._look is None:
-            self._look, self._fresh, self._seen = os.scandir(self._directory), {}, set()
+            self._rings = crossing.open_folder(self._directory)
+            self._look, self._fresh, self._seen = self._rings.entries(), {}, set()
         for number, entry in enumerate(self._look, start=1):
             if entry.name.endswith(".ring") and not entry.name.startswith("."):
                 self._take(entry, known)
             if number >= _ENTRIES:
                 return False
-        self._look = None
+        self._end_look()
         return True
+
+    def _end_look(self) -> None:
+        self._look = None
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None
 
     def _take(self, entry: os.DirEntry[str], known: Collection[str]) -> None:
         at = entry.name, entry.inode()

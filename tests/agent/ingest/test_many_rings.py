@@ -38,7 +38,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, name: str) -> None:
     monkeypatch.setattr(os, function, opening)
 
 
-@pytest.mark.parametrize(("function", "name"), [("open", "b.ring"), ("scandir", "rings")])
+@pytest.mark.parametrize(("function", "name"), [("open", "b.ring"), ("open", "rings")])
 def test_no_more_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str, name: str
 ) -> None:
