@@ -96,6 +96,23 @@ class Account:
         return max(0, used - self._room.each)
 
 
+class Portions:
+    """Hands out portions of an amount: half of what is left, at most ``most``, and at least ``least``, also when nothing is left."""
+
+    def __init__(self, amount: int, most: int, least: int) -> None:
+        self._left, self._most, self._least = amount, most, least
+
+    def take(self) -> int:
+        """Return a portion."""
+        portion = max(self._least, min(self._most, self._left // 2))
+        self._left -= portion
+        return portion
+
+    def give(self, portion: int) -> None:
+        """Give a portion back."""
+        self._left += portion
+
+
 def fair(wanted: Mapping[_Owner, Sequence[_T]]) -> list[_T]:
     """Return all things, one of each owner in turn, those of each owner in their order; no thing is ``None``."""
     return [thing for thing in chain.from_iterable(zip_longest(*wanted.values())) if thing is not None]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,15 +41,19 @@ class Exits:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / _FOLDER
-        self._taken: set[tuple[str, int]] = set()
+        self._taken: set[tuple[str, int, int]] = set()
 
-    def take(self) -> list[Exit]:
-        """Return the exits in new files."""
+    def take(self, owners: Callable[[str], Collection[int]] = lambda job: ()) -> list[Exit]:
+        """Return the exits in new files.
+
+        Args:
+            owners: returns the users who wrote a job's rings, as far as they are known: only they and root can say how it ended.
+        """
         try:
             with crossing.folder(self._folder) as where:
                 found = _entries(where)
                 new, self._taken = found - self._taken, found
-                return [made for name, _ in new if (made := _read(where, name)) is not None]
+                return [made for name, *_ in new if (made := _read(where, name, owners)) is not None]
         except OSError:
             self._taken = set()
             return []
@@ -57,24 +62,32 @@ class Exits:
         """Remove the files that ``take`` has read; call it once they are in the history."""
         if self._taken:
             with contextlib.suppress(OSError), crossing.folder(self._folder) as where:
-                for name, _ in self._taken & _entries(where):
+                for name, *_ in self._taken & _entries(where):
                     with contextlib.suppress(OSError):
                         where.remove(name)
 
 
-def _entries(where: crossing.Folder) -> set[tuple[str, int]]:
-    """Return name and inode of some exit files; others come once these are removed."""
+def _entries(where: crossing.Folder) -> set[tuple[str, int, int]]:
+    """Return name, inode and time of change of some exit files; others come once these are removed."""
     found = set()
     for name in where.names("*.json", _MOST_FILES)[1]:
         with contextlib.suppress(OSError):
-            found.add((name, where.look(name).st_ino))
+            about = where.look(name)
+            found.add((name, about.st_ino, about.st_mtime_ns))
     return found
 
 
-def _read(where: crossing.Folder, name: str) -> Exit | None:
+def _read(where: crossing.Folder, name: str, owners: Callable[[str], Collection[int]]) -> Exit | None:
     try:
-        job, code, at = json.loads(where.read(name, _MOST_BYTES, crossing.trainers())[0])
+        text, uid = where.read(name, _MOST_BYTES, crossing.trainers())
+        job, code, at = json.loads(text)
         job = str(job).encode(errors="replace").decode()
-        return Exit(job, int(code), float(at)) if 0 <= int(code) < 256 and 0 <= float(at) < 1e11 else None
+        if uid not in {0, *(owners(job) or (uid,))}:
+            return None
+        return (
+            Exit(job, int(code), min(float(at), time.time()))
+            if 0 <= int(code) < 256 and 0 <= float(at) < 1e11
+            else None
+        )
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return None

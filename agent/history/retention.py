@@ -16,6 +16,8 @@ from commwatch.history.soundness import numbers
 
 #: Rows of a slice, which takes some milliseconds.
 _ROWS, _CHUNKS = 500, 50
+#: Jobs whose exit codes are kept.
+MOST_EXITS = 10_000
 #: Part of their time by which roll-ups and steps are shortened, at least so many ns, as long as they take too much space.
 _CUT, _LEAST_CUT_NS = 20, 60 * 10**9
 #: Index of the chunks by ring, with their sizes.
@@ -180,3 +182,6 @@ def _forget_rings(db: sqlite3.Connection, before_ns: int) -> None:
             for table, column in (("grp", "ring"), ("name", "ring"), ("owner", "ring"), ("ring", "id")):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
     db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))
+    # Anyone who may write to the run directory can leave exit codes of any number of jobs there.
+    latest = "SELECT job FROM job_exit ORDER BY at_ns DESC LIMIT -1 OFFSET ?"
+    db.execute(f"DELETE FROM job_exit WHERE job IN ({latest})", (MOST_EXITS,))

@@ -103,7 +103,7 @@ class Intake:
         self._discover(wall_ns)
         self._ticks += 1
         before = self.read
-        for ended in self._exits.take():
+        for ended in self._exits.take(self._owners_of):
             self._store.exit(ended)
         # Those without a reader have ended, and are in the history.
         open_ones = [source for source in self._sources.values() if source.reader is not None]
@@ -129,6 +129,10 @@ class Intake:
                 self._aggregate.retire(now_ns)
         self._remove_finished()
         return self.read - before
+
+    def _owners_of(self, job: str) -> set[int]:
+        known = self._aggregate.jobs.get(job)
+        return set() if known is None else known.owners
 
     def has_rings(self) -> bool:
         """Return whether there is a ring whose trainer runs, or whose records are not all in the history; any thread may call this."""

@@ -134,7 +134,7 @@ class Inspector:
                 if "/" in name or not str(folder).startswith("/"):
                     continue
                 path = os.path.join(str(folder), name)  # noqa: PTH118 - a pattern
-                patterns.append(LogPattern(glob.escape(path), crossing.user(totals.owner_uid)))
+                patterns.append(LogPattern(glob.escape(path), totals.owner_uid))
                 known = folders.setdefault(str(folder), _Dumped(set(), set(), began))
                 known.jobs.add(job.id)
                 known.uids.add(totals.owner_uid)

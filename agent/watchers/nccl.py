@@ -32,14 +32,21 @@ from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
+from commwatch.core.shares import Portions, Room, fair
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.watchers.nccl_groups import groups_of, matching, past, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "nccl_log"
-#: Distinct facts kept per job, and messages kept of all jobs.
-_MOST_FACTS = 50_000
+#: Jobs whose logs are followed at a time.
+MOST_JOBS = 32
+#: Distinct facts kept per job, the least that a job has room for, and what all jobs share beyond that. Messages kept of all jobs.
+_MOST_FACTS, _LEAST_FACTS, _ALL_FACTS = 50_000, 2_000, 100_000
 _MOST_MESSAGES = 2_000
+#: Files that are open at a time, of one job and of all.
+_MOST_FILES, _ALL_FILES = 256, 1024
+#: Most of the time that may go into looking for requests, of which any number may lie in the folder, if one look takes so many seconds.
+_OF_TIME, _QUICK_S = 0.02, 0.01
 #: Bytes of a request to follow logs, its patterns, and requests of one user; further ones are left out.
 _MOST_REQUEST_BYTES, _MOST_PATTERNS, _MOST_REQUESTS = 1 << 16, 16, 256
 #: Files last written so many seconds before a job began are of earlier jobs; file server clocks differ by less.
@@ -78,6 +85,8 @@ def requests(run_dir: Path) -> list[tuple[LogRequest, int]]:
     with contextlib.suppress(OSError), crossing.folder(run_dir / "logs") as where:
         for name in where.names("*.json")[1]:
             with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                if number[where.look(name).st_uid] >= _MOST_REQUESTS:
+                    continue
                 text, uid = where.read(name, _MOST_REQUEST_BYTES, crossing.trainers())
                 request = LogRequest(**json.loads(text))
                 if not _is_sound(request) or number[uid] >= _MOST_REQUESTS:
@@ -104,9 +113,19 @@ def _is_sound(request: LogRequest) -> bool:
 class _JobLogs:
     """The logs of one job."""
 
-    def __init__(self, job: str, since: float, heard: Callable[[str, Warned], None], lock: threading.RLock) -> None:
-        self._lock = lock
-        self.account = Account(_MOST_FACTS)
+    def __init__(
+        self,
+        job: str,
+        owner: int,
+        since: float,
+        heard: Callable[[str, Warned], None],
+        *,
+        lock: threading.RLock,
+        facts: int,
+    ) -> None:
+        self._lock, self.owner = lock, owner
+        #: The facts for which the account has room.
+        self.facts, self.account = facts, Account(facts)
         self.counts: Counter[str] = Counter()
         self._job, self._heard = job, heard
         self.follower = Follower(self._take, since)
@@ -181,31 +200,60 @@ class NcclLogs:
         self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
         self._looked_at = clock()
         self._warned: set[str] = set()
+        self._facts = Portions(_ALL_FACTS, _MOST_FACTS, _LEAST_FACTS)
+        #: The requests found last, and the monotonic time (s) before which there is no other look.
+        self._requests: list[tuple[LogRequest, int]] = []
+        self._next_look_s = 0.0
 
     def tick(self) -> int:
         """Find new logs and read what was added; return the bytes read."""
         wanted = self._wanted()
+        self._begin(wanted)
         read = 0
-        for job, (patterns, since) in wanted.items():
-            with self._lock:
-                logs = self._jobs.get(job)
-                if logs is None:
-                    logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
+        for job, (patterns, _) in wanted.items():
+            logs = self._jobs.get(job)
+            if logs is None:
+                continue
+            logs.follower.most_files = min(_MOST_FILES, _ALL_FILES // len(self._jobs))
             if patterns:
                 logs.follower.patterns = dict.fromkeys(patterns)
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
             logs.look(self._clock(), self._past(job))
             for path, why in logs.follower.troubles.items():
-                if path not in self._warned:
-                    self._warned.add(path)
-                    log.warning("cannot read NCCL's log %s: %s", path, why)
+                self._warn(path, why)
         now = self._clock()
         self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
         with self._lock:
             for job in [job for job in self._jobs if job not in wanted]:
-                self._jobs.pop(job).follower.close()
+                logs = self._jobs.pop(job)
+                logs.follower.close()
+                self._facts.give(logs.facts)
         self._looked_at = self._clock()
         return read
+
+    def _begin(self, wanted: dict[str, tuple[list[LogPattern], float]]) -> None:
+        """Begin to follow the logs of new jobs, those of different users in turn, as long as there is room."""
+        room, new = Room(MOST_JOBS), dict[int, list[str]]()
+        for logs in self._jobs.values():
+            room.hold(logs.owner, 1)
+        for job, (patterns, _) in wanted.items():
+            if job not in self._jobs and patterns:
+                new.setdefault(patterns[0].uid, []).append(job)
+        owners = {job: owner for owner, jobs in new.items() for job in jobs}
+        for job in fair(new):
+            if not room.move(owners[job], 1):
+                self._warn("of further jobs", f"those of {MOST_JOBS} jobs are followed at a time")
+                continue
+            logs = _JobLogs(
+                job, owners[job], wanted[job][1] - _SLACK_S, self._hear, lock=self._lock, facts=self._facts.take()
+            )
+            with self._lock:
+                self._jobs[job] = logs
+
+    def _warn(self, path: str, why: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            log.warning("cannot read NCCL's log %s: %s", path, why)
 
     def close(self) -> None:
         """Store what is new, and close all files."""
@@ -234,15 +282,19 @@ class NcclLogs:
     def _wanted(self) -> dict[str, tuple[list[LogPattern], float]]:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
         found: dict[str, tuple[list[LogPattern], float]] = {}
-        asked = requests(self._run_dir)
+        began_s = time.monotonic()
+        if began_s >= self._next_look_s:
+            self._requests = requests(self._run_dir)
+            took_s = time.monotonic() - began_s
+            self._next_look_s = began_s + (took_s / _OF_TIME if took_s > _QUICK_S else 0.0)
         with self._jobs_lock:
             owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
             named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}
-        for request, uid in asked:
+        for request, uid in self._requests:
             # Root and the job's own users; before the job has rings, anybody: then nothing is added to what is known of it.
             if uid in {0, *(owners.get(request.job) or (uid,))}:
                 patterns, since = found.get(request.job, ([], request.since))
-                more = [LogPattern(pattern, crossing.user(uid)) for pattern in request.patterns]
+                more = [LogPattern(pattern, uid) for pattern in request.patterns]
                 found[request.job] = (patterns + more, min(since, request.since))
         for name, paths in named.items():
             if paths or name in self._jobs:
@@ -390,7 +442,7 @@ def remove_old(logs: Path, before_s: float, used: Set[tuple[int, int]] = frozens
 def _named_by_ranks(job: Job) -> list[LogPattern]:
     """Return the files that the ranks of a job have named; each must belong to the user of its rank."""
     return [
-        LogPattern(glob.escape(totals.nccl_log), crossing.user(totals.owner_uid))
+        LogPattern(glob.escape(totals.nccl_log), totals.owner_uid)
         for totals in job.rank_totals.values()
         if totals.nccl_log is not None and totals.owner_uid is not None and totals.nccl_log.startswith("/")
     ]

@@ -121,7 +121,7 @@ class Follower:
                     left -= 1
                     if path not in seen:
                         seen.add(path)
-                        self._note(where, name, pattern.trust, there)
+                        self._note(where, name, crossing.user(pattern.uid), there)
                 if pattern.pattern not in seen:  # that of the file of this name stays
                     self.troubles.pop(pattern.pattern, None)
             except FileNotFoundError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire.crossing import ANYBODY, MOST_ENTRIES, Folder, Refused, Trust
+from commwatch.collectors.wire.crossing import ANYBODY, MOST_ENTRIES, Folder, Refused
 
 #: Most parts of a path that may have wildcards: in a request of another user, and of the user that this process has.
 _LEVELS, _OWN_LEVELS = 1, 4
@@ -25,8 +25,8 @@ class LogPattern:
     """The files of one user that match a pattern of ``glob``."""
 
     pattern: str
-    #: Whose files are meant; all others that match are left out.
-    trust: Trust
+    #: The user whose files are meant; others that match are left out.
+    uid: int
 
     @property
     def folder(self) -> Path | None:
@@ -48,21 +48,21 @@ class LogPattern:
         """
         parts = PurePath(self.pattern).parts
         wild = [at for at, part in enumerate(parts) if literal(part) is None]
-        levels = _OWN_LEVELS if self.trust.uids == frozenset({os.geteuid()}) else _LEVELS
+        levels = _OWN_LEVELS if self.uid == os.geteuid() else _LEVELS
         if len(wild) > levels:
             why = f"{len(wild)} parts of the path have wildcards, and at most {levels} may have"
             raise Refused(errno.EINVAL, why, self.pattern)
         first = wild[0] if wild else len(parts) - 1
         with crossing.folder(Path(*(literal(part) or "" for part in parts[:first])), ANYBODY) as where:
-            yield from _below(where, parts[first:], self.trust, [most])
+            yield from _below(where, parts[first:], self.uid, [most])
 
 
-def _below(where: Folder, parts: tuple[str, ...], trust: Trust, left: list[int]) -> Iterator[tuple[Folder, str]]:
+def _below(where: Folder, parts: tuple[str, ...], uid: int, left: list[int]) -> Iterator[tuple[Folder, str]]:
     """Yield the names below ``where``; ``left``: how many entries may still be looked at."""
     name = literal(parts[0])
     if name is not None:
         names = [name]
-    elif _may_write(where.about, trust):
+    elif _may_write(where.about, uid):
         seen, names = where.names(parts[0], left[0])
         left[0] -= seen
     else:
@@ -72,12 +72,12 @@ def _below(where: Folder, parts: tuple[str, ...], trust: Trust, left: list[int])
             yield where, name
             continue
         with suppress(OSError), crossing.folder(where.path / name, ANYBODY) as deeper:
-            yield from _below(deeper, parts[1:], trust, left)
+            yield from _below(deeper, parts[1:], uid, left)
 
 
-def _may_write(about: os.stat_result, trust: Trust) -> bool:
-    """Return whether the trusted users may create files in a folder: it is theirs, or others may, too."""
-    return trust.uids is None or about.st_uid in trust.uids or bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+def _may_write(about: os.stat_result, uid: int) -> bool:
+    """Return whether a user may be able to create files in a folder: it is the user's, or others may, too."""
+    return uid in (0, about.st_uid) or bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def literal(part: str) -> str | None:

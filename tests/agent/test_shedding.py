@@ -12,6 +12,7 @@ from commwatch.collectors.probe.governor import COUNTERS, FULL, SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.core.shares import Room
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
@@ -77,7 +78,7 @@ def test_messages_to_nobody() -> None:
 
 
 def job_of(*books: RankTotals) -> Job:
-    job = Job("job")
+    job = Job("job", Room(1 << 30).account())
     job.rank_totals = {str(n): found for n, found in enumerate(books)}
     return job
 

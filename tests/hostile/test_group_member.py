@@ -15,7 +15,11 @@ from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.announcement import LOCK, answering, operators, requesters
 from commwatch.config import load
-from commwatch.history.job_exit import Exits
+from commwatch.history.chunks import Damaged
+from commwatch.history.history import History
+from commwatch.history.job_exit import Exit, Exits, leave
+from commwatch.history.retention import MOST_EXITS
+from commwatch.history.store import begin
 from commwatch.ingest.jobs import Aggregate
 from commwatch.runtime.run_lock import CannotStart, lock_directory
 from commwatch.watchers.nccl import LogRequest, NcclLogs
@@ -204,3 +208,36 @@ def test_any_number_of_files(public: Path) -> None:
         exits.take()
         exits.remove()
     wait_for(lambda: list((run / "exits").iterdir()) == [], "the flood to be removed")
+
+
+def test_exit_code_of_another(public: Path) -> None:
+    """How a job ended is believed of root and of the users who wrote its rings, not of another member; it did not end in the future."""
+    run = shared(public / "run")
+    exits = Exits(run)
+    for uid, believed in ((MALLORY, False), (BOB, True), (0, True)):
+        path = leave(run, "job", 7)
+        path.write_text(json.dumps(["job", 7, 5e10]))
+        os.chown(path, uid, MALLORY)
+        found = exits.take(lambda job: {BOB})
+        assert [(each.job, each.code) for each in found] == [("job", 7)] * believed
+        assert all(each.at <= time.time() for each in found)
+        exits.remove()
+    path = leave(run, "unknown", 7)
+    os.chown(path, MALLORY, MALLORY)
+    assert [each.job for each in exits.take(lambda job: ())] == ["unknown"]
+
+
+def test_exit_codes_of_many_jobs(public: Path) -> None:
+    """The exit codes of any number of jobs take bounded room in the history: the latest are kept."""
+    path = public / "history.sqlite"
+    store = begin(path, Damaged())
+    for number in range(MOST_EXITS + 50):
+        store.exit(Exit(f"job{number}", 0, 1e9 + number))
+    store.commit()
+    for _ in store.tidy(int(2e18), 1 << 40, 1 << 40, int(2e18)):
+        pass
+    store.close()
+    kept = History(path).exits()
+    assert len(kept) == MOST_EXITS
+    assert "job49" not in kept
+    assert "job50" in kept

@@ -14,7 +14,7 @@ import pytest
 
 from commwatch.ingest.jobs import Aggregate
 from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import LogRequest, NcclLogs
+from commwatch.watchers.nccl import MOST_JOBS, LogRequest, NcclLogs
 from commwatch.watchers.stack_capture import flight_recorder, recorder, trainer_of
 from tests.helpers import PATIENCE_S, clean_env
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
@@ -95,6 +95,42 @@ def test_many_requests(tmp_path: Path) -> None:
     assert str(log) in patterns
     assert len(patterns) <= 257
     assert not any(pattern.startswith("/y") for pattern in patterns)
+
+
+def test_many_jobs(tmp_path: Path) -> None:
+    """Requests for any number of jobs take bounded memory and files; the logs of a user with one job are followed beside them."""
+    for number in range(200):
+        log = tmp_path / f"log{number}"
+        log.write_text(WARNING)
+        os.chown(log, MALLORY, -1)
+        request = LogRequest(f"job{number}", [str(log)], 0.0, os.getpid()).write(tmp_path)
+        os.chown(request, MALLORY, -1)
+        request.rename(tmp_path / "logs" / f"a{number}.json")
+    log = tmp_path / "mine"
+    log.write_text(WARNING)
+    os.chown(log, BOB, -1)
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    try:
+        logs.tick()
+        requested(tmp_path, BOB, str(log))
+        logs.tick()
+        assert logs.knows("job")
+        assert len(logs._jobs) <= MOST_JOBS
+        assert sum(each.facts for each in logs._jobs.values()) <= 100_000 + 2_000 * MOST_JOBS
+        assert sum(each.follower.most_files for each in logs._jobs.values()) <= 1024
+    finally:
+        logs.close()
+
+
+def test_flood_of_requests(tmp_path: Path) -> None:
+    """A folder full of requests is not searched at each tick: the longer a look takes, the longer the pause after it."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for number in range(5000):
+        (folder / f"{number}.json").write_text('{"job": 7}')
+    command = [sys.executable, "-c", COUNTS, str(tmp_path)]
+    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["0", "0"]  # the second tick follows the first at once
 
 
 @pytest.mark.parametrize("how", ["request", "ring"])

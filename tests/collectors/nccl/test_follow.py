@@ -12,7 +12,6 @@ from commwatch.collectors.nccl import follow
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.lines import apart
 from commwatch.collectors.nccl.matching import LogPattern
-from commwatch.collectors.wire.crossing import ANYBODY
 
 
 class Taken:
@@ -22,7 +21,7 @@ class Taken:
         self.lines: list[str] = []
         self.places: list[tuple[str, int]] = []
         self.follower = Follower(self._take, since)
-        self.follower.patterns.update({LogPattern(str(pattern), ANYBODY): None for pattern in patterns})
+        self.follower.patterns.update({LogPattern(str(pattern), os.getuid()): None for pattern in patterns})
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
         for number, line in apart(texts):
