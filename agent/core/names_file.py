@@ -149,20 +149,21 @@ class Names:
 
     def _learn_code(self, kind: str, known: dict[int, str], entry: dict[str, Any], learned: Learned) -> None:
         code, name = _below(entry[kind], _CODES), str(entry["name"])[:_MOST_OP]
-        if known.get(code) != name:
+        before = known.get(code)
+        if before != name and self.account.change(_bytes_of_texts([before] if before else []), _bytes_of_texts([name])):
             known[code] = name
             learned.codes.append((kind, code, name))
 
     def _learn_state(self, entry: dict[str, Any]) -> None:
         """Read an entry about the process itself."""
         if "nccl_log" in entry:
-            self.nccl_log = _text(entry["nccl_log"])
+            self.nccl_log = self._path(self.nccl_log, entry["nccl_log"])
         elif "gpu" in entry:
             place = place_of(entry["gpu"])
             _text(place.uuid + place.bus_id + place.mig)
             self.gpu = place
         elif "inspector" in entry:
-            self.inspector = _text(entry["inspector"])
+            self.inspector = self._path(self.inspector, entry["inspector"])
         elif "peers" in entry:
             peers = tuple(dict.fromkeys(map(_address, entry["peers"][:_MOST_PEERS])))
             if self.account.change(_bytes_of_texts(self.peers), _bytes_of_texts(peers)):
@@ -171,6 +172,11 @@ class Names:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:
             self.raised = str(entry["raised"])[:_MOST_TYPE]
+
+    def _path(self, before: str | None, value: object) -> str | None:
+        """Return a path of an entry; the one before where there is no room for it."""
+        path = _text(value)
+        return path if self.account.change(len(before or ""), len(path)) else before
 
     def _announce(self, number: int, entry: dict[str, Any]) -> None:
         names = tuple(str(name)[:_MOST_NAME] for name in entry["tensors"][:_MOST_SUMS])

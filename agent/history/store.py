@@ -75,6 +75,11 @@ def _replace(path: Path, why: str) -> None:
     )
 
 
+def _bytes_in(statement: Statement | None) -> int:
+    """Return the length of the texts and records that a statement stores."""
+    return 0 if statement is None else sum([len(value) for value in statement[1] if isinstance(value, (str, bytes))])
+
+
 class Writer:
     """The only writer of an agent. It collects statements; ``commit`` writes all of them or none.
 
@@ -82,8 +87,12 @@ class Writer:
         damaged: counts and logs damaged rows and chunks.
     """
 
-    #: Most statements with records kept while writes fail; beyond it they are dropped and counted.
-    MOST_PENDING = 20_000
+    #: Most statements with records kept while writes fail, and most bytes of records in them; beyond it they are dropped and counted.
+    MOST_PENDING, MOST_PENDING_BYTES = 20_000, 32 << 20
+    #: Most names and states, and most bytes of them, for which there is room while writes fail: others wait in the files of the trainers.
+    MOST_NAMES, MOST_NAMES_BYTES = 1 << 16, 16 << 20
+    #: Most bytes in chunks that still take records.
+    MOST_OPEN_BYTES = 24 << 20
 
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self.path = path
@@ -99,9 +108,11 @@ class Writer:
         self._db.execute("PRAGMA busy_timeout = 1000")
         self._db.execute(f"PRAGMA cache_size = {-_CACHE_KIB}")
         self._file = path.stat()
-        #: Names and states, which are few and always kept; records and sums, which may be dropped.
-        self._names: list[Statement] = []
+        #: Names and states by what they are of, which are always kept; records and sums, which may be dropped.
+        self._names: dict[tuple[object, ...], Statement] = {}
         self._pending: list[Statement] = []
+        #: Bytes in names, of records in ``_pending``, and of records in ``_chunks``.
+        self._names_bytes = self._pending_bytes = self._open_bytes = 0
         self._progress: dict[int, Statement] = {}
         self._chunks: dict[int, OpenChunk] = {}
         #: Chunks that take no more records, until the next commit.
@@ -136,7 +147,7 @@ class Writer:
         if len(found) != 1:
             raise sqlite3.DatabaseError(f"rows of {uid} are malformed")
         if owner is not None:
-            self._names.append(("INSERT OR REPLACE INTO owner VALUES (?, ?)", (found[0].id, owner)))
+            self._note(("owner", found[0].id), ("INSERT OR REPLACE INTO owner VALUES (?, ?)", (found[0].id, owner)))
         return found[0]
 
     def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
@@ -146,12 +157,33 @@ class Writer:
             chunk = self._chunks.setdefault(ring.id, OpenChunk(ring.id, ring.wall_offset_ns))
             chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
             self._dirty.add(ring.id)
-            if chunk.is_full:
+            self._open_bytes += len(piece)
+            if chunk.is_full or self._open_bytes > self.MOST_OPEN_BYTES:
                 self._full.append(chunk)
                 self._dirty.discard(ring.id)
-                del self._chunks[ring.id]
+                self._forget_chunk(ring.id)
                 if len(self._full) >= _MOST_FULL:
                     self._queue([])
+
+    def _forget_chunk(self, ring: int) -> None:
+        chunk = self._chunks.pop(ring, None)
+        self._open_bytes -= 0 if chunk is None else len(chunk.records)
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether there is room for more names: they are many while writes fail."""
+        return len(self._names) < self.MOST_NAMES and self._names_bytes < self.MOST_NAMES_BYTES
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits to be written that a commit should come first; not while writes fail."""
+        waits = max(len(self._pending) / self.MOST_PENDING, self._pending_bytes / self.MOST_PENDING_BYTES)
+        return self.trouble is None and (waits > 1 / 2 or not self.takes_names)
+
+    def _note(self, key: tuple[object, ...], statement: Statement) -> None:
+        """Keep a name or a state until it is written; it replaces an earlier one of the same thing."""
+        self._names_bytes += _bytes_in(statement) - _bytes_in(self._names.get(key))
+        self._names[key] = statement
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
         """Store a ring's cursor and its lost and dropped records."""
@@ -162,24 +194,25 @@ class Writer:
         """Store that a ring's trainer has ended; no records may follow."""
         self._ended.add(ring)
         ending_json = None if ending is None else json.dumps(ending)
-        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, ending_json, ring)))
+        self._note(("end", ring), ("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, ending_json, ring)))
 
     def exit(self, ended: Exit) -> None:
         """Store the exit code of a job's launcher."""
         row = ended.job, ended.code, int(ended.at * 1e9)
-        self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
+        self._note(("exit", ended.job), ("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """Store a group's names and members."""
         ranks = json.dumps(group.ranks) if group.ranks is not None else None
         names = (group.group_id, group.label, group.name, group.description)
         row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
-        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
+        statement = "INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+        self._note(("group", ring, small_id), (statement, (*row, seal(row))))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
         """Store the name of a code in the ring; ``kind`` is as in ``History.names``."""
         row = (ring, kind, code, name)
-        self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
+        self._note((kind, ring, code), ("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
 
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Store closed cells, as (slot, key, cell); they contain the ring's records before number ``rolled_n``."""
@@ -205,7 +238,7 @@ class Writer:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
         # Pieces of growing chunks are not queued, so that a full disk keeps one version of each in memory.
         growing = self._queue([self._chunks[ring] for ring in self._dirty])
-        waiting = [*self._names, *self._pending, *growing, *self._progress.values()]
+        waiting = [*self._names.values(), *self._pending, *growing, *self._progress.values()]
         try:
             if not self._is_there():  # SQLite would go on writing to the deleted file
                 raise sqlite3.OperationalError(_GONE)
@@ -217,27 +250,31 @@ class Writer:
                     self._db.executemany(statement, [values for _, values in alike])
         except sqlite3.Error as error:
             self._refused(error)
-            if len(self._pending) > self.MOST_PENDING:
+            if len(self._pending) > self.MOST_PENDING or self._pending_bytes > self.MOST_PENDING_BYTES:
                 self.given_up += len(self._pending)
                 self._pending.clear()
+                self._pending_bytes = 0
             return False
         self.trouble = None
         self._names.clear()
         self._pending.clear()
+        self._names_bytes = self._pending_bytes = 0
         self._progress.clear()
         for ring in self._dirty:
             if self._chunks[ring].stored():
-                del self._chunks[ring]
+                self._forget_chunk(ring)
         self._dirty.clear()
         for ring in self._ended:
-            self._chunks.pop(ring, None)
+            self._forget_chunk(ring)
         self._ended.clear()
         return True
 
     def _queue(self, growing: Sequence[OpenChunk]) -> Iterator[Statement]:
         """Queue the statements of full chunks; return those of ``growing`` ones."""
         rows = statements([*self._full, *growing])
-        self._pending += chain.from_iterable(rows[: len(self._full)])
+        queued = list(chain.from_iterable(rows[: len(self._full)]))
+        self._pending += queued
+        self._pending_bytes += sum(map(_bytes_in, queued))
         rows = rows[len(self._full) :]
         self._full.clear()
         return chain.from_iterable(rows)

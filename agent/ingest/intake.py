@@ -39,7 +39,9 @@ _FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 2048
 #: Seconds of a tick for new rings, and for records: then what has been read is written to the history.
-_OPENING_S, _READING_S = 0.5, 2.0
+_OPENING_S, _READING_S = 0.5, 1.0
+#: Steps of a rank that are handed to the history before the end of a tick.
+_MOST_STEPS = 512
 #: Most pieces of a ring's names that are read in one turn.
 _PIECES = 4
 
@@ -215,6 +217,9 @@ class Intake:
 
     def _learn(self, source: Source, reader: RingReader) -> None:
         """Read the next names of a ring; ``reader.more_names`` is whether others follow them."""
+        if not self._store.takes_names:
+            reader.more_names = False
+            return
         for _ in range(_PIECES):
             entries = reader.next_names()
             if entries:
@@ -243,6 +248,7 @@ class Intake:
             lambda together: self._take_turn(together, MOST_TOGETHER // turns, now_ns),
             passes=turns,
             together=_TOGETHER,
+            is_enough=lambda: self._store.is_crowded,
         )
 
     def _take_turn(self, together: Sequence[Source], most: int, now_ns: int) -> list[Source]:
@@ -251,6 +257,8 @@ class Intake:
         self._count([look for look in looks if look.drained.records])
         for look in looks:
             self._note_state(look, now_ns)
+            if look.source.totals.steps.fresh > _MOST_STEPS:
+                self._store_steps(look.source)
         more = {look.source for look in looks if look.more}
         return [source for source in together if source in more or (source.reader and source.reader.more_names)]
 
@@ -342,10 +350,7 @@ class Intake:
         if fresh:
             self._store.rollups(row.id, fresh, source.next_n if totals.live_from is None else totals.live_from)
             source.stored_cells = len(totals.closed)
-        steps, unavailable = totals.steps.take(), totals.steps.unavailable
-        if steps or unavailable != source.unavailable:
-            source.unavailable = unavailable
-            self._store.steps(row, steps, unavailable)
+        self._store_steps(source)
         if totals.steps.exposed_source != source.exposed_source:
             source.exposed_source = totals.steps.exposed_source
             self._store.name(row.id, "exposed", 0, source.exposed_source or "")
@@ -353,6 +358,13 @@ class Intake:
         if progress != source.stored_progress:
             source.stored_progress = progress
             self._store.progress(row.id, *progress, wall_ns)
+
+    def _store_steps(self, source: Source) -> None:
+        with self._lock:
+            steps, unavailable = source.totals.steps.take(), source.totals.steps.unavailable
+        if steps or unavailable != source.unavailable:
+            source.unavailable = unavailable
+            self._store.steps(source.row, steps, unavailable)
 
     def _remove_finished(self) -> None:
         """Remove the ring files of ended trainers whose records are all in the history."""

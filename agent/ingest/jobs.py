@@ -39,11 +39,11 @@ class Job:
     """The ranks of one job on this node, over all its restarts.
 
     Args:
-        account: of the memory of what its ranks share, in bytes.
+        account: of the memory of what its ranks share, in bytes; default: room of its own.
     """
 
-    def __init__(self, job_id: str, account: Account) -> None:
-        self.id, self.account = job_id, account
+    def __init__(self, job_id: str, account: Account | None = None) -> None:
+        self.id, self.account = job_id, Room(ALL_BYTES).account() if account is None else account
         self.joins: dict[str, GroupJoin] = {}
         #: Sets of replicated parameters, by ``group_id`` and key.
         self.replicas: dict[tuple[str, str], SetJoin] = {}

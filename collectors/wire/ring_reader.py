@@ -44,7 +44,7 @@ _LINES_AT_ONCE, _NAMES_AT_ONCE = 512, 64 << 10
 #: A line of names takes at least so many bytes, unless it is damaged.
 _LEAST_LINE = 20
 #: JSON values of an identity.
-_MOST_OF_IDENTITY = 256
+_MOST_OF_IDENTITY = 128
 #: Most reads of a counter until two in a row agree.
 COUNTER_LOOKS = 8
 #: Drains that a reader waits for an unfinished record with finished ones after it.

@@ -53,6 +53,7 @@ class Turns:
         *,
         passes: int = 1,
         together: int = 1,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Work on the things of all owners until there are none, or the time is over; return whether it was enough.
 
@@ -60,6 +61,7 @@ class Turns:
             work: gets a batch of things of one owner, and returns those of them that want another pass.
             passes: most passes over the things of an owner.
             together: most things of a batch.
+            is_enough: ends it before the time is over; asked after each batch.
         """
         self._used_s = {owner: max(self._used_s.get(owner, 0.0), self._level_s) for owner in wanted}
         queues = {owner: _Queue(things, passes) for owner, things in wanted.items() if things}
@@ -73,6 +75,6 @@ class Turns:
             self._used_s[owner] += now_s - before_s
             if not queues[owner]:
                 del queues[owner]
-            if queues and now_s - begin_s >= self._budget_s:
+            if queues and (now_s - begin_s >= self._budget_s or is_enough()):
                 return False
         return True

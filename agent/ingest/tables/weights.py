@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 #: Bytes of all tables of all ranks and jobs, besides what each rank and each job has of its own.
-ALL_BYTES, OWN_BYTES = 128 << 20, 24 << 10
+ALL_BYTES, OWN_BYTES = 160 << 20, 16 << 10
 #: Bytes of the collectives of one job that wait for a rank, with the lateness in those that are complete.
 OF_JOB_BYTES = 48 << 20
 #: Bytes of the sums of ranks that have ended while their job goes on, or is still in ``/metrics``; and most of these ranks.
-ENDED_BYTES, MOST_ENDED = 32 << 20, 2048
+ENDED_BYTES, MOST_ENDED = 24 << 20, 1024
 
 #: A kind of operations: its sums, its live cell, and its cells of the last minute; what is left of that when the rank has ended.
 KIND, ENDED_KIND = 7000, 800
