@@ -32,15 +32,24 @@ def label(name: str, description: str) -> str:
     return description if description not in ("", "undefined") else name or "unnamed"
 
 
+class PeerRoom:
+    """How many peers of messages the groups of a process have, by operation."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
 class Group:
     """One process group of this rank, and its counters."""
 
     __slots__ = (
         "_on_device",
+        "_room",
         "_tags",
         "aligned",
         "id",
         "last_end",
+        "peers",
         "ranks",
         "ref",
         "seqs",
@@ -50,7 +59,14 @@ class Group:
     )
 
     def __init__(
-        self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
+        self,
+        ref: Callable[[], Any],
+        size: int,
+        ranks: tuple[int, ...] | None,
+        group_id: str,
+        aligned: bool,
+        *,
+        room: PeerRoom | None = None,
     ) -> None:
         self.ref = ref
         self.size = size
@@ -62,6 +78,9 @@ class Group:
         #: Next numbers of operations: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
         #: by a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
         self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
+        self._room = PeerRoom() if room is None else room
+        #: Operation and peer of the messages that are numbered by peer.
+        self.peers: set[tuple[str, int]] = set()
         #: The tags that are numbered.
         self._tags: dict[tuple[str, int, int], int] = {}
         #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
@@ -86,6 +105,15 @@ class Group:
         skipped = queue in self.skipped
         self.skipped.discard(queue)
         return skipped
+
+    def peer_of(self, op: str, peer: int) -> int:
+        """Return the peer of a message; -1 if it is not known, or there is no room for another."""
+        if peer >= 0 and (op, peer) not in self.peers:
+            if self._room.used >= ev.MOST_PEERS:
+                return -1
+            self._room.used += 1
+            self.peers.add((op, peer))
+        return peer
 
     def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
         """Return the key in ``seqs`` of a send or recv. A tag begins at 0 if it replaces another."""
@@ -113,6 +141,7 @@ class Groups:
         )
         self._next_small_id = count().__next__
         self._strangers: dict[tuple[str, int], Group] = {}
+        self._room = PeerRoom()
         #: Called with the name of each group that is made while watching.
         self.on_made: Callable[[str], object] | None = None
         #: Called before a group is made, with this process's rank and the world's size if it is the default group. Returns
@@ -142,8 +171,17 @@ class Groups:
         if generation is None:
             generation = self._generations[name, ranks or ()]()
         identity = group_id(self.job, name, ranks, generation)
-        group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
+        self._forget_destroyed()
+        group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None, room=self._room)
         return group, self._entry(group, name, description)
+
+    def _forget_destroyed(self) -> None:
+        """Forget the groups that no longer exist, which frees the room of their peers."""
+        known = list(self.known.items())  # at once: a signal handler may communicate in the middle of what follows
+        for key, group in known:
+            if group.ref() is None:
+                self.known.pop(key, None)
+        self._room.used = sum(len(group.peers) for _, group in known if group.ref() is not None)
 
     def _generation(self, pg: Any) -> int | None:
         """Return how many groups of this name and these ranks were made before this one; ``None``: its creation was not seen."""

@@ -226,6 +226,7 @@ class PythonProbe(Probe):
                 if captured and device is not None and is_captured(device) and captured.add(Operation(*what)):
                     return None  # it runs at each replay
                 if is_p2p:
+                    peer = group.peer_of(name, peer)
                     queue, numbered = (name, peer), group.key_of_tag(name, peer, tag)
                 else:
                     queue, numbered = None, None

@@ -35,11 +35,6 @@ class Operation(NamedTuple):
     size_bytes: int
     flags: int
 
-    @property
-    def queue(self) -> tuple[str, int] | None:
-        """The queue in which the operation runs; ``None``: the queue of the group's collectives."""
-        return (self.name, self.peer) if self.name in ev.P2P else None
-
     def write(self, writer: RingWriter, counts: Counts, mode: int, now_ns: int) -> bool:
         """Record one run of the operation, whose times are unknown; return False if it was only counted.
 
@@ -47,21 +42,22 @@ class Operation(NamedTuple):
             mode: the governor's mode.
             now_ns: the time of the replay.
         """
-        group, numbered = self.group, None
-        if self.queue is not None:
-            numbered = group.key_of_tag(self.name, self.peer, self.tag)
+        group, peer, queue, numbered = self.group, self.peer, None, None
+        if self.name in ev.P2P:
+            peer = group.peer_of(self.name, peer)
+            queue, numbered = (self.name, peer), group.key_of_tag(self.name, peer, self.tag)
         for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
             break
         if not is_recorded(mode, seq):
             kind = (self.code, group.small_id, self.flags & COUNTED_FLAGS)
             counts.add((*kind, self.size_bytes, 0 if numbered else seq, now_ns))
-            group.skipped.add(self.queue)
+            group.skipped.add(queue)
             return False
         head = (
             self.code,
             self.dtype,
             group.small_id,
-            self.peer,
+            peer,
             self.tag,
             self.size_bytes,
             now_ns,

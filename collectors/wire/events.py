@@ -49,6 +49,8 @@ SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"
 NO_GROUP = 0xFFFF
 #: Tags per peer and direction that have sequence numbers at one time.
 TAGS = 256
+#: Peers, by operation and group, whose messages a trainer numbers separately; further ones get no peer in their records.
+MOST_PEERS = 16_384
 NO_DTYPE = 0
 
 ASYNC = 1  # the caller asked for a handle

@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from commwatch.collectors.wire import events as ev
 from tests.e2e.torchjob import alone, digest, read_rings, results, run_job
 
 pytestmark = pytest.mark.usefixtures("hook")
@@ -188,3 +189,13 @@ def test_tags(tmp_path: Path) -> None:
     sends = [(record.tag, record.seq) for record in rank.of("send")]
     assert sends[:7] == [(0, 0), (0, 1), (5, 0), (-1, 0), (5, 1), (256, 0), (0, 0)]
     assert sends[7:] == [(tag, 0) for tag in range(1000, 6000)]
+
+
+def test_many_peers(tmp_path: Path) -> None:
+    """Peers beyond the limit have no place of their own: their sends are recorded and numbered together, without a peer."""
+    done = alone(tmp_path, "many_peers.py", COMMWATCH_SLOTS=str(1 << 15))
+    assert (done.returncode, done.stderr) == (0, "")
+    (rank,) = read_rings(tmp_path)
+    sends = [(record.peer, record.seq) for record in rank.of("send")]
+    assert sends[: ev.MOST_PEERS] == [(peer, 0) for peer in range(1, ev.MOST_PEERS + 1)]
+    assert sends[ev.MOST_PEERS :] == [(-1, 0), (-1, 1), (-1, 2), (1, 1), (-1, 3)]

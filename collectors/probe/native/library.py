@@ -82,6 +82,7 @@ _NUMBERS = {
     "kBroadcast": events.OP_CODE["broadcast"],
     "kNoGroup": events.NO_GROUP,
     "kTags": events.TAGS,
+    "kMostPeers": events.MOST_PEERS,
     "kAsync": events.ASYNC,
     "kFailed": events.FAILED,
     "kNoSize": events.NO_SIZE,

@@ -226,7 +226,8 @@ class Session {
   Few<const void*, std::atomic<int>> op_codes;
 
  private:
-  static constexpr size_t kBuckets = 64, kMostRetired = 1024;
+  static constexpr int kBucketBits = 10;
+  static constexpr size_t kBuckets = size_t{1} << kBucketBits, kMostRetired = 1024;
   static constexpr int64_t kOpen = int64_t{1} << 32;
 
   // Called once a second in the heartbeat's thread: writes the heartbeat and the counts, and ends the governor's window if it is over.
@@ -278,10 +279,9 @@ class Session {
     retired_.clear();
   }
 
-  std::atomic<Group*>& bucket_of(const void* address) { return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets]; }
-  const std::atomic<Group*>& bucket_of(const void* address) const {
-    return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets];
-  }
+  static size_t bucket(const void* address) { return mixed(reinterpret_cast<uintptr_t>(address)) >> (64 - kBucketBits); }
+  std::atomic<Group*>& bucket_of(const void* address) { return groups_[bucket(address)]; }
+  const std::atomic<Group*>& bucket_of(const void* address) const { return groups_[bucket(address)]; }
 
   std::atomic<Ring*> ring_{nullptr};
   std::mutex closing_;  // `attach` comes before `close` or after it
@@ -305,15 +305,19 @@ class Session {
   std::vector<std::unique_ptr<Group>> retired_;  // no longer found, but perhaps still in use
 };
 
-// Gives an operation the next number of its queue, which it returns.
+// Gives an operation the next number of its queue, which it returns. A message for whose peer there is no room has no peer from then on.
 inline Queue& numbered(Group& group, bool p2p, Record* record) {
   if (!p2p) {
     record->seq = group.next_seq.fetch_add(1);
     return group.collectives;
   }
-  Peer& peer = group.peers[PeerKey{record->op, record->peer}];
-  record->seq = peer.numbers.next(record->tag);
-  return peer;
+  Peer* peer = record->peer >= 0 ? group.peers.of(PeerKey{record->op, record->peer}, group.ranks.size()) : nullptr;
+  if (peer == nullptr) {
+    record->peer = -1;
+    peer = &group.without_peer[record->op];
+  }
+  record->seq = peer->numbers.next(record->tag);
+  return *peer;
 }
 
 // Returns whether an operation gets a record of its own. If not, counts it.

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from commwatch.collectors.probe.torch_groups import Groups
 from commwatch.collectors.probe.torch_timing import Batches
+from commwatch.collectors.wire import events as ev
 
 STORE = HashStore()
 c10d: Any = distributed_c10d
@@ -58,6 +59,24 @@ def test_split_groups_of_one_name(groups: Groups) -> None:
     for pg in (first, second):
         for known in (c10d._world.pg_map, c10d._world.pg_names, c10d._world.pg_group_ranks):
             known.pop(pg)
+
+
+def test_peers_of_destroyed_groups(groups: Groups) -> None:
+    """The limit of peers is one for all groups of a process; a group that was destroyed leaves its room to others."""
+    first, second = dist.new_group([0]), dist.new_group([0])
+    many, few = groups.add(first)[0], groups.add(second)[0]
+    groups.known.update({id(first): many, id(second): few})
+    for peer in range(ev.MOST_PEERS - 1):
+        assert many.peer_of("send", peer) == peer
+    assert [few.peer_of("send", 5), few.peer_of("recv", 5), few.peer_of("recv", -1)] == [5, -1, -1]
+    assert many.peer_of("send", 7) == 7
+    dist.destroy_process_group(first)
+    del first
+    third = dist.new_group([0])
+    assert groups.add(third)[0].peer_of("send", 3) == 3
+    assert few.peer_of("recv", 5) == 5
+    dist.destroy_process_group(second)
+    dist.destroy_process_group(third)
 
 
 def test_batches_leave_no_trace() -> None:

@@ -241,6 +241,7 @@ void test_few() {
 
 }  // namespace
 
+void test_messages();
 void test_poller();
 void test_session();
 void test_graphs();
@@ -254,8 +255,8 @@ int main(int argc, char** argv) {
     const char* name;
     void (*test)();
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
-               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention}, {"spare", test_spare},
-               {"stream_waits", test_stream_waits},
+               {"few", test_few},   {"messages", test_messages},   {"poller", test_poller},       {"session", test_session},
+               {"graphs", test_graphs}, {"retention", test_retention}, {"spare", test_spare}, {"stream_waits", test_stream_waits},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {
     if (argc > 1 && strcmp(argv[1], name) != 0) continue;

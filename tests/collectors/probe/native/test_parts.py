@@ -15,7 +15,7 @@ from commwatch.collectors.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
-DRIVERS = ("ring", "session", "graphs", "retention", "spare", "stream_waits", "aside")
+DRIVERS = ("ring", "messages", "session", "graphs", "retention", "spare", "stream_waits", "aside")
 KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
@@ -52,6 +52,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         "in_flight",
         "exposure",
         "few",
+        "messages",
         "poller",
         "session",
         "graphs",
