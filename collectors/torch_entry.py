@@ -10,8 +10,12 @@ def autoload() -> None:
     """Install the probe if ``COMMWATCH=1``; raise only what a user's signal handler raised."""
     if os.environ.get("COMMWATCH") != "1" or os.environ.get("COMMWATCH_DISABLE") == "1":
         return
+    import contextlib
+
     try:
-        import contextlib
+        from commwatch.collectors.wire import descriptor
+
+        write = descriptor.write  # to what descriptor 2 is now, before anything else happens
 
         from commwatch.collectors.probe import torch_collectives
         from commwatch.collectors.wire import identity
@@ -20,16 +24,14 @@ def autoload() -> None:
             identity.mark_probe(os.environ)
         torch_collectives.install()
     except Exception as error:
+        problem = f"commwatch: probe not loaded: {type(error).__name__}: {error}"
         try:
             from commwatch.collectors.wire.handlers import raised_by_handler
             from commwatch.collectors.wire.standard_error import say
         except ImportError:  # an incomplete installation: it may be what ``error`` is about
-            import contextlib
-            import sys
-
             with contextlib.suppress(Exception):  # standard error may be closed or full
-                print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                write(f"{problem}\n".encode(errors="backslashreplace"))
             return
         if raised_by_handler(error):
             raise
-        say(f"commwatch: probe not loaded: {type(error).__name__}: {error}")
+        say(problem)

@@ -18,8 +18,8 @@ from commwatch.collectors.probe import torch_nccl_plugin
 from commwatch.collectors.probe.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
 from commwatch.collectors.probe.torch_ops import c10d_ops
 from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.wire import descriptor, ring
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
 
 _T = TypeVar("_T")
 #: Libraries whose kernels are in the dispatcher, by path: they stay there, and forward all calls while nothing records.
@@ -81,6 +81,7 @@ class NativeProbe(Probe):
                 self._library.unhook()
                 raise
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        self._library.standard_error(*(descriptor.AT_START or (0,) * 5))
         session = self._library.install(*self._callbacks, clock, self.budget)
         self._library.time_devices(self.timing.code)
         self._use_plugin()

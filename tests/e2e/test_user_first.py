@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.torchjob import JOBS, alone_anew, read_rings, said
-from tests.helpers import PATIENCE_S, clean_env
+from tests.helpers import PATIENCE_S, clean_env, needs
 
 ALONE = """
 import torch, torch.distributed as dist
@@ -48,6 +48,36 @@ def test_no_standard_error(tmp_path: Path, error: str, settings: dict[str, str])
         os.close(pipe)
         os.close(full)
     assert (done.returncode, done.stdout) == (0, "job done\n")
+
+
+def checkpoint_of(place: Path, when: str, trouble: str, **settings: str) -> bytes:
+    """What a job has in the file that has the number of its standard error."""
+    place.mkdir()
+    env = clean_env(**{"COMMWATCH_DIR": str(place / "run"), "RANK": "0", **settings})
+    command = [sys.executable, str(JOBS / "reused.py"), when, trouble]
+    done = subprocess.run(command, env=env, cwd=place, capture_output=True, timeout=2 * PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, b"job done\n"), done.stderr
+    return (place / ("early" if when == "before" else "checkpoint")).read_bytes()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("trouble", ["no folder", "no threads"])
+def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, trouble: str, when: str) -> None:
+    """A file that gets the number of the closed standard error is, byte for byte, what it is without the probe, whichever part of that has a line."""
+    needs(os.getuid() == 0 or trouble != "no threads", "root, to become another user")
+    plain = checkpoint_of(tmp_path / "plain", when, trouble, COMMWATCH_DISABLE="1")
+    wrong = {"COMMWATCH_DIR": "/dev/null"} if trouble == "no folder" else {}
+    settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, **wrong}
+    assert checkpoint_of(tmp_path / "probed", when, trouble, **settings) == plain
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("hook", ["auto", "native"])
+def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
+    """The same for what is said with the default settings: that the native hook is missing."""
+    plain = checkpoint_of(tmp_path / "plain", when, "", COMMWATCH_DISABLE="1")
+    settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "XDG_CACHE_HOME": "/nowhere"}
+    assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain
 
 
 @pytest.mark.parametrize(("how", "code"), [((), 0), (("raise",), 1)], ids=["exit", "raise"])

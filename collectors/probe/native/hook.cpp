@@ -369,6 +369,11 @@ COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(device_fa
 // NCCL will load our profiler plugin from this file. Returns 0 if it cannot be used.
 COMMWATCH_API int cw_use_nccl_plugin(const char* path) { return NcclPlugin::use(path, Foreign::sink()) ? 1 : 0; }
 
+// What standard error was when the probe came, with the fields of descriptor.OpenFile; all 0: there was none. Before cw_install.
+COMMWATCH_API void cw_standard_error(uint64_t device, uint64_t inode, uint64_t kind, uint64_t flags, uint64_t born_ns) {
+  StandardError::is({device, inode, kind, flags, born_ns});
+}
+
 // Begin to record. training_thread: its CPU clock; budget: fraction of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {

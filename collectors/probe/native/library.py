@@ -286,6 +286,8 @@ class Library:
         self.hook = quick.cw_hook
         self.hook.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int] * 8]
         self.unhook = quick.cw_unhook
+        self.standard_error = quick.cw_standard_error
+        self.standard_error.argtypes = [ctypes.c_uint64] * 5
         self.install = quick.cw_install
         self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_double]
         self.install.restype = ctypes.c_void_p

@@ -27,6 +27,7 @@
 #include "poller.h"
 #include "retention.h"
 #include "ring.h"
+#include "standard_error.h"
 #include "stream_waits.h"
 
 namespace commwatch {
@@ -131,7 +132,12 @@ class Session {
   static void say(const char* happened, const char* doing, const char* what) {
     const char* rank = getenv("RANK");
     const int length = static_cast<int>(strcspn(what, "\n"));
-    dprintf(STDERR_FILENO, "commwatch: %s in rank %s: %s: %.*s\n", happened, rank != nullptr ? rank : "?", doing, length, what);
+    char line[1024];
+    const int wanted = snprintf(line, sizeof line, "commwatch: %s in rank %s: %s: %.*s\n", happened, rank != nullptr ? rank : "?", doing, length, what);
+    if (wanted < 0) return;
+    const size_t size = std::min(static_cast<size_t>(wanted), sizeof line - 1);
+    line[size - 1] = '\n';
+    StandardError::write(line, size);
   }
 
   Ring* ring() const { return ring_.load(std::memory_order_acquire); }

@@ -247,6 +247,7 @@ void test_session();
 void test_graphs();
 void test_retention();
 void test_spare();
+void test_standard_error();
 void test_stream_waits();
 void test_aside();
 
@@ -257,6 +258,7 @@ int main(int argc, char** argv) {
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
                {"few", test_few},   {"messages", test_messages},   {"poller", test_poller},       {"session", test_session},
                {"graphs", test_graphs}, {"retention", test_retention}, {"spare", test_spare}, {"stream_waits", test_stream_waits},
+               {"standard_error", test_standard_error},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {
     if (argc > 1 && strcmp(argv[1], name) != 0) continue;

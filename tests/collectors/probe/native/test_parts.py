@@ -15,7 +15,7 @@ from commwatch.collectors.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
-DRIVERS = ("ring", "messages", "session", "graphs", "retention", "spare", "stream_waits", "aside")
+DRIVERS = ("ring", "messages", "session", "graphs", "retention", "spare", "stream_waits", "standard_error", "aside")
 KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
@@ -59,6 +59,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         "retention",
         "spare",
         "stream_waits",
+        "standard_error",
         "aside",
     ]
 
