@@ -21,10 +21,11 @@ from commwatch.collectors.nccl.matching import LogPattern
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import crossing
 from commwatch.core.cells import OTHER, GroupInfo
+from commwatch.core.shares import Portions, Room, fair
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
-from commwatch.watchers.inspector_sums import Cell, Drops, JobFiles, Source
+from commwatch.watchers.inspector_sums import MOST_CELLS, Cell, Drops, JobFiles, Source
 from commwatch.watchers.nccl_groups import groups_of, past, ranks_of
 
 log = logging.getLogger("commwatch")
@@ -35,6 +36,10 @@ _SLACK_S = 60.0
 _STUCK_S = 30.0
 #: Text files read of one folder, and bytes of each.
 _MOST_PROM, _MOST_PROM_BYTES = 64, 1 << 20
+#: Jobs whose files are followed at a time; files that are open at a time, of one job and of all.
+MOST_JOBS, _MOST_FILES, _ALL_FILES = 32, 256, 1024
+#: Sums for which all jobs together have room beyond those of each.
+_ALL_CELLS, _LEAST_CELLS = 16_384, 256
 _UNREAD = f"this version of commwatch reads {VERSIONS[0]} to {VERSIONS[-1]}"
 #: Seconds between two checks of the text files, which change twice a minute at most.
 _PROM_S = 5.0
@@ -68,6 +73,9 @@ class Inspector:
         self._directory, self._aggregate, self._jobs_lock, self._clock = directory, aggregate, lock, clock
         self._lock = threading.RLock()
         self._jobs: dict[str, JobFiles] = {}
+        #: By job, its user; and the room for sums that jobs share.
+        self._owners: dict[str, int] = {}
+        self._cells = Portions(_ALL_CELLS, MOST_CELLS, _LEAST_CELLS)
         self._folders: dict[str, _Dumped] = {}
         self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
         self._looked_at = clock()
@@ -79,15 +87,15 @@ class Inspector:
         folders: dict[str, _Dumped] = {}
         with self._jobs_lock:
             wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
+        self._begin({job: (about[0][0].uid, about[1]) for job, about in wanted.items() if about[0]})
         read = 0
-        for job, (patterns, since, ranks, gone) in wanted.items():
+        for job, (patterns, _, ranks, gone) in wanted.items():
             with self._lock:
-                if patterns and job not in self._jobs:
-                    self._jobs[job] = JobFiles(since, self._lock)
                 files = self._jobs.get(job)
                 if files is None:
                     continue
                 files.ranks = ranks
+                files.follower.most_files = min(_MOST_FILES, _ALL_FILES // len(self._jobs))
             files.follower.patterns = dict.fromkeys(patterns)
             read += files.follower.tick()  # without the lock: a file server may hang, answers must not
             files.fold(gone)
@@ -95,13 +103,37 @@ class Inspector:
             self._say({f"format {version}": _UNREAD for version in files.unread_versions})
         with self._lock:
             for job in [job for job in self._jobs if job not in wanted]:
-                self._jobs.pop(job).follower.close()
+                files = self._jobs.pop(job)
+                files.follower.close()
+                self._cells.give(files.most)
+                del self._owners[job]
             self._folders = folders
         if self._clock() - self._means_at >= _PROM_S:
             self._means_at = self._clock()
             self._read_means()
         self._looked_at = self._clock()
         return read
+
+    def _begin(self, wanted: dict[str, tuple[int, float]]) -> None:
+        """Begin to follow the files of new jobs, those of different users in turn, as long as there is room.
+
+        Args:
+            wanted: by job: its user, and the Unix time before which files are of earlier jobs.
+        """
+        room, new = Room(MOST_JOBS), dict[int, list[str]]()
+        for owner in self._owners.values():
+            room.hold(owner, 1)
+        for job, (owner, _) in wanted.items():
+            if job not in self._jobs:
+                new.setdefault(owner, []).append(job)
+        for job in fair(new):
+            owner, since = wanted[job]
+            if not room.move(owner, 1):
+                self._say({"of further jobs": f"those of {MOST_JOBS} jobs are followed at a time"})
+                continue
+            with self._lock:
+                self._jobs[job] = JobFiles(since, self._lock, self._cells.take())
+                self._owners[job] = owner
 
     def close(self) -> None:
         """Close all files."""

@@ -64,6 +64,11 @@ class Communicator:
     #: Looks since its latest record.
     quiet: int = 0
 
+    @property
+    def places_taken(self) -> int:
+        """How many places and processes are kept of it."""
+        return len(self.places) + len(self.processes)
+
 
 class Source(NamedTuple):
     """One rank in one communicator."""
@@ -109,12 +114,19 @@ class Sums:
     cells: dict[Key, Cell] = field(default_factory=dict)
     drops: dict[Source, Drops] = field(default_factory=dict)
     comms: dict[str, Communicator] = field(default_factory=dict)
+    #: Places and processes of all communicators.
+    places: int = 0
 
 
 class JobFiles:
-    """Sums over the JSON files of one job."""
+    """Sums over the JSON files of one job.
 
-    def __init__(self, since: float, lock: threading.RLock) -> None:
+    Args:
+        most: sums kept of its present runs, and as many of its earlier ones.
+    """
+
+    def __init__(self, since: float, lock: threading.RLock, most: int | None = None) -> None:
+        self.most = MOST_CELLS if most is None else most
         self.follower = Follower(self._take, since)
         self.ranks: dict[tuple[str, int], int] = {}
         self.now, self.earlier = Sums(), Sums()
@@ -173,14 +185,16 @@ class JobFiles:
         if comm.size != record.group_size:
             return None
         comm.name, comm.quiet = comm.name or record.comm_name, 0
-        if len(comm.places) < MOST_CELLS:
+        if self.now.places < 2 * self.most:
+            self.now.places -= comm.places_taken
             comm.places.add((record.group_rank, rank))
             comm.processes.add(_process(record))
+            self.now.places += comm.places_taken
         return comm
 
     def _add_drops(self, dropped: Dropped, rank: int) -> bool:
         source = Source(rank, dropped.comm, dropped.group_rank)
-        if source not in self.now.drops and len(self.now.drops) >= MOST_CELLS:
+        if source not in self.now.drops and len(self.now.drops) >= self.most:
             return False
         if self._comm(dropped, rank) is None:
             return False
@@ -192,7 +206,7 @@ class JobFiles:
     def _add(self, timed: Timed, rank: int) -> bool:
         size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
         key = Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
-        if key not in self.now.cells and len(self.now.cells) >= MOST_CELLS:
+        if key not in self.now.cells and len(self.now.cells) >= self.most:
             return False
         comm = self._comm(timed, rank)
         if comm is None:
@@ -227,19 +241,26 @@ class JobFiles:
         now, earlier = self.now, self.earlier
         for key in [key for key in now.cells if key.comm in names]:
             to = key._replace(comm=names[key.comm])
-            if to in earlier.cells or len(earlier.cells) < MOST_CELLS:
-                earlier.comms.setdefault(to.comm, now.comms[key.comm])
+            if to in earlier.cells or (len(earlier.cells) < self.most and self._keeps(to.comm, now.comms[key.comm])):
                 earlier.cells.setdefault(to, Cell()).add(now.cells.pop(key))
         for source in [source for source in now.drops if source.comm in names]:
             of = source._replace(comm=names[source.comm])
-            if of in earlier.drops or len(earlier.drops) < MOST_CELLS:
-                earlier.comms.setdefault(of.comm, now.comms[source.comm])
+            if of in earlier.drops or (len(earlier.drops) < self.most and self._keeps(of.comm, now.comms[source.comm])):
                 drops, ended = earlier.drops.setdefault(of, Drops()), now.drops.pop(source)
                 drops.collectives.add(ended.collectives)
                 drops.messages.add(ended.messages)
         kept = {key.comm for key in now.cells} | {source.comm for source in now.drops}
         for name in names.keys() - kept:
-            del now.comms[name]
+            now.places -= now.comms.pop(name).places_taken
+
+    def _keeps(self, name: str, comm: Communicator) -> bool:
+        """Keep a communicator of earlier runs; return whether there is room for it."""
+        if name not in self.earlier.comms:
+            if self.earlier.places + comm.places_taken > 2 * self.most:
+                return False
+            self.earlier.places += comm.places_taken
+            self.earlier.comms[name] = comm
+        return True
 
     def rows(self, job: str, groups: list[GroupInfo]) -> Iterator[InspectorRow]:
         """Yield the sums as the API shows them; those of earlier runs are of no communicator."""

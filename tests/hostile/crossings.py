@@ -159,6 +159,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "collectors/probe/torch_python.py": {"unlink": [RING, RING]},
     "collectors/probe/torch_sweep.py": {"open": [SCRATCH], "write_text": [SCRATCH]},
     "collectors/probe/torch_timing.py": {"CDLL": [SYSTEM, SYSTEM]},
+    "collectors/wire/descriptor.py": {"CDLL": [SYSTEM]},
     "collectors/wire/files.py": {"open": [KERNEL], "scandir": [KERNEL]},
     "collectors/wire/identity.py": {"chmod": [MADE], "chown": [MADE]},
     "collectors/wire/mapping.py": {"CDLL": [SYSTEM], "open": [RING], "unlink": [RING]},

@@ -14,7 +14,7 @@ import pytest
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire.nccl_debug_file import inspector_dir
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers import inspector_sums
+from commwatch.watchers import inspector, inspector_sums
 from commwatch.watchers.inspector import Inspector
 from commwatch.watchers.inspector_sums import MOST_CELLS
 from tests.agent.server.routes.test_jobs import rings_of
@@ -362,7 +362,8 @@ def test_readings_have_known_names(folder: Path) -> None:
 
 def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of ranks kept for a communicator is limited, whatever its files contain; all timed operations are counted."""
-    monkeypatch.setattr(inspector_sums, "MOST_CELLS", 8)
+    for name in ("MOST_CELLS", "_LEAST_CELLS"):
+        monkeypatch.setattr(inspector, name, 8)
     path = put(folder)
     line = path.read_text().splitlines()[0].replace('"n_ranks":2', '"n_ranks":1000')
     path.write_text("".join(line.replace('"rank":0', f'"rank":{rank}') + "\n" for rank in range(100)))
@@ -370,12 +371,35 @@ def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     watched.tick()
     assert watched.inspector.view(None).records == 100
     (files,) = vars(watched.inspector)["_jobs"].values()
-    assert [len(comm.places) for comm in files.now.comms.values()] == [8]
+    assert [comm.places_taken for comm in files.now.comms.values()] == [16]
+
+
+def test_many_jobs(folder: Path) -> None:
+    """The sums and files of many jobs have bounded room in all; a job of another user is followed beside them."""
+    watched = Watched(folder)
+    for number in range(100):
+        book = watched.aggregate.open(
+            f"many{number}", identity(f"job{number}", 0, pid=number + 500, host="host.domain")
+        )
+        book.owner_uid = 12345
+        book.learn([{"inspector": str(folder)}])
+    watched.tick()
+    assert "job" in vars(watched.inspector)["_jobs"]
+    other = watched.aggregate.open("other", identity("other", 0, pid=400, host="host.domain"))
+    other.owner_uid = 54321
+    other.learn([{"inspector": str(folder)}])
+    watched.tick()
+    jobs = vars(watched.inspector)["_jobs"]
+    assert "other" in jobs
+    assert len(jobs) <= inspector.MOST_JOBS
+    assert sum(files.most for files in jobs.values()) <= 16_384 + 256 * inspector.MOST_JOBS
+    assert sum(files.follower.most_files for files in jobs.values()) <= 1024
 
 
 def test_many_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a job is restarted, what the new run times is counted, and nothing that was counted is lost."""
-    monkeypatch.setattr(inspector_sums, "MOST_CELLS", 12)
+    for name in ("MOST_CELLS", "_LEAST_CELLS"):
+        monkeypatch.setattr(inspector, name, 12)
     monkeypatch.setattr(inspector_sums, "_QUIET_LOOKS", 1)
     text = (FIXTURES / "v4.3.log").read_text()
     watched = Watched(folder)

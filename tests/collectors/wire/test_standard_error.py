@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,10 +68,11 @@ OWN_PROCESS = {"probe/native/build.py", "probe/torch_sweep.py"}
 def run(script: str, where: Path, **streams: int | None) -> subprocess.CompletedProcess[bytes]:
     """Run a program in a new Python."""
     command = [sys.executable, "-c", COMMON + script]
-    about = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run(
+    about: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
         command, cwd=where, env=clean_env(PYTHONUNBUFFERED=""), timeout=PATIENCE_S, check=False, **about
-    )  # type: ignore[call-overload,no-any-return]
+    )
+    return done
 
 
 @pytest.mark.parametrize("case", REUSED)
