@@ -36,8 +36,8 @@ _SLACK_S = 60.0
 _STUCK_S = 30.0
 #: Text files read of one folder, and bytes of each.
 _MOST_PROM, _MOST_PROM_BYTES = 64, 1 << 20
-#: Jobs whose files are followed at a time; files that are open at a time, of one job and of all.
-MOST_JOBS, _MOST_FILES, _ALL_FILES = 32, 256, 1024
+#: Jobs whose files are followed at a time, and files that are open at a time.
+MOST_JOBS, _ALL_FILES = 32, 1024
 #: Sums for which all jobs together have room beyond those of each.
 _ALL_CELLS, _LEAST_CELLS = 16_384, 256
 _UNREAD = f"this version of commwatch reads {VERSIONS[0]} to {VERSIONS[-1]}"
@@ -95,7 +95,7 @@ class Inspector:
                 if files is None:
                     continue
                 files.ranks = ranks
-                files.follower.most_files = min(_MOST_FILES, _ALL_FILES // len(self._jobs))
+                files.follower.share(len(self._jobs), _ALL_FILES)
             files.follower.patterns = dict.fromkeys(patterns)
             read += files.follower.tick()  # without the lock: a file server may hang, answers must not
             files.fold(gone)

@@ -43,8 +43,8 @@ MOST_JOBS = 32
 #: Distinct facts kept per job, the least that a job has room for, and what all jobs share beyond that. Messages kept of all jobs.
 _MOST_FACTS, _LEAST_FACTS, _ALL_FACTS = 50_000, 2_000, 100_000
 _MOST_MESSAGES = 2_000
-#: Files that are open at a time, of one job and of all.
-_MOST_FILES, _ALL_FILES = 256, 1024
+#: Files that are open at a time.
+_ALL_FILES = 1024
 #: Most of the time that may go into looking for requests, of which any number may lie in the folder, if one look takes so many seconds.
 _OF_TIME, _QUICK_S = 0.02, 0.01
 #: Bytes of a request to follow logs, its patterns, and requests of one user; further ones are left out.
@@ -214,7 +214,7 @@ class NcclLogs:
             logs = self._jobs.get(job)
             if logs is None:
                 continue
-            logs.follower.most_files = min(_MOST_FILES, _ALL_FILES // len(self._jobs))
+            logs.follower.share(len(self._jobs), _ALL_FILES)
             if patterns:
                 logs.follower.patterns = dict.fromkeys(patterns)
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
@@ -282,11 +282,11 @@ class NcclLogs:
     def _wanted(self) -> dict[str, tuple[list[LogPattern], float]]:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
         found: dict[str, tuple[list[LogPattern], float]] = {}
-        began_s = time.monotonic()
-        if began_s >= self._next_look_s:
+        if time.monotonic() >= self._next_look_s:
+            began_s = time.thread_time()
             self._requests = requests(self._run_dir)
-            took_s = time.monotonic() - began_s
-            self._next_look_s = began_s + (took_s / _OF_TIME if took_s > _QUICK_S else 0.0)
+            took_s = time.thread_time() - began_s
+            self._next_look_s = time.monotonic() + took_s / _OF_TIME if took_s > _QUICK_S else 0.0
         with self._jobs_lock:
             owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
             named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}

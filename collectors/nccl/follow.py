@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ _KEPT_BEHIND = 4 << 20
 _CHUNK = 128 * 1024
 #: Files of one job that are open at a time, and quiet ones that are known beside them.
 MOST_FILES, _MOST_QUIET = 256, 1024
+#: See ``Follower.of_time`` and ``quick_s``.
+OF_TIME, QUICK_S = 0.05, 0.005
 _TOO_MANY = "(too many)"
 #: Bytes of the incomplete line that a quiet file keeps.
 _MOST_REST = 1024
@@ -50,13 +53,22 @@ class Follower:
     Args:
         take: called with what is read of a file at a time: lines as ``Lines`` yields them, and the path.
         since: Unix time in s; files last written before it are ignored.
+        clock: monotonic time.
     """
 
-    def __init__(self, take: Callable[[Iterable[tuple[int, str]], str], object], since: float = 0.0) -> None:
-        self._take, self._since = take, since
+    def __init__(
+        self,
+        take: Callable[[Iterable[tuple[int, str]], str], object],
+        since: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._take, self._since, self._clock = take, since, clock
         self.patterns: dict[LogPattern, None] = {}
-        #: Files that are open at a time: fewer where many jobs share the agent's.
-        self.most_files = MOST_FILES
+        #: Files that are open at a time; part of the time that may go into looking for files if one look takes more than ``quick_s``. All are
+        #: less where many jobs share the agent.
+        self.most_files, self.of_time, self.quick_s = MOST_FILES, OF_TIME, QUICK_S
+        #: Monotonic time (s) before which there is no other look.
+        self._next_look_s = 0.0
         #: By device and inode: NCCL continues to write to a renamed file.
         self._files: dict[tuple[int, int], _File] = {}
         #: Closed in favour of others, until their size changes.
@@ -79,14 +91,25 @@ class Follower:
         """The files being followed."""
         return sorted({file.path for file in [*self._files.values(), *self._quiet.values()]})
 
+    def share(self, number: int, all_files: int) -> None:
+        """Share files and time with the followers of other jobs.
+
+        Args:
+            number: of followers, this one included.
+            all_files: that all of them may have open together.
+        """
+        self.most_files = min(MOST_FILES, all_files // number)
+        self.of_time, self.quick_s = OF_TIME / number, QUICK_S / number
+
     def tick(self, final: bool = False) -> int:
         """Find new files and read what was added; return the bytes read.
 
         Args:
             final: the writers have ended: read all there is, and a last line without its newline.
         """
-        self._there = there = self._discover()
-        total = 0
+        if final or self._clock() >= self._next_look_s:
+            self._look()
+        there, total = self._there, 0
         for inode, file in list(self._files.items()):
             read = self._read(file, None if final else TICK_BYTES - total)
             total += read
@@ -106,6 +129,14 @@ class Follower:
             os.close(file.fd)
         self._files.clear()
         self._quiet.clear()
+
+    def _look(self) -> None:
+        """Look for files; the longer that takes, the longer the pause after it: a folder may have any number of files."""
+        began_s = time.thread_time()
+        self._there = self._discover()
+        took_s = time.thread_time() - began_s
+        if took_s > self.quick_s:
+            self._next_look_s = self._clock() + took_s / self.of_time
 
     def _discover(self) -> set[tuple[int, int]]:
         there, seen, self._too_many = set[tuple[int, int]](), set[str](), False

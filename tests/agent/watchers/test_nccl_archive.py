@@ -94,7 +94,9 @@ def test_report_of_a_job_that_has_ended(tmp_path: Path) -> None:
         first.write_text("\n".join([*lines(0, 104, "aa", (4, 6)), WARNING]))
         second.write_text("\n".join([*lines(1, 106, "aa", (4, 6), "SHM/direct"), ""]))
         wait_for(
-            lambda: any(view["findings"] and view["communicators"] for view in running.get("/api/v1/topology")),
+            lambda: any(
+                len(view["findings"]) == 2 and view["communicators"] for view in running.get("/api/v1/topology")
+            ),
             "both logs",
         )
     for log in (first, second):

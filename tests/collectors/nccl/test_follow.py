@@ -233,6 +233,23 @@ def test_long_line_of_a_quiet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert taken.places[-1] == ("a", 2)
 
 
+def test_pause_after_a_long_look(tmp_path: Path) -> None:
+    """After a look that took long there is no other for a multiple of that time; what is added to known files is read meanwhile."""
+    now = [100.0]
+    taken = Taken(tmp_path / "*")
+    taken.follower = Follower(taken._take, clock=lambda: now[0])
+    taken.follower.patterns[LogPattern(str(tmp_path / "*"), os.getuid())] = None
+    taken.follower.quick_s = 0.0
+    (tmp_path / "a").write_text("one\n")
+    assert taken.tick() == ["one"]
+    (tmp_path / "b").write_text("other\n")
+    with (tmp_path / "a").open("a") as file:
+        file.write("two\n")
+    assert taken.tick() == ["two"]
+    now[0] += 1000
+    assert taken.tick() == ["other"]
+
+
 def test_deleted_file_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deleted file, which could not be opened again, is read as long as its writer may write; another waits for that time."""
     monkeypatch.setattr(follow, "MOST_FILES", 1)
