@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, size: int, each: int = 0) -> None:
         self.size, self.each = size, each
-        #: Units that no account holds, and how often there were none.
+        #: Units that no account holds, and how often there was no room for something.
         self.free, self.refused = size, 0
         self._held: Counter[Hashable] = Counter()
 
@@ -87,6 +87,10 @@ class Account:
             return self.take(after - before)
         self.give(before - after)
         return True
+
+    def refuse(self) -> None:
+        """Count that there was no room for something, for a reason of the caller's own."""
+        self._room.refused += 1
 
     def close(self) -> None:
         """Give all units back."""

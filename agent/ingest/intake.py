@@ -60,7 +60,7 @@ class Intake:
         handover: held while cells move to the history, which may take long on a slow disk: a reader that holds it finds each cell
             either in the totals in memory or in the history. Default: ``lock``.
         most_rings: read at a time; each keeps a file open.
-        now_s: clock of the time that the owners of rings share.
+        now_s: clock of the time that the owners of rings share; default: the CPU time of this thread, which other work does not change.
         looks: records are read at every ``looks``-th tick, many at a time because that costs less; the state of the trainers at each one.
             Full rings, and those of trainers that have ended, are read at once.
         alive: called for each batch, so also during a long tick.
@@ -77,7 +77,7 @@ class Intake:
         most_rings: int = MOST_RINGS,
         looks: int = 1,
         alive: Callable[[], object] = lambda: None,
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._handover, self._alive = handover or lock, alive
         self._looks, self._ticks = looks, 0

@@ -73,7 +73,10 @@ class Job:
                 sizes[at] = parts[at].bytes
 
     def _has_room(self, size: int) -> bool:
-        return size <= OF_JOB_BYTES and self.account.change(self.account.used, size)
+        if size > OF_JOB_BYTES:
+            self.account.refuse()
+            return False
+        return self.account.change(self.account.used, size)
 
     def forget(self, uid: str) -> None:
         """Forget a rank."""
@@ -154,6 +157,11 @@ class Aggregate:
             sizes[owner] -= used
             job.forget(uid)
             self.forgotten += 1
+
+    @property
+    def refused(self) -> int:
+        """How often something was not kept, or was dropped, because there was no room for it in memory."""
+        return self.memory.refused + self.forgotten
 
     def rank_totals(self) -> Iterator[RankTotals]:
         """Yield the totals of every rank of every job."""

@@ -110,6 +110,7 @@ class Exporter(Collector):
                 families.add(reading.metric, reading.labels, reading.value)
         families.add("build_info", (__version__,), 1)
         families.add("series_dropped_total", (), self._dropped)
+        families.add("memory_refused_total", (), self._aggregate.refused)
         yield from families.values()
 
     def _group_label(self, job: str, label: str) -> str:

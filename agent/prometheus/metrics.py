@@ -309,6 +309,11 @@ METRICS = {
             "Total number of groups counted under the label 'other', or without series by group_id, because a job has too many.",
         ),
         Spec(
+            "commwatch_memory_refused_total",
+            "counter",
+            "Total number of times that there was no room in memory for a name, a kind of operations or another entry of a rank's tables.",
+        ),
+        Spec(
             "commwatch_history_damaged_chunks_total",
             "counter",
             "Total number of damaged pieces of the history (chunks of raw records, rows, ends of its log) that were skipped.",
