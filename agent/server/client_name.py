@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 #: Constants of <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
@@ -22,7 +22,9 @@ Address = tuple[str, int]
 
 
 def client(peer: Address | None, here: Address | None) -> str:
-    """Return a name for the client: ``user UID`` if it runs on this machine, else its address.
+    """Return a name for the client: ``user UID`` if it runs on this machine, else its address, or its network for IPv6.
+
+    A machine may use any address of its IPv6 network of 64 bits, so an address alone would be as many clients as it likes.
 
     Args:
         peer: address and port of the client; ``None``: not known.
@@ -31,11 +33,19 @@ def client(peer: Address | None, here: Address | None) -> str:
     if peer is None:
         return "unknown"
     try:
-        local = ip_address(peer[0]).is_loopback
+        address = ip_address(peer[0])
     except ValueError:
         return peer[0]
-    uid = _uid(peer, here) if local and here is not None else None
-    return peer[0] if uid is None else f"user {uid}"
+    uid = _uid(peer, here) if address.is_loopback and here is not None else None
+    return _network(address) if uid is None else f"user {uid}"
+
+
+def _network(address: IPv4Address | IPv6Address) -> str:
+    """Return the address of a machine, or the network that an IPv6 address is of."""
+    plain = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
+    if isinstance(plain, IPv4Address) or plain.is_loopback:
+        return str(plain)
+    return str(ip_network((plain.packed[:8] + bytes(8), 64)))
 
 
 def _uid(peer: Address, here: Address) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from html import escape
 from http import HTTPStatus
 from urllib.parse import parse_qs
@@ -21,19 +23,22 @@ from commwatch.server import access, client_name
 from commwatch.server.access import Refusal, Rules
 from commwatch.server.http_protocol import MOST_HEADER_BYTES
 from commwatch.server.problems import answer
-from commwatch.server.turns import Turns
+from commwatch.server.turns import AllTaken, Places, TooManyOfOne, Turns
 
 log = logging.getLogger("commwatch")
 STREAM = "/api/v1/stream"
 #: Bytes of a request's body; the largest legitimate one lists the ranks of one node.
 MOST_BODY_BYTES = 64 << 10
-#: Requests that wait, are handled or are being answered, except ``/metrics`` and health: in all, and per client.
+#: Requests that wait, are handled or are being answered, except ``/metrics`` and health: in all, and per client. A client that has
+#: none gets one of as many again, so that two clients do not keep out a third.
 MOST_REQUESTS, MOST_OF_ONE = 32, 16
 #: Requests handled at once: those for the worker process, which answers one at a time; those that wait for other agents, which
 #: must not wait in the same line as these agents' requests to this one; and others, each of which takes interpreter time from
 #: the intake.
 HISTORY, JOB, LIVE = "history", "job", "live"
 _AT_ONCE = {HISTORY: 1, JOB: 4, LIVE: 2}
+#: Of these, most of one client: other agents may keep a request waiting for seconds.
+_OF_ONE = {JOB: 3}
 _OF_HISTORY = frozenset(
     f"/api/v1/{name}"
     for name in (
@@ -46,8 +51,8 @@ _WITH = {"/api/v1/jobs": ("figures",), "/api/v1/bars": ("since", "until")}
 _OF_JOB = "/api/v1/past"
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
-#: Streams open at once.
-MOST_STREAMS = 32
+#: Streams open at once: in all, and per client.
+MOST_STREAMS, MOST_STREAMS_OF_ONE = 32, 16
 #: Seconds to wait until the token's file has been read.
 _TOKEN_S = 2.0
 POLICY = (
@@ -69,11 +74,11 @@ class Gate:
         #: Both may be replaced while requests are handled.
         self.rules, self.token = rules, Aside("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
-        self._streams = 0
+        self._streams = Places(MOST_STREAMS, MOST_STREAMS_OF_ONE)
         #: Number of requests by client.
         self._requests: Counter[str] = Counter()
-        self._turns = {line: Turns(number) for line, number in _AT_ONCE.items()}
-        self._trouble = ""
+        self._turns = {line: Turns(number, _OF_ONE.get(line)) for line, number in _AT_ONCE.items()}
+        self._trouble, self._logged = "", 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -104,19 +109,39 @@ class Gate:
             await self._app(scope, _bounded(receive), send)
         elif path != STREAM:
             await self._in_turn(scope, receive, send)
-        elif self._streams >= MOST_STREAMS:
-            await _full(f"{MOST_STREAMS} streams are open")(scope, receive, send)
         else:
-            self._streams += 1
-            try:
-                await self._app(scope, _bounded(receive), send)
-            finally:
-                self._streams -= 1
+            await self._stream(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request for the event stream on, and end it when another client gets its place; answer 429 or 503 without a place."""
+        client, over = client_name.client(scope.get("client"), scope.get("server")), asyncio.Event()
+        try:
+            place = self._streams.take(client, over.set)
+        except TooManyOfOne:
+            detail = f"{MOST_STREAMS_OF_ONE} streams of this client ({client}) are open, the limit for one client"
+            await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
+            return
+        except AllTaken:
+            await _full(f"{MOST_STREAMS} streams are open")(scope, receive, send)
+            return
+        if self._streams.displaced.bit_count() == 1 and self._streams.displaced != self._logged:
+            self._logged = self._streams.displaced
+            log.warning(
+                "all %d event streams are in use: %d so far were closed for other clients",
+                MOST_STREAMS,
+                self._streams.displaced,
+            )
+        stream = _Stream(over, _bounded(receive), send)
+        try:
+            await self._app(scope, stream.receive, stream.send)
+        finally:
+            self._streams.give_back(place)
+        await stream.end()
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the routes when it is its turn; answer 429 or 503 without room, or without a turn in time."""
         client = client_name.client(scope.get("client"), scope.get("server"))
-        if self._requests.total() >= MOST_REQUESTS:
+        if self._requests.total() >= MOST_REQUESTS * (1 if self._requests[client] else 2):
             await _full(f"{MOST_REQUESTS} requests are in progress")(scope, receive, send)
             return
         if self._requests[client] >= MOST_OF_ONE:
@@ -131,12 +156,12 @@ class Gate:
             detail = f"this request has waited {_TURN_S:g} s for other requests"
             await answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)(scope, receive, send)
         else:
-            await self._work(turns, scope, receive, send)
+            await self._work(partial(turns.give_back, client), scope, receive, send)
         finally:
             self._requests[client] -= 1
             self._requests += Counter()  # drops clients without requests
 
-    async def _work(self, turns: Turns, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _work(self, give_back: Callable[[], None], scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and give its turn back when the answer begins, so that a slow reader holds no turn."""
         over = False
 
@@ -144,14 +169,14 @@ class Gate:
             nonlocal over
             if not over:
                 over = True
-                turns.give_back()
+                give_back()
             await send(message)
 
         try:
             await self._app(scope, _bounded(receive), sent)
         finally:
             if not over:
-                turns.give_back()
+                give_back()
 
     async def _token(self) -> str | None:
         token, trouble = None, ""
@@ -191,6 +216,35 @@ class Gate:
             self._cookie, access.session(token), path="/", httponly=True, samesite="lax", secure=self._secure
         )
         return response
+
+
+class _Stream:
+    """A response without an end, for a client that reads one: it ends when ``over`` is set."""
+
+    def __init__(self, over: asyncio.Event, receive: Receive, send: Send) -> None:
+        self._over, self._receive, self._send = over, receive, send
+        self._begun = self._complete = False
+
+    async def receive(self) -> Message:
+        """Return the client's next message, or that it has gone when the stream is over."""
+        message, over = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((message, over), return_when=asyncio.FIRST_COMPLETED)
+            return message.result() if message.done() else {"type": "http.disconnect"}
+        finally:
+            message.cancel()
+            over.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on."""
+        self._begun = True
+        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
+
+    async def end(self) -> None:
+        """Complete a response that has been cut short, so that the client connects again."""
+        if self._over.is_set() and self._begun and not self._complete:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def line_of(scope: Scope) -> str:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
+from collections.abc import Iterable
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from commwatch.server import client_name
 from commwatch.server.problems import body_of
+from commwatch.server.turns import last_of_largest
 
-#: Connections open at once, TLS handshakes included; beyond it, the one that waits longest for its client is closed.
+#: Connections open at once, TLS handshakes included; beyond it, one of the client that has the most is closed.
 MOST_CONNECTIONS = 128
 #: A request's line and headers, in bytes.
 MOST_HEADER_BYTES = 16 << 10
@@ -31,7 +35,12 @@ class Connection(H11Protocol):
 
     _coming: asyncio.TimerHandle | None = None
     _going: asyncio.TimerHandle | None = None
-    _since_s = 0.0
+    _since_s = began_s = 0.0
+
+    @cached_property
+    def owner(self) -> str:
+        """Name of its client, which ``client`` is not; looked up once, and only if there are too many connections."""
+        return client_of(self.transport)
 
     @property
     def waits_since_s(self) -> float | None:
@@ -42,7 +51,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection if there is room, else answer 503."""
         super().connection_made(transport)
-        self._since_s = self.loop.time()
+        self._since_s = self.began_s = self.loop.time()
         if make_room(self.connections, self):
             self._watch()
         else:
@@ -137,10 +146,17 @@ class Handshake(asyncio.Protocol):
         self._context, self._then = context, then
         self._connections: set[Any] = then.connections
         self.waits_since_s: float | None = None
+        self.began_s = 0.0
+
+    @cached_property
+    def owner(self) -> str:
+        """Name of its client."""
+        return client_of(self._transport)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the handshake if there is room, else close."""
         self._transport, self.waits_since_s = transport, self._then.loop.time()
+        self.began_s = self.waits_since_s
         self._connections.add(self)
         if make_room(self._connections, self):
             self._task = self._then.loop.create_task(self._shake())
@@ -194,11 +210,40 @@ class _Early(asyncio.Protocol):
         self.lost = True
 
 
+def client_of(transport: asyncio.BaseTransport) -> str:
+    """Return the name of the client at the other end."""
+    peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return client_name.client(peer and peer[:2], here and here[:2])
+
+
 def make_room(connections: set[Any], newest: Connection | Handshake) -> bool:
-    """If there are too many, close the one that has waited longest for its client; return False if none waits."""
+    """If there are too many, close one of the client that has the most of those that can be closed; return False if there is none.
+
+    First come connections that wait for their client, the longest first. If all of them have requests in progress, the newest one of a client
+    that has more connections than others makes room.
+    """
     if len(connections) <= MOST_CONNECTIONS:
         return True
-    waiting = [each for each in connections if each is not newest and each.waits_since_s is not None]
+    others = [each for each in connections if each is not newest]
+    waiting = _by_client(each for each in others if each.waits_since_s is not None)
     if waiting:
-        min(waiting, key=lambda each: float(each.waits_since_s)).give_way()
-    return bool(waiting)
+        longest = max(waiting.values(), key=lambda each: (len(each), -_since(each[0])))[0]
+        longest.give_way()
+        return True
+    held = _by_client(others)
+    one = last_of_largest(list(held.values()), len(held.get(newest.owner, ())))
+    if one is not None:
+        one.give_way()
+    return one is not None
+
+
+def _by_client(connections: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return connections by client, in the order of the time since which they wait or work."""
+    found: dict[str, list[Any]] = {}
+    for each in sorted(connections, key=_since):
+        found.setdefault(each.owner, []).append(each)
+    return found
+
+
+def _since(connection: Any) -> float:
+    return float(connection.began_s if connection.waits_since_s is None else connection.waits_since_s)

@@ -37,7 +37,11 @@ def test_user(address: str) -> None:
     ("peer", "said"),
     [
         (("192.0.2.1", 1), "192.0.2.1"),
-        (("2001:db8::1", 1), "2001:db8::1"),
+        (("2001:db8::1", 1), "2001:db8::/64"),
+        (("2001:db8::ffff:1", 1), "2001:db8::/64"),
+        (("2001:db8:0:1::1", 1), "2001:db8:0:1::/64"),
+        (("fe80::1%eth0", 1), "fe80::/64"),
+        (("::ffff:192.0.2.1", 1), "192.0.2.1"),
         (("a proxy", 1), "a proxy"),
         # Of a connection that does not exist the kernel has no user.
         (("127.0.0.1", 1), "127.0.0.1"),
@@ -46,5 +50,5 @@ def test_user(address: str) -> None:
     ],
 )
 def test_address(peer: tuple[str, int] | None, said: str) -> None:
-    """Anybody else is an address, and where the kernel does not say whose it is, so is a client of this machine."""
+    """Anybody else is an address, or a network of 64 bits for IPv6, and where the kernel does not say whose it is, so is a client of this machine."""
     assert client_name.client(peer, ("127.0.0.1", 2)) == said

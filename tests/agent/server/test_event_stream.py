@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -19,8 +23,20 @@ import pytest
 
 from commwatch.history.opening import StoreError
 from commwatch.server.event_stream import EventStream, Topic
-from commwatch.server.gate import MOST_STREAMS
-from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
+from commwatch.server.gate import MOST_STREAMS, MOST_STREAMS_OF_ONE
+from tests.helpers import (
+    NOBODY,
+    PATIENCE_S,
+    RunningAgent,
+    Trainer,
+    agent,
+    group_entry,
+    identity,
+    mark,
+    needs,
+    operation,
+    wait_for,
+)
 
 
 class Looks:
@@ -295,16 +311,17 @@ def test_job_that_is_asked_for(watched: RunningAgent) -> None:
 
 
 def test_not_more_than_there_is_room_for(watched: RunningAgent) -> None:
-    """One stream too many is refused with a 503 and the reason; when one ends there is room again."""
+    """One stream of a client too many is refused with a 429 and the reason; when one ends there is room again."""
     with ExitStack() as stack:
-        for _ in range(MOST_STREAMS - 1):
+        for _ in range(MOST_STREAMS_OF_ONE - 1):
             stack.enter_context(listening(watched))
         with listening(watched) as last:
             events_of(last, lambda name, data: name == "moment")
             with pytest.raises(urllib.error.HTTPError) as refused, listening(watched):
                 pass
             problem = json.loads(refused.value.read())
-            assert (problem["status"], problem["detail"].split(",")[0]) == (503, f"{MOST_STREAMS} streams are open")
+            detail = f"{MOST_STREAMS_OF_ONE} streams of this client (user {os.getuid()}) are open"
+            assert (problem["status"], problem["detail"].split(",")[0]) == (429, detail)
 
         def room() -> bool:
             try:
@@ -316,11 +333,48 @@ def test_not_more_than_there_is_room_for(watched: RunningAgent) -> None:
         wait_for(room, "room for another")
 
 
+#: Opens so many streams of an agent as a user, and prints a line when they have begun, and one when one of them has ended.
+_STREAMS_OF = """
+import os, select, socket, sys
+uid, host, port, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+"a".encode("idna")
+os.setuid(uid)
+streams = [socket.create_connection((host, port)) for _ in range(number)]
+for stream in streams:
+    stream.sendall(b"GET /api/v1/stream HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+    assert b" 200 " in stream.recv(64)
+print("begun", flush=True)
+while True:
+    for stream in select.select(streams, [], [])[0]:
+        if stream.recv(1 << 16).endswith(b"0\\r\\n\\r\\n"):
+            print("ended", flush=True)
+"""
+
+
+def test_two_users_do_not_lock_out_a_third(watched: RunningAgent) -> None:
+    """If two users have all streams of an agent, a third one gets one, and one of theirs ends as a complete response."""
+    needs(os.getuid() == 0, "root, to be other users")
+    host, _, port = watched.url.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        users = []
+        for uid in (NOBODY, NOBODY - 1):
+            command = [sys.executable, "-c", _STREAMS_OF, str(uid), host, port, str(MOST_STREAMS // 2)]
+            user = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(user.kill)
+            assert user.stdout is not None
+            assert user.stdout.readline() == "begun\n"
+            users.append(user.stdout)
+        with listening(watched) as mine:
+            events_of(mine, lambda name, data: name == "moment")
+            told, _, _ = select.select(users, [], [], PATIENCE_S)
+            assert [each.readline() for each in told] == ["ended\n"]
+
+
 def test_client_that_does_not_read(watched: RunningAgent) -> None:
     """A client that never reads its answer slows neither the intake nor another client."""
     host, _, port = watched.url.removeprefix("http://").partition(":")
     with ExitStack() as stack:
-        for _ in range(20):
+        for _ in range(MOST_STREAMS_OF_ONE - 1):
             deaf = stack.enter_context(socket.create_connection((host, int(port))))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -424,10 +424,20 @@ async def nothing() -> Message:
 
 
 def test_too_many_requests() -> None:
-    """Above a number of requests at once the next one gets a 503, but metrics, health and streams continue; later there is room again."""
-    clients = [f"192.0.2.{n % 2}" for n in range(gate.MOST_REQUESTS)]
-    others = [(path, ANOTHER) for path in ("/", "/metrics", "/healthz", gate.STREAM)]
-    assert crowd("/api/v1/jobs", clients, others) == [503, 200, 200, 200] + [200] * gate.MOST_REQUESTS + [200]
+    """Above a number of requests at once the next one of their clients gets a 503, but a client without requests is accepted, and metrics,
+    health and streams continue; later there is room again."""
+    clients = [f"192.0.2.{n % 4}" for n in range(gate.MOST_REQUESTS)]
+    others = [
+        ("/", clients[0]),
+        *((path, ANOTHER) for path in ("/api/v1/summary", "/metrics", "/healthz", gate.STREAM)),
+    ]
+    assert crowd("/api/v1/jobs", clients, others) == [503, 200, 200, 200, 200] + [200] * gate.MOST_REQUESTS + [200]
+
+
+def test_too_many_clients() -> None:
+    """Above twice that number a client without requests gets a 503, too."""
+    clients = [f"192.0.2.{n}" for n in range(2 * gate.MOST_REQUESTS)]
+    assert crowd("/api/v1/jobs", clients, [("/", ANOTHER)]) == [503] + [200] * 2 * gate.MOST_REQUESTS + [200]
 
 
 @pytest.mark.parametrize(
@@ -442,8 +452,60 @@ def test_too_many_of_one(path: str, other: str) -> None:
 
 def test_too_many_streams() -> None:
     """There is a number of streams, too, which keep no request from being answered."""
-    others = [(gate.STREAM, CROWD), ("/api/v1/jobs", CROWD)]
-    assert crowd(gate.STREAM, [CROWD] * gate.MOST_STREAMS, others) == [503, 200] + [200] * gate.MOST_STREAMS + [200]
+    clients = [f"192.0.2.{n % 4}" for n in range(gate.MOST_STREAMS)]
+    others = [(gate.STREAM, clients[0]), ("/api/v1/jobs", clients[0])]
+    assert crowd(gate.STREAM, clients, others) == [503, 200] + [200] * gate.MOST_STREAMS + [200]
+
+
+def test_too_many_streams_of_one() -> None:
+    """A client above its number of streams gets a 429; another client gets a stream."""
+    most = gate.MOST_STREAMS_OF_ONE
+    others = [(gate.STREAM, CROWD), ("/metrics", CROWD)]
+    assert crowd(gate.STREAM, [CROWD] * most, others) == [429, 200] + [200] * most + [200]
+
+
+def test_streams_are_shared() -> None:
+    """If two clients have all streams, a third one gets some: the newest of the client with the most end, and with a whole response."""
+    assert asyncio.run(_three_clients()) == {"192.0.2.0": 11, "192.0.2.1": 11, ANOTHER: 10}
+
+
+async def _three_clients() -> dict[str, int]:
+    """The streams of each client that are open, after a third client has opened as many as it gets."""
+    ended: list[str] = []
+    refused: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"retry: 1000", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    door = gate.Gate(app, Rules(), lambda: "token", False)
+
+    async def one(client: str) -> None:
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] != HTTPStatus.OK:
+                refused.append(message["status"])
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                ended.append(client)
+
+        await door(request(gate.STREAM, client), receive, send)
+
+    clients = [f"192.0.2.{n % 2}" for n in range(gate.MOST_STREAMS)] + [ANOTHER] * 12
+    tasks = []
+    for client in clients:
+        tasks.append(asyncio.create_task(one(client)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert refused == [HTTPStatus.SERVICE_UNAVAILABLE] * 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return {each: clients.count(each) - ended.count(each) for each in dict.fromkeys(clients)}
 
 
 def test_slow_to_take() -> None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,6 +203,42 @@ def test_who_does_not_take_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyP
             greedy.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert greedy.recv(12) == b"HTTP/1.1 200"
             wait_for(lambda: served.ask("/").status == 200, "an answer")
+
+
+@dataclass
+class Open:
+    """A connection as ``make_room`` sees it; notes when it is closed."""
+
+    owner: str
+    began_s: float
+    waits_since_s: float | None = None
+    closed: bool = False
+
+    def give_way(self) -> None:
+        """Note that it is closed."""
+        self.closed = True
+
+    __hash__ = object.__hash__
+
+
+def room(monkeypatch: pytest.MonkeyPatch, there: str, newest: str, *, waiting: bool) -> list[int] | None:
+    """The places in ``there``, which has the client of each connection, that are closed for one of ``newest``; ``None``: it is refused."""
+    monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", len(there))
+    opened = [Open(client, n, n if waiting else None) for n, client in enumerate(there)]
+    last = Open(newest, len(there), len(there))
+    if not http_protocol.make_room({*opened, last}, last):  # type: ignore[arg-type]
+        return None
+    return [n for n, each in enumerate(opened) if each.closed]
+
+
+def test_room_of_the_client_with_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client with the most connections makes room: the one that has waited longest; else its newest one, unless it has few itself."""
+    assert room(monkeypatch, "baaab", "c", waiting=True) == [1]
+    assert room(monkeypatch, "abcde", "c", waiting=True) == [0]
+    assert room(monkeypatch, "baaab", "c", waiting=False) == [3]
+    assert room(monkeypatch, "baaab", "b", waiting=False) is None
+    assert room(monkeypatch, "baaab", "a", waiting=False) is None
+    assert room(monkeypatch, "abcde", "f", waiting=False) is None
 
 
 def test_large_headers_in_pieces(tmp_path: Path) -> None:

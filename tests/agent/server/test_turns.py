@@ -16,7 +16,7 @@ async def _line(turns: Turns, clients: str, order: list[str]) -> list[asyncio.Ta
     async def one(client: str) -> None:
         await turns.take(client, PATIENCE_S)
         order.append(client)
-        turns.give_back()
+        turns.give_back(client)
 
     tasks = [asyncio.create_task(one(client)) for client in clients]
     await asyncio.sleep(0)  # each has asked
@@ -30,7 +30,7 @@ def test_client_by_client() -> None:
         turns, order = Turns(1), list[str]()
         await turns.take("z", PATIENCE_S)
         tasks = await _line(turns, "aaaaabbc", order)
-        turns.give_back()
+        turns.give_back("z")
         await asyncio.gather(*tasks)
         return "".join(order)
 
@@ -46,7 +46,7 @@ def test_at_once() -> None:
             await turns.take(client, PATIENCE_S)
         with pytest.raises(TimeoutError):
             await turns.take("c", 0.0)
-        turns.give_back()
+        turns.give_back("a")
         await turns.take("c", PATIENCE_S)
 
     asyncio.run(play())
@@ -63,10 +63,27 @@ def test_gone_while_waiting() -> None:
         tasks = await _line(turns, "abcd", order)
         tasks[0].cancel()
         await asyncio.sleep(0)
-        turns.give_back()  # it is b's turn
+        turns.give_back("z")  # it is b's turn
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await turns.take("e", PATIENCE_S)
         return order
 
     assert asyncio.run(play()) == ["c", "d"]
+
+
+def test_one_client_leaves_a_turn() -> None:
+    """A client has at most its number of turns at once: another one gets the free turn at once, and the first its next one only after that."""
+
+    async def play() -> list[str]:
+        turns, order = Turns(3, of_one=2), list[str]()
+        for _ in range(2):
+            await turns.take("a", PATIENCE_S)
+        tasks = await _line(turns, "aab", order)
+        await asyncio.wait({tasks[2]}, timeout=PATIENCE_S)
+        assert order == ["b"]
+        turns.give_back("a")
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(play()) == ["b", "a", "a"]
