@@ -24,6 +24,7 @@ from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, Hos
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
 from commwatch.core.units import counted, size
+from commwatch.core.unpacking import Unpacking, UnpacksToMore
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
@@ -86,6 +87,8 @@ def read(names: Iterable[str], account: Account) -> list[str]:
         try:
             with _opened(name) as stream:
                 account.add_lines(lines_of(stream), name)
+        except UnpacksToMore as error:
+            damaged.append(f"{name}: {error}; read up to there")
         except (EOFError, zlib.error, gzip.BadGzipFile):
             damaged.append(f"{name}: a damaged gzip file; read as far as it goes")
         except OSError as error:
@@ -98,7 +101,7 @@ def _opened(name: str) -> Iterator[io.BufferedIOBase]:
     with contextlib.ExitStack() as opened:
         plain = opened.enter_context(open(0 if name == "-" else name, "rb", closefd=name != "-"))
         packed = plain.peek(2)[:2] == b"\x1f\x8b"
-        yield opened.enter_context(gzip.GzipFile(fileobj=plain)) if packed else plain
+        yield opened.enter_context(Unpacking(plain)) if packed else plain
 
 
 def as_json(account: Account, names: list[str]) -> dict[str, Any]:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import json
 import re
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, NamedTuple
 
+from commwatch.collectors.wire import bounded
 from commwatch.collectors.wire import events as ev
 from commwatch.core.clocks import Clock
+from commwatch.core.unpacking import Unpacking
 from commwatch.report.chrome_trace import Event, sort_index
 
 #: Characters that are read at a time, and most characters before the events and of one event.
 _PIECE, _MOST_PIECE = 1 << 20, 1 << 22
-_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
+#: Bytes of a decompressed trace: a small file can decompress to more than a machine's memory.
+MOST_BYTES = 1 << 30
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,20})')
+#: Characters of its text.
+_LONGEST_BASE = 200
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 #: Most threads and streams of a rank, and most collectives by which a clock is checked.
 _MOST_THREADS, _MOST_CHECKED = 4096, 1 << 16
+#: Characters of a thread's name; bytes and numbers in a file of exposed communication.
+_MOST_NAME, _MOST_EXPOSED_BYTES, _MOST_EXPOSED = 500, 16 << 20, 1 << 20
 #: Processes have numbers above those of the ranks.
 _FIRST_PROCESS = 10_000_000
 #: The thread of exposed communication, before those of the trace.
@@ -92,13 +101,13 @@ class ProfileSlices:
             yield from _process(tracks.pid, trace.rank)
         flows = len(self.notes) * _FLOWS
         try:
-            with gzip.open(trace.path, "rt", encoding="utf-8", errors="replace") as file:
+            with unpacked(trace.path) as file:
                 base_ns, events = read(file)
                 for event in events:
                     if event.get("ph") == "M":
                         tracks.name(event)
                         continue
-                    times, tid = _times(event, base_ns + profile.shift_ns), tracks.number(event)
+                    times, tid = _times(event, (base_ns or 0) + profile.shift_ns), tracks.number(event)
                     if tid is None or times is None:
                         continue
                     at_ns = clock.of_first(times[0]) - self._origin_ns
@@ -141,13 +150,13 @@ class _Tracks:
 
     def name(self, event: Event) -> None:
         """Keep the first name of a thread, and the name of a GPU."""
-        about, thread = event.get("args"), (str(event.get("pid")), str(event.get("tid")))
+        about, thread = event.get("args"), (str(event.get("pid"))[:_MOST_NAME], str(event.get("tid"))[:_MOST_NAME])
         if not isinstance(about, dict) or len(self._names) + len(self._gpus) > _MOST_THREADS:
             return
         if event.get("name") == "thread_name":
-            self._names.setdefault(thread, str(about.get("name")).strip())
+            self._names.setdefault(thread, str(about.get("name"))[:_MOST_NAME].strip())
         elif event.get("name") == "process_labels" and str(about.get("labels")).startswith("GPU"):
-            self._gpus[thread[0]] = str(about["labels"])
+            self._gpus[thread[0]] = str(about["labels"])[:_MOST_NAME]
 
     def named(self, *, exposed: bool) -> Iterator[Event]:
         """Yield the names of the threads that have come since the last call; ``exposed``: also that of exposed communication."""
@@ -187,8 +196,32 @@ class _Fit:
         return found
 
 
-def read(file: IO[str]) -> tuple[int, Iterator[Event]]:
-    """Return the Unix time in ns of a trace's zero, and its events; raise ``BadProfile``, also while these are read."""
+@contextmanager
+def unpacked(path: Path) -> Iterator[IO[str]]:
+    """Yield the text of a compressed trace; reads raise ``UnpacksToMore`` beyond the limits."""
+    with path.open("rb") as packed, Unpacking(packed, MOST_BYTES) as plain:
+        yield io.TextIOWrapper(plain, encoding="utf-8", errors="replace")
+
+
+def base_ns_anywhere(file: IO[str]) -> int:
+    """Return the Unix time in ns of a trace's zero, wherever it is in the trace; 0: it has none, its times are Unix time."""
+    text = ""
+    while piece := file.read(_PIECE):
+        text = text[-_LONGEST_BASE:] + piece
+        if (base := _BASE.search(text)) is not None:
+            return int(base[1])
+    return 0
+
+
+def read(file: IO[str], number: Callable[[str], Any] | None = None) -> tuple[int | None, Iterator[Event]]:
+    """Return the Unix time in ns of a trace's zero, and its events; raise ``BadProfile``, also while these are read.
+
+    Args:
+        number: reads a number with a fraction; ``None``: all its digits are kept.
+
+    Returns:
+        ``None`` instead of the time: it does not come before the events.
+    """
     head = ""
     while (begin := _EVENTS.search(head)) is None:
         piece = file.read(_PIECE)
@@ -196,12 +229,12 @@ def read(file: IO[str]) -> tuple[int, Iterator[Event]]:
             raise BadProfile("it has no list of trace events")
         head += piece
     base = _BASE.search(head, 0, begin.start())
-    return 0 if base is None else int(base[1]), _each(file, head[begin.end() :])
+    return None if base is None else int(base[1]), _each(file, head[begin.end() :], number or _exact)
 
 
-def _each(file: IO[str], text: str) -> Iterator[Event]:
+def _each(file: IO[str], text: str, number: Callable[[str], Any]) -> Iterator[Event]:
     """Yield the events that follow in a file after ``text``."""
-    decode, at = json.JSONDecoder(parse_float=_exact, parse_constant=lambda _: None).raw_decode, 0
+    decode, at = json.JSONDecoder(parse_float=number, parse_constant=lambda _: None).raw_decode, 0
     while True:
         between = _BETWEEN.match(text, at)
         at = at if between is None else between.end()
@@ -264,8 +297,10 @@ def _at(kind: str, pid: int, tid: int) -> Event:
 def _exposed(path: Path) -> list[tuple[int, int]]:
     """Return the begins and ends of exposed communication in a file; empty if there is none, or it cannot be read."""
     try:
-        return [(int(begin), int(end)) for begin, end in json.loads(path.read_bytes())]
-    except (OSError, ValueError, TypeError):
+        with path.open("rb") as file:
+            text = file.read(_MOST_EXPOSED_BYTES)
+        return [(int(begin), int(end)) for begin, end in bounded.load(text, _MOST_EXPOSED)]
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
 
 

@@ -44,14 +44,16 @@ def take(left: Path, kept: Path) -> None:
 
 
 def overlap(trace: Path, from_ns: int, until_ns: int, patience_s: float) -> dict[str, Any]:
-    """Return the ``Overlap`` between two Unix times in ns as a dict, or one with ``error``; runs in its own process."""
+    """Return the ``Overlap`` between two Unix times in ns as a dict, or one with ``error``; runs in a process with limits."""
     command = [sys.executable, "-m", "commwatch.watchers.trace_overlap", str(trace), str(from_ns), str(until_ns)]
     try:  # from /, because the working directory may hold modules named like ours
         done = subprocess.run(command, cwd="/", capture_output=True, timeout=patience_s, check=True)
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         return {"error": f"reading the trace took more than {patience_s:.0f} s"}
-    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+    except subprocess.CalledProcessError as error:
+        return {"error": f"the trace cannot be read: its reader ended with status {error.returncode}"}
+    except (OSError, ValueError) as error:
         return {"error": f"the trace cannot be read: {error}"}
     return answer
 

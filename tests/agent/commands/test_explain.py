@@ -160,6 +160,19 @@ def test_damaged_archive(broken: Path, tmp_path: Path) -> None:
     assert "Cuda failure" in done.stdout
 
 
+def test_archive_that_unpacks_without_end(broken: Path, tmp_path: Path) -> None:
+    """A compressed file that unpacks to far more than its size is read up to a limit, with a remark."""
+    bomb = tmp_path / "bomb.gz"
+    bomb.write_bytes(gzip.compress(broken.read_bytes()) + gzip.compress(bytes(1 << 20)) * 1000)
+    done = commwatch("explain", bomb)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"commwatch: {bomb}: it unpacks to more than 67108864 bytes and 200 times its size; read up to there\n"
+    )
+    assert "Cuda failure" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["nope.log", "*.nope", "", "folder", "x" * 300])
 def test_asked_wrongly(tmp_path: Path, name: str) -> None:
     """What cannot be read is named in one line, exit code 2."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -261,14 +264,92 @@ def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
     assert "the trace cannot be read" in json.loads(done.stdout)["error"]
 
 
+def read_apart(path: Path, most_bytes: int | None = None) -> tuple[dict[str, Any], int]:
+    """What the process that reads a trace answers, and the most memory that it took, in bytes; ``most_bytes``: another limit."""
+    run = ["-m", "commwatch.watchers.trace_overlap"]
+    if most_bytes is not None:
+        do = "; ".join((f"t.MOST_BYTES = {most_bytes}", "t.confine()", "t.main(sys.argv[1:])"))
+        run = ["-c", f"import sys; from commwatch.watchers import trace_overlap as t; {do}"]
+    process = subprocess.Popen([sys.executable, *run, str(path), str(BASE), str(BASE + 10**9)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        answer = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert len(answer.splitlines()) == 1
+    return json.loads(answer), used.ru_maxrss << 10
+
+
+def packed(path: Path, parts: Iterable[str]) -> Path:
+    """A compressed trace; what it has before its events is complete."""
+    with gzip.open(path, "wt") as file:
+        file.write(f'{{"baseTimeNanoseconds": {BASE}, "traceEvents": [')
+        file.writelines(parts)
+    return path
+
+
+SMALL = json.dumps(kernel(GEMM, 1, 2))
+
+
 @pytest.mark.parametrize(
-    ("limit", "says"), [("MOST_CHARACTERS", "more than 100 characters"), ("MOST_VALUES", "more than 100 values")]
+    ("parts", "says"),
+    [
+        (lambda: repeat(" " * 65_536, 4096), "it unpacks to more than 67108864 bytes and 200 times its size"),
+        (lambda: repeat("{}," * 20_000, 50), "cut short"),
+        (lambda: repeat("[],", 500_000), "cut short"),
+        (lambda: repeat(f"{SMALL},", 200_000), "cut short"),
+        (lambda: repeat("[", 1_000_000), "recursion"),
+        (lambda: ['{"name": "', *repeat("x" * 65_536, 4096)], "cut short"),
+        (lambda: ['{"args": [', *repeat("{}," * 20_000, 4096)], "cut short"),
+        (lambda: repeat('{"ph": "X", "ts": 1e999, "dur": 1' + "0" * 500 + "},", 1000), "cut short"),
+    ],
 )
-def test_trace_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str, says: str
+def test_bombs(tmp_path: Path, parts: Callable[[], Iterable[str]], says: str) -> None:
+    """No small file makes the process that reads it take much memory, and the answer gives the reason on one line."""
+    path = packed(tmp_path / "trace.gz", parts())
+    assert path.stat().st_size < 3 << 20
+    answer, peak = read_apart(path)
+    assert says in answer["error"]
+    assert peak < 256 << 20
+
+
+def test_memory_limit(tmp_path: Path) -> None:
+    """A trace whose events need more memory than its reader may take gives an error with the limit, and that is what it takes at most."""
+    names = (f"{n}".ljust(200, "x") for n in range(400_000))
+    path = packed(tmp_path / "trace.gz", (f"{json.dumps(kernel(name, 1, 2))}," for name in names))
+    answer, peak = read_apart(path, 160 << 20)
+    assert "reading it takes more than 160 MiB of memory" in answer["error"]
+    assert peak < 160 << 20
+    assert trace_overlap.MOST_BYTES <= 512 << 20
+
+
+@pytest.mark.parametrize("limit", ["MOST_EVENTS", "_MOST_GROUPS"])
+def test_too_much_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str
 ) -> None:
-    """A trace that unpacks to more than any has is refused before it is made into values."""
+    """A trace with more events or groups than any has gives an error."""
     monkeypatch.setattr(trace_overlap, limit, 100)
-    (tmp_path / "trace.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"[]," * 1000 + b"1]}", mtime=0))
-    trace_overlap.main([str(tmp_path / "trace.gz"), "0", "1000"])
-    assert says in json.loads(capsys.readouterr().out)["error"]
+    events = [json.dumps(kernel(ALL_REDUCE, n, n + 1) | {"args": {"Process Group Name": f"g{n}"}}) for n in range(101)]
+    path = packed(tmp_path / "trace.gz", [",".join(events), "]}"])
+    trace_overlap.main([str(path), str(BASE), str(BASE + 10**9)])
+    assert "it has more than 100 " in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of exposed communication in more pieces than the agent is to hold, the sum is known and the pieces are left out."""
+    monkeypatch.setattr(trace_overlap, "_MOST_PIECES", 2)
+    many = [kernel(ALL_REDUCE, n, n + 0.5) for n in range(3)]
+    found = overlap({"traceEvents": many, "baseTimeNanoseconds": BASE}, BASE, BASE + 10_000)
+    assert found.exposed_s == pytest.approx(1.5e-6)
+    assert found.exposed == []
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_place_of_the_base_time(tmp_path: Path, last: bool) -> None:
+    """The zero of the times is found before the events and after them."""
+    parts = [f'"baseTimeNanoseconds": {BASE}', f'"traceEvents": [{json.dumps(kernel(ALL_REDUCE, 10, 20))}]']
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(f"{{{','.join(parts[::-1] if last else parts)}}}".encode()))
+    answer, _ = read_apart(path)
+    assert answer["comm_s"] == pytest.approx(10e-6)
