@@ -40,7 +40,8 @@ def take(left: Path, kept: Path) -> None:
         hidden.replace(kept)
     finally:
         hidden.unlink(missing_ok=True)
-    left.unlink(missing_ok=True)
+    with crossing.folder(left.parent) as where:
+        where.remove(left.name)
 
 
 def overlap(trace: Path, from_ns: int, until_ns: int, patience_s: float) -> dict[str, Any]:

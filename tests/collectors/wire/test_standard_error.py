@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,14 +64,17 @@ CHECKED = {"wire/descriptor.py", "wire/standard_error.py", "probe/native/standar
 OWN_PROCESS = {"probe/native/build.py", "probe/torch_sweep.py"}
 
 
-def run(script: str, where: Path, **streams: int | None) -> subprocess.CompletedProcess[bytes]:
+def run(script: str, where: Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
     """Run a program in a new Python."""
-    command = [sys.executable, "-c", COMMON + script]
-    about: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    done: subprocess.CompletedProcess[bytes] = subprocess.run(
-        command, cwd=where, env=clean_env(PYTHONUNBUFFERED=""), timeout=PATIENCE_S, check=False, **about
+    return subprocess.run(
+        [sys.executable, "-c", COMMON + script],
+        cwd=where,
+        env=clean_env(PYTHONUNBUFFERED=""),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        timeout=PATIENCE_S,
+        check=False,
     )
-    return done
 
 
 @pytest.mark.parametrize("case", REUSED)

@@ -21,7 +21,7 @@ if WHEN == "before":
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
 if WHEN == "after":
     os.close(2)
     writer: Any = torch._C.PyTorchFileWriter("checkpoint")
