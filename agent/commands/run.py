@@ -31,9 +31,9 @@ from commwatch.collectors.wire.identity import JOB_VARIABLES, job_id, make_priva
 from commwatch.commands import explain, native_hook, nccl_debug
 from commwatch.commands.output_filter import Passing
 from commwatch.commands.progress import Progress, is_terminal, say
+from commwatch.commands.script_names import script_name
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
-from commwatch.core.script_names import script_name
 from commwatch.core.units import moment
 from commwatch.history import job_exit
 from commwatch.history.opening import StoreError

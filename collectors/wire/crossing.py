@@ -121,8 +121,17 @@ def read(path: Path, most_bytes: int, trust: Trust) -> bytes:
 
 def make(path: Path, mode: int) -> int:
     """Make a new file and return a descriptor for reading and writing; errors as for ``create``, and FileExistsError."""
-    with folder(path.parent) as where:
+    try:
+        where = open_folder(path.parent)
+    except OSError as error:
+        if raised_by_handler(error) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        # A trainer may have one descriptor left. The caller has checked the folder just before.
+        return _made(str(path), mode, None)
+    try:
         return where.make(path.name, mode)
+    finally:
+        where.close()
 
 
 def create(path: Path, mode: int) -> int:
@@ -216,9 +225,7 @@ class Folder:
 
     def make(self, name: str, mode: int) -> int:
         """Make a file as the function of this name does."""
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self._fd)
-        os.fchmod(fd, mode)  # whatever the umask
-        return fd
+        return _made(name, mode, self._fd)
 
     def create(self, name: str, mode: int) -> int:
         """Create a file as the function of this name does."""
@@ -246,6 +253,12 @@ class Folder:
         except FileNotFoundError as error:
             if raised_by_handler(error):
                 raise
+
+
+def _made(name: str, mode: int, folder_fd: int | None) -> int:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder_fd)
+    os.fchmod(fd, mode)  # whatever the umask
+    return fd
 
 
 def _content(fd: int, most_bytes: int, path: Path) -> tuple[bytes, int]:
@@ -293,11 +306,12 @@ def _found(path: Path, trust: Trust, start: int | None) -> Iterator[Found]:
 
 
 class _Walk:
-    """A walk along one path. It holds the descriptors of what it has passed until ``close``."""
+    """A walk along one path. It holds few descriptors at a time: of the root, the latest folder, and what was found in it."""
 
     def __init__(self, path: Path, trust: Trust, root: int) -> None:
         self._path, self._trust, self._root = path, trust, root
-        self._open = [root]
+        #: Besides that of the root.
+        self._open: list[int] = []
         #: Others can write to a folder that was passed: what is below it may be of anybody.
         self._shared = False
         self._links = 0
@@ -312,14 +326,17 @@ class _Walk:
             name = parts.popleft()
             if name == "/" or (name == ".." and os.path.samestat(here.about, about)):
                 here = top
+                self._close()
                 continue
             found = self._step(here, name)
             if stat.S_ISLNK(found.about.st_mode):
                 parts.extendleft(reversed(self._target(found).parts))
+                os.close(self._open.pop())
                 continue
             if stat.S_ISDIR(found.about.st_mode):
                 self._enter(found)
             here = found
+            self._close(all_but=1)
         return here
 
     def _step(self, here: Found, name: str) -> Found:
@@ -357,8 +374,13 @@ class _Walk:
 
     def close(self) -> None:
         """Close all descriptors."""
-        for fd in self._open:
-            os.close(fd)
+        self._close()
+        os.close(self._root)
+
+    def _close(self, all_but: int = 0) -> None:
+        """Close the descriptors besides the latest ``all_but``."""
+        while len(self._open) > all_but:
+            os.close(self._open.pop(0))
 
 
 def _others_may_write(fd: int, about: os.stat_result) -> bool:

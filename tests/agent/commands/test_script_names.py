@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from commwatch.core.script_names import script_name
+from commwatch.commands.script_names import script_name
 
 
 @pytest.mark.parametrize(
