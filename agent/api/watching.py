@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from commwatch.collectors.wire import descriptor, standard_error
 from commwatch.collectors.wire.announcement import answering, operators
 from commwatch.collectors.wire.identity import make_private_dir, run_dir
 from commwatch.runtime.concurrency import wait_until
@@ -53,14 +54,14 @@ def _have_agent() -> None:
     try:
         make_private_dir(directory, os.environ)
         # A session of its own, because Ctrl-C is for the training; from /, because its folder may hold modules named like ours.
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        # The number of a closed standard error may be that of a file of the program.
+        log = None if descriptor.is_standard_error() else subprocess.DEVNULL
+        agent = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, cwd="/"
+        )
     except OSError as error:
-        print(f"commwatch: no agent: {error.strerror} ({error.filename})", file=sys.stderr, flush=True)
+        standard_error.say(f"commwatch: no agent: {error.strerror} ({error.filename})")
         return
     _started.append(agent)
     if not wait_until(lambda: answering(directory, trust) is not None or agent.poll() is not None, _START_S):
-        print(
-            f"commwatch: the agent is not ready after {_START_S:.0f} s; continuing without it",
-            file=sys.stderr,
-            flush=True,
-        )
+        standard_error.say(f"commwatch: the agent is not ready after {_START_S:.0f} s; continuing without it")

@@ -46,6 +46,7 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _stop_with_parent(daemon: Daemon) -> None:
-    sys.stdin.read()
+    if sys.stdin is not None:  # else it is closed already
+        sys.stdin.read()
     wait_until(lambda: not daemon.has_rings(), _TRAINERS_S)
     daemon.stop()
