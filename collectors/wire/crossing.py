@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-import functools
-import grp
 import os
-import pwd
 import stat
 from collections import deque
 from collections.abc import Iterator
@@ -22,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from commwatch.collectors.wire import files
 from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.collectors.wire.writers import others_may_write, unmapped_uid
 
 #: Entries of one folder that are looked at: another user can put any number there.
 MOST_ENTRIES = 16_384
@@ -31,6 +28,7 @@ MOST_ENTRIES = 16_384
 _MOST_LINKS = 40
 #: Look at what a name stands for, without opening it.
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_COPY = ", not to this user or root; use a {} of your own"
 _KINDS = {stat.S_IFREG: "not a file", stat.S_IFIFO: "not a pipe", stat.S_IFDIR: "not a folder"}
 
 
@@ -286,9 +284,15 @@ def _check(found: Found, trust: Trust, path: Path, kind: int) -> None:
         )
     shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and found.folder.st_gid == about.st_gid
     if trust.uids is not None and about.st_uid not in trust.uids and not shared:
-        remedy = "; set COMMWATCH_GROUP for trainer and agent" if trust.group else ""
+        remedy = (
+            "; set COMMWATCH_GROUP for trainer and agent"
+            if trust.group
+            else _COPY.format("file")
+            if trust.strict
+            else ""
+        )
         raise Refused(errno.EPERM, f"belongs to uid {about.st_uid}{remedy}", str(path))
-    if trust.strict and kind != stat.S_IFDIR and _others_may_write(found.fd, about):
+    if trust.strict and kind != stat.S_IFDIR and others_may_write(found.fd, about):
         raise Refused(errno.EPERM, f"others may write to it; chmod go-w {path}", str(path))
 
 
@@ -355,11 +359,10 @@ class _Walk:
         stranger = trust.uids is not None and about.st_uid not in trust.uids and about.st_uid != 0
         if not trust.strict:
             self._shared |= stranger or bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-        elif stranger and about.st_uid != _unmapped_uid():
-            raise Refused(
-                errno.EPERM, f"its folder {_path_of(found.fd)} belongs to uid {about.st_uid}", str(self._path)
-            )
-        elif not about.st_mode & stat.S_ISVTX and _others_may_write(found.fd, about):
+        elif stranger and about.st_uid != unmapped_uid():
+            why = f"its folder {_path_of(found.fd)} belongs to uid {about.st_uid}{_COPY.format('folder')}"
+            raise Refused(errno.EPERM, why, str(self._path))
+        elif not about.st_mode & stat.S_ISVTX and others_may_write(found.fd, about):
             where = _path_of(found.fd)
             raise Refused(errno.EPERM, f"others may write to its folder {where}; chmod go-w {where}", str(self._path))
 
@@ -381,46 +384,6 @@ class _Walk:
         """Close the descriptors besides the latest ``all_but``."""
         while len(self._open) > all_but:
             os.close(self._open.pop(0))
-
-
-def _others_may_write(fd: int, about: os.stat_result) -> bool:
-    """Return whether users other than the owner of a file and root may write to it."""
-    if not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return False
-    # Kubernetes mounts ConfigMaps and Secrets as folders of root with mode 0777, read-only.
-    if about.st_uid == 0 and os.fstatvfs(fd).f_flag & os.ST_RDONLY:
-        return False
-    return bool(about.st_mode & stat.S_IWOTH) or not _is_private(fd, about)
-
-
-def _is_private(fd: int, about: os.stat_result) -> bool:
-    """Return whether the group of a file is its owner's private group: it has the owner's name, and no other member."""
-    try:
-        owner, group = pwd.getpwuid(about.st_uid), grp.getgrgid(about.st_gid)
-    except KeyError:
-        return False
-    alone = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
-    return alone and not _has_access_list(fd)
-
-
-def _has_access_list(fd: int) -> bool:
-    """Return whether an access control list gives rights to further users; the bits of the group are then the most that it gives."""
-    try:
-        return bool(os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access"))
-    except OSError as error:
-        if raised_by_handler(error):
-            raise
-        return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
-
-
-@functools.cache
-def _unmapped_uid() -> int | None:
-    """Return the uid that stands for the users of the host in a user namespace without the host's root; ``None``: this is no such namespace.
-
-    There the folders above a user's own ones are of that uid. The file itself must be of a trusted user, who can see its true owner.
-    """
-    mapped = (files.text("/proc/self/uid_map") or "").split()
-    return None if mapped in ([], ["0", "0", str((1 << 32) - 1)]) else files.number("/proc/sys/kernel/overflowuid")
 
 
 def _path_of(fd: int) -> str:

@@ -143,17 +143,20 @@ Case = Callable[[Path], object]
 STRICT: dict[str, tuple[Case, str]] = {
     "of mine": (lambda path: os.chown(path, NOBODY, NOBODY), "content"),
     "of root": (lambda path: os.chown(path, 0, 0), "content"),
-    "of another": (lambda path: os.chown(path, OTHER, NOBODY), f"belongs to uid {OTHER}"),
+    "of another": (
+        lambda path: os.chown(path, OTHER, NOBODY),
+        f"belongs to uid {OTHER}, not to this user or root; use a file of your own",
+    ),
     "written by all": (lambda path: path.chmod(0o646), "others may write to it; chmod go-w PATH"),
     "written by a group": (lambda path: _shared(path, 0o664), "others may write to it; chmod go-w PATH"),
     "written by root's group": (lambda path: path.chmod(0o664), "content"),
     "folder of another": (
         lambda path: os.chown(path.parent, OTHER, NOBODY),
-        f"its folder FOLDER belongs to uid {OTHER}",
+        f"its folder FOLDER belongs to uid {OTHER}, not to this user or root; use a folder of your own",
     ),
     "folder above of another": (
         lambda path: os.chown(path.parents[1], OTHER, NOBODY),
-        f"its folder ABOVE belongs to uid {OTHER}",
+        f"its folder ABOVE belongs to uid {OTHER}, not to this user or root; use a folder of your own",
     ),
     "folder for all": (
         lambda path: path.parent.chmod(0o777),
