@@ -93,7 +93,7 @@ def read(path: Path, job: JobView, topology: Topology | None) -> Run:
 def _operations(history: History, rings: Mapping[int, RingRow]) -> tuple[Operations, int]:
     """Return the latest operations, and the Unix time in ns from which on all are among them."""
     operations = Operations()
-    for chunk in history.chunks(0, 1 << 62, list(rings)):
+    for chunk in history.chunks_in_pieces(0, 1 << 62, list(rings)):
         operations.add(chunk.ring, rings[chunk.ring].wall_offset_ns, chunk.records)
         if operations.records >= MOST_RECORDS:
             return operations, chunk.until_ns

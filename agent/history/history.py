@@ -25,6 +25,10 @@ _STEP_SUMS = """COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN 
 _SOUND_CHUNK = SOUND["chunk"].replace(", ", ", chunk.").replace("chunk.'", "'")
 
 
+#: Rows that are read at a time where many are wanted.
+_TOGETHER = 4096
+
+
 class StoredStep(NamedTuple):
     """One step of one ring; ``start_ns`` and ``end_ns`` are wall time."""
 
@@ -71,6 +75,8 @@ class History:
         damaged = Damaged() if damaged is None else damaged
         self._db = connect(path, False, damaged)
         self._unpacked = partial(damaged.unpacked, path)
+        #: Chunks that were removed before ``chunks_in_pieces`` came to them.
+        self.removed = 0
 
     def __enter__(self) -> History:
         return self
@@ -81,6 +87,10 @@ class History:
     def freeze(self) -> None:
         """Make all further calls read one snapshot, which the next call takes."""
         self._db.execute("BEGIN")
+
+    def thaw(self) -> None:
+        """End ``freeze``: further calls see the latest commit again, and the agent can empty the write-ahead log."""
+        self._db.execute("COMMIT")
 
     def rings(self, job: str | None = None) -> list[RingRow]:
         """Return the rings of a job, or of all jobs, oldest first."""
@@ -127,11 +137,11 @@ class History:
     def node_samples(self, from_ns: int, until_ns: int) -> Iterator[CounterSample]:
         """Yield the measurements of the node in ``[from_ns, until_ns)``, oldest first."""
         where = f"at_ns >= ? AND at_ns < ? AND {SOUND['node_sample']}"
-        rows = self._db.execute(
-            f"SELECT at_ns, counters FROM node_sample WHERE {where} ORDER BY at_ns", (from_ns, until_ns)
-        )
-        for at_ns, counters in rows:
-            yield CounterSample(at_ns, [NodeCounter(*each) for each in json.loads(counters)])
+        wanted = f"SELECT at_ns, counters FROM node_sample WHERE {where} ORDER BY at_ns LIMIT {_TOGETHER}"
+        while rows := self._db.execute(wanted, (from_ns, until_ns)).fetchall():
+            for at_ns, counters in rows:
+                yield CounterSample(at_ns, [NodeCounter(*each) for each in json.loads(counters)])
+            from_ns = rows[-1][0] + 1
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
@@ -142,14 +152,22 @@ class History:
         return list(self.each_step(from_ns, until_ns, rings, limit))
 
     def each_step(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> Iterator[StoredStep]:
-        """Yield the steps of ``steps``."""
-        rows = self._db.execute(
+        """Yield the steps of ``steps``; no cursor stays open while one of them is used."""
+        wanted = (
             "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
-            f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
-            (from_ns, until_ns, json.dumps(rings), limit),
+            " WHERE end_ns >= ?1 AND end_ns <= ?2 AND (end_ns, ring, seq) < (?2, ?3, ?4) AND ring IN (SELECT value FROM json_each(?5))"
+            f" AND {SOUND['step']} ORDER BY end_ns DESC, ring DESC, seq DESC LIMIT ?6"
         )
-        for *known, groups, waited, long in rows:
-            yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+        last, left, listed = (until_ns, -1, -1), limit, json.dumps(rings)
+        while left:
+            together = _TOGETHER if left < 0 else min(left, _TOGETHER)
+            rows = self._db.execute(wanted, (from_ns, *last, listed, together)).fetchall()
+            for *known, groups, waited, long in rows:
+                yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+            if len(rows) < together:
+                return
+            ring, seq, _, end_ns, *_ = rows[-1]
+            last, left = (end_ns, ring, seq), left - together if left > 0 else left
 
     def first_steps(self, rings: list[int]) -> dict[int, int]:
         """Return by ring when its first stored step began, in Unix time (ns); rings without steps are left out."""
@@ -292,6 +310,24 @@ class History:
             if records is not None:
                 yield Chunk(chunk, ring, until, records)
 
+    def chunks_in_pieces(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Chunk]:
+        """Yield ``chunks``, as they are listed now, each read when its turn comes: no cursor stays open while one of them is used.
+
+        A chunk may have later records by then, which end after its ``until_ns``. ``removed`` counts those that are no longer there.
+        """
+        listed = self._db.execute(
+            "SELECT chunk, until_ns FROM extent WHERE until_ns >= ?1 AND from_ns <= ?2 AND ring IN (SELECT value FROM json_each(?3))"
+            f" AND {SOUND['extent']} ORDER BY until_ns DESC",
+            (from_ns, until_ns, json.dumps(rings)),
+        ).fetchall()
+        wanted = set(rings)
+        for number, until in listed:
+            chunk = self.chunk(number)
+            if chunk is not None and chunk.ring in wanted:
+                yield chunk._replace(until_ns=until)
+            elif chunk is not None or not self._db.execute("SELECT 1 FROM chunk WHERE id = ?", (number,)).fetchall():
+                self.removed += 1
+
     def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
         """Yield the chunks that may have collective ``seq`` of a group, with the group's number in that ring."""
         found = self._db.execute(
@@ -318,7 +354,7 @@ class History:
         """Return a chunk; ``None``: it is damaged, or no longer there."""
         # Only this row is checked: SQLite reads all the data of a row for its checksum.
         one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
-        for ring, until, data in self._db.execute(one, (chunk,)):
+        for ring, until, data in self._db.execute(one, (chunk,)).fetchall():
             records = self._unpacked(chunk, data)
             return None if records is None else Chunk(chunk, ring, until, records)
         return None

@@ -84,10 +84,14 @@ class Names(NamedTuple):
 
 
 class Reader:
-    """Turns records into operations; built once per query. Reads only the rings in ``rings``."""
+    """Turns records into operations; built once per query. Reads only the rings in ``rings``.
 
-    def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
-        self._history, self._rings, self._ids = history, rings, list(rings)
+    Args:
+        in_pieces: no cursor stays open while an operation is used (``History.chunks_in_pieces``).
+    """
+
+    def __init__(self, history: History, rings: Mapping[int, RingRow], *, in_pieces: bool = False) -> None:
+        self._history, self._rings, self._ids, self._in_pieces = history, rings, list(rings), in_pieces
         self.names = Names(history.groups(self._ids), history.names("op", self._ids))
         self.dtypes = history.names("dtype", self._ids)
 
@@ -215,7 +219,7 @@ class Reader:
         until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
         # Records, because operations take more memory, and not all are wanted.
         heap: list[_Placed] = []
-        for chunk in self._history.chunks(from_ns, until_ns, self._ids, where):
+        for chunk in self._chunks(from_ns, until_ns, where):
             go_on()
             # No later chunk has a record newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
@@ -225,6 +229,8 @@ class Reader:
                 if where is not ANY and not where.matches(ring.id, record):
                     continue
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
+                if self._in_pieces and place[0] > chunk.until_ns:
+                    continue
                 if (
                     from_ns <= place[0] < until_ns
                     and (before is None or place < before)
@@ -238,6 +244,11 @@ class Reader:
         while heap:
             yield self._newest(heap)
         return last
+
+    def _chunks(self, from_ns: int, until_ns: int, where: Filter) -> Iterator[Chunk]:
+        if self._in_pieces:
+            return self._history.chunks_in_pieces(from_ns, until_ns, self._ids)
+        return self._history.chunks(from_ns, until_ns, self._ids, where)
 
     def _newest(self, heap: list[_Placed]) -> tuple[RingRow, ev.Record]:
         """Remove the newest record from the heap; return it with its ring."""

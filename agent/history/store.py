@@ -34,6 +34,8 @@ from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 log = logging.getLogger("commwatch")
 #: Cache of SQLite, a quarter of its default: what is written now is nearly all that is read.
 _CACHE_KIB = 512
+#: Bytes of the write-ahead log after a checkpoint of all of it; usual are 4 MB.
+_MOST_LOG_BYTES = 16 << 20
 #: Most full chunks that wait for the next commit uncompressed; many at a time are searched for their ranges in less time.
 _MOST_FULL = 32
 _GONE = "the file was removed or replaced; put it back, or start the agent again"
@@ -107,6 +109,8 @@ class Writer:
         # Rings fill within seconds, so one tick must not wait long for a lock on the history.
         self._db.execute("PRAGMA busy_timeout = 1000")
         self._db.execute(f"PRAGMA cache_size = {-_CACHE_KIB}")
+        # A reader may have made the log grow; once it is empty again, it takes no more than this.
+        self._db.execute(f"PRAGMA journal_size_limit = {_MOST_LOG_BYTES}")
         self._file = path.stat()
         #: Names and states by what they are of, which are always kept; records and sums, which may be dropped.
         self._names: dict[tuple[object, ...], Statement] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from commwatch.history.operations import Operation, Reader
 if TYPE_CHECKING:
     import pyarrow
 
+log = logging.getLogger("commwatch")
 #: What one row of each table is; its fields are the columns.
 TABLES: Mapping[str, type] = {"operations": Operation, "steps": StepView, "waits": WaitView}
 FORMATS = ("parquet", "arrow", "csv")
@@ -55,7 +57,6 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
         raise CannotExport("pyarrow is not installed; pip install 'commwatch[export]'") from None
     written = {}
     with History(agent.path) as history:
-        history.freeze()
         for name, rows in _tables(agent, history, job, last_s).items():
             path = directory / f"{name}.{form}"
             try:
@@ -66,16 +67,21 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
             except (OverflowError, UnicodeEncodeError) as error:  # a damaged record
                 why = "a row has a value that its column cannot hold; --last can leave it out"
                 raise CannotExport(f"cannot write {path}: {why} ({error})") from None
+        if history.removed:
+            missing = "%d chunks of records were removed from the history before they were exported; their operations are missing"
+            log.warning(missing, history.removed)
     return written
 
 
 def _tables(agent: QueryService, history: History, job: str, last_s: float | None) -> dict[str, Iterable[object]]:
-    """Return the rows of each table."""
+    """Return the rows of each table: of one moment, but read in pieces, so that the agent can empty the write-ahead log meanwhile."""
+    history.freeze()
     rings = {ring.id: ring for ring in history.rings(job)}
-    until_ns = history.last_end_ns(list(rings)) + 1
+    reader, until_ns = Reader(history, rings, in_pieces=True), history.last_end_ns(list(rings)) + 1
+    history.thaw()
     from_ns = 0 if last_s is None else until_ns - int(last_s * 1e9)
     return {
-        "operations": Reader(history, rings).newest_first(from_ns, until_ns, None, lambda _: True),
+        "operations": reader.newest_first(from_ns, until_ns, None, lambda _: True),
         "steps": (step_view(rings[step.ring], step) for step in history.each_step(from_ns, until_ns, list(rings))),
         "waits": [wait for wait in agent.totals(job, []).waits if wait.start_at + wait.length_s > from_ns / 1e9],
     }

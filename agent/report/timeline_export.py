@@ -100,7 +100,7 @@ def own_trace(
         profiles: kept traces of the job; those of other times are left out.
     """
     with History(path) as history:
-        source = Source(history, job_id, window.until_ns)
+        source = Source(history, job_id, window.until_ns, in_pieces=True)
         from_ns = source.begin_ns(window.last_s, window.since_ns)
         yield NodeTrace(
             ranks=source.ranks,

@@ -30,14 +30,15 @@ class Source:
 
     Args:
         until_ns: end of the part that is wanted, in Unix time in ns: the run is the latest that began before it. ``None``: there is none.
+        in_pieces: only what is known of the run is of one moment; no cursor stays open while an operation, step or measurement is used.
     """
 
-    def __init__(self, history: History, job_id: str, until_ns: int | None = None) -> None:
+    def __init__(self, history: History, job_id: str, until_ns: int | None = None, *, in_pieces: bool = False) -> None:
         history.freeze()
         begun = (ring for ring in history.rings(job_id) if until_ns is None or ring.started_ns < until_ns)
-        self._history, self._rings = history, latest_run(begun)
+        self._history, self._rings, self._in_pieces = history, latest_run(begun), in_pieces
         rings = self._rings.values()
-        self._reader = Reader(history, self._rings)
+        self._reader = Reader(history, self._rings, in_pieces=in_pieces)
         offsets: dict[Any, int] = {}
         for ring in rings:
             offsets.setdefault(ring.identity.get("boot_id"), ring.wall_offset_ns)
@@ -50,6 +51,8 @@ class Source:
         #: Each with the host's name.
         self.ranks: Mapping[int, str] = {ring.rank: str(ring.identity.get("host", "")) for ring in rings}
         self.restart = max((ring.restart for ring in rings), default=0)
+        if in_pieces:
+            history.thaw()
 
     def begin_ns(self, last_s: float | None, since_ns: int = 0) -> int:
         """Return where the last ``last_s`` s of the run begin (``None``: all of it), but not before ``since_ns``."""
@@ -61,7 +64,8 @@ class Source:
         """Yield the operations, of one rank or of all, that ended in the window and come after ``before``, latest end first, with their places."""
         reader = self._reader
         if rank is not None:
-            reader = Reader(self._history, {ring.id: ring for ring in self._rings.values() if ring.rank == rank})
+            of_rank = {ring.id: ring for ring in self._rings.values() if ring.rank == rank}
+            reader = Reader(self._history, of_rank, in_pieces=self._in_pieces)
         for ring, record in reader.records(from_ns, until_ns, before):
             yield (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp), self._operation(ring, record)
 
