@@ -32,8 +32,8 @@ TOGETHER_S = 15.0
 #: Most requests in flight: a process may have only about a thousand files open.
 _AT_ONCE = 256
 _MOST_DETAIL = 1 << 16
-#: Most bytes of an answer, and most JSON values in it; agents send less.
-_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 23
+#: Most bytes of an answer, most JSON values in it, and most lists and objects among these, which take the most memory; agents send less.
+_MOST_BYTES, _MOST_VALUES, _MOST_CONTAINERS = 256 << 20, 1 << 23, 1 << 21
 _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
 
@@ -107,9 +107,9 @@ def fetch(url: str, path: str, keys: Keys, *, timeout_s: float, most_bytes: int)
 
 
 def decoded(body: bytes, most_values: int = _MOST_VALUES) -> Any:
-    """Return a body as JSON; raise ``ValueError`` if it is not JSON, nested too deeply, or has more values than this."""
+    """Return a body as JSON; raise ``ValueError`` if it is not JSON, nested too deeply, or has more values than this, or too many lists and objects."""
     try:
-        return bounded.load(body, most_values)
+        return bounded.load(body, most_values, _MOST_CONTAINERS)
     except RecursionError as error:
         raise ValueError(str(error)) from None
 

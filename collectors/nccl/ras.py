@@ -29,7 +29,7 @@ _OPS = {
 #: Longest answer: ten thousand ranks in a few communicators take some tens of megabytes.
 MOST_BYTES = 64 << 20
 #: Limits of an answer: values in JSON; in text, ranks by operation that are counted but not named, which takes little text.
-_MOST_VALUES, MOST_UNNAMED = 1 << 22, 1 << 19
+_MOST_VALUES, _MOST_CONTAINERS, MOST_UNNAMED = 1 << 22, 1 << 20, 1 << 19
 #: Seconds: for a whole answer (RAS stops collecting after 10 s), and for the connection and the first line, which come at once.
 _MOST_S, _FIRST_S = 12.0, 2.0
 _MOST_LINE = 4096
@@ -150,7 +150,7 @@ def parse(answer: str) -> Status:
 
 def _parse_json(answer: str) -> Status:
     try:
-        parsed = bounded.load(answer, _MOST_VALUES)
+        parsed = bounded.load(answer, _MOST_VALUES, _MOST_CONTAINERS)
     except (ValueError, RecursionError) as error:
         raise RasError(f"its answer is not valid JSON: {str(error)[:100]}") from None
     raw = parsed.get("communicators")

@@ -17,8 +17,9 @@ from commwatch.collectors.wire import bounded
 
 #: Bytes; larger dumps are refused: two thousand operations with their stacks take some megabytes.
 MOST_BYTES = 64 << 20
-#: Steps of a pickle, values of JSON: each may create a container, so the limit bounds the memory.
-MOST_STEPS = 5_000_000
+#: Steps of a pickle, values of JSON; and how many of these may be containers, which take the most memory. One operation has 40 containers,
+#: most of them the frames of its stack.
+MOST_STEPS, MOST_CONTAINERS = 5_000_000, 1_000_000
 #: Operations read of one dump, the latest.
 MOST_ENTRIES = 100_000
 #: Groups whose operations are read, the latest used: each is compared with all operations in flight.
@@ -98,7 +99,7 @@ def load(data: bytes) -> Dump:
     if len(data) > MOST_BYTES:
         raise BadDump(f"larger than {MOST_BYTES >> 20} MiB")
     try:
-        parsed = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
+        parsed = bounded.load(data, MOST_STEPS, MOST_CONTAINERS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
     except (ValueError, IndexError, OverflowError, RecursionError) as error:
         raise BadDump(f"not a dump of the Flight Recorder: {str(error)[:200]}") from None
     if not isinstance(parsed, dict) or "version" not in parsed:
@@ -215,12 +216,15 @@ def unpickled(data: bytes) -> Any:
     """
     import pickletools  # large, and only needed for dumps
 
-    machine = _Machine()
+    machine, containers = _Machine(), 0
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if number > MOST_STEPS:
             raise ValueError(f"its pickle has more than {MOST_STEPS} steps")
         if opcode.name == "STOP":
             break
+        containers += opcode.name in _CONTAINERS
+        if containers > MOST_CONTAINERS:
+            raise ValueError(f"its pickle has more than {MOST_CONTAINERS} containers")
         if opcode.name in _VALUES:
             machine.stack.append(argument)
         elif opcode.name in _CONSTANTS:
@@ -300,6 +304,7 @@ _VALUES = frozenset(
 )
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
+_CONTAINERS = frozenset({*_EMPTY, "TUPLE", "TUPLE2"})
 _IGNORED = frozenset({"PROTO", "FRAME"})
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "MARK": _Machine.mark,

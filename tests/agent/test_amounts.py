@@ -313,6 +313,9 @@ def test_json_of_many_values() -> None:
         assert bounded.load(text, 5) == [[], {}, 1]
         with pytest.raises(ValueError, match="more than 4 values"):
             bounded.load(text, 4)
+        assert bounded.load(text, 5, 3) == [[], {}, 1]
+        with pytest.raises(ValueError, match="more than 2 lists and objects"):
+            bounded.load(text, 5, 2)
 
 
 def test_dump_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +323,16 @@ def test_dump_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "MOST_STEPS", 100)
     with pytest.raises(flight_recorder.BadDump, match="more than 100 values"):
         flight_recorder.load(b'{"version": "2", "entries": [' + b"[]," * 100 + b"1]}")
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x80\x02" + b"}" * 101 + b".", b"\x80\x02" + b"(t" * 101 + b".", b"{" + b"[]," * 101]
+)
+def test_dump_of_many_containers(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """Lists and objects in a dump, which take the most memory, have a lower limit, in JSON and in pickle."""
+    monkeypatch.setattr(flight_recorder, "MOST_CONTAINERS", 100)
+    with pytest.raises(flight_recorder.BadDump, match=r"more than 100 (containers|lists and objects)"):
+        flight_recorder.load(data)
 
 
 def test_dump_of_many_groups(tmp_path: Path) -> None:
