@@ -40,7 +40,8 @@ from commwatch.history.opening import StoreError
 from commwatch.reference.references import References, directory
 from commwatch.report import report
 from commwatch.runtime.concurrency import wait_until
-from commwatch.watchers.nccl import LogRequest, logs_of
+from commwatch.watchers.log_requests import LogRequest
+from commwatch.watchers.nccl import logs_of
 from commwatch.watchers.nccl_archive import kept
 
 #: Most seconds that the job waits for the agent, which is ready much earlier, even on a busy machine.

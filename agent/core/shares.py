@@ -8,7 +8,7 @@ that came earlier, because totals that have been counted must not shrink; instea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TypeVar
 
@@ -115,6 +115,20 @@ class Portions:
     def give(self, portion: int) -> None:
         """Give a portion back."""
         self._left += portion
+
+
+def admitted(most: int, held: Iterable[_Owner], wanted: Mapping[_Owner, Sequence[_T]]) -> list[tuple[_Owner, _T]]:
+    """Return the things for which there is room, each with its owner: those of different owners in turn, and no owner takes all.
+
+    Args:
+        most: number of things in all.
+        held: the owner of each thing that is there already.
+    """
+    room = Room(most)
+    for owner in held:
+        room.hold(owner, 1)
+    pairs = {owner: [(owner, thing) for thing in things] for owner, things in wanted.items()}
+    return [pair for pair in fair(pairs) if room.move(pair[0], 1)]
 
 
 def fair(wanted: Mapping[_Owner, Sequence[_T]]) -> list[_T]:

@@ -21,7 +21,7 @@ from commwatch.collectors.nccl.matching import LogPattern
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import crossing
 from commwatch.core.cells import OTHER, GroupInfo
-from commwatch.core.shares import Portions, Room, fair
+from commwatch.core.shares import Portions, admitted
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
@@ -120,19 +120,16 @@ class Inspector:
         Args:
             wanted: by job: its user, and the Unix time before which files are of earlier jobs.
         """
-        room, new = Room(MOST_JOBS), dict[int, list[str]]()
-        for owner in self._owners.values():
-            room.hold(owner, 1)
+        new = dict[int, list[str]]()
         for job, (owner, _) in wanted.items():
             if job not in self._jobs:
                 new.setdefault(owner, []).append(job)
-        for job in fair(new):
-            owner, since = wanted[job]
-            if not room.move(owner, 1):
-                self._say({"of further jobs": f"those of {MOST_JOBS} jobs are followed at a time"})
-                continue
+        begun = admitted(MOST_JOBS, self._owners.values(), new)
+        if len(begun) < sum(map(len, new.values())):
+            self._say({"of further jobs": f"those of {MOST_JOBS} jobs are followed at a time"})
+        for owner, job in begun:
             with self._lock:
-                self._jobs[job] = JobFiles(since, self._lock, self._cells.take())
+                self._jobs[job] = JobFiles(wanted[job][1], self._lock, self._cells.take())
                 self._owners[job] = owner
 
     def close(self) -> None:

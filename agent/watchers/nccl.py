@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import logging
 import os
 import stat
@@ -12,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from commwatch.collectors.nccl.matching import LogPattern
 from commwatch.collectors.nccl.topology import choices, hosts, view
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
-from commwatch.core.shares import Portions, Room, fair
+from commwatch.core.shares import Portions, admitted
 from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.watchers.log_requests import LogRequest, requests
 from commwatch.watchers.nccl_groups import groups_of, matching, past, ranks_of
 
 log = logging.getLogger("commwatch")
@@ -47,8 +46,6 @@ _MOST_MESSAGES = 2_000
 _ALL_FILES = 1024
 #: Most of the time that may go into looking for requests, of which any number may lie in the folder, if one look takes so many seconds.
 _OF_TIME, _QUICK_S = 0.02, 0.01
-#: Bytes of a request to follow logs, its patterns, and requests of one user; further ones are left out.
-_MOST_REQUEST_BYTES, _MOST_PATTERNS, _MOST_REQUESTS = 1 << 16, 16, 256
 #: Files last written so many seconds before a job began are of earlier jobs; file server clocks differ by less.
 _SLACK_S = 60.0
 #: Seconds between two writes of a job's topology to disk.
@@ -57,57 +54,6 @@ _KEEP_S = 30.0
 _STUCK_S = 30.0
 #: Seconds without a change of its facts after which an init counts as stuck.
 _INIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class LogRequest:
-    """A file that ``commwatch run`` writes to the run directory: follow these logs for that job."""
-
-    job: str
-    patterns: list[str]
-    since: float
-    #: The process that made the request, which is void once that has ended.
-    pid: int
-
-    def write(self, run_dir: Path) -> Path:
-        """Write the request for the agent of ``run_dir`` and return its path; raise ``OSError`` if that fails."""
-        directory = run_dir / "logs"
-        mode = make_private_dir(directory, os.environ)
-        path = directory / f"{self.pid}.json"
-        crossing.write(path, json.dumps(asdict(self)), mode)
-        return path
-
-
-def requests(run_dir: Path) -> list[tuple[LogRequest, int]]:
-    """Return the requests of live processes, with the uid of the user who made each; remove those of ended ones, and skip damaged ones."""
-    found: list[tuple[LogRequest, int]] = []
-    number: Counter[int] = Counter()
-    with contextlib.suppress(OSError), crossing.folder(run_dir / "logs") as where:
-        for name in where.names("*.json")[1]:
-            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-                if number[where.look(name).st_uid] >= _MOST_REQUESTS:
-                    continue
-                text, uid = where.read(name, _MOST_REQUEST_BYTES, crossing.trainers())
-                request = LogRequest(**json.loads(text))
-                if not _is_sound(request) or number[uid] >= _MOST_REQUESTS:
-                    continue
-                if Path(f"/proc/{request.pid}").exists():
-                    number[uid] += 1
-                    found.append((request, uid))
-                else:
-                    where.remove(name)
-    return found
-
-
-def _is_sound(request: LogRequest) -> bool:
-    kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
-    if not all(isinstance(value, kind) for value, kind in kinds) or not all(
-        isinstance(p, str) and p.startswith("/") and "\0" not in p for p in request.patterns
-    ):
-        return False
-    if len(request.patterns) > _MOST_PATTERNS:
-        return False
-    return not any("\ud800" <= char <= "\udfff" for char in request.job)  # cannot be sent or stored
 
 
 class _JobLogs:
@@ -233,22 +179,17 @@ class NcclLogs:
 
     def _begin(self, wanted: dict[str, tuple[list[LogPattern], float]]) -> None:
         """Begin to follow the logs of new jobs, those of different users in turn, as long as there is room."""
-        room, new = Room(MOST_JOBS), dict[int, list[str]]()
-        for logs in self._jobs.values():
-            room.hold(logs.owner, 1)
+        new = dict[int, list[str]]()
         for job, (patterns, _) in wanted.items():
             if job not in self._jobs and patterns:
                 new.setdefault(patterns[0].uid, []).append(job)
-        owners = {job: owner for owner, jobs in new.items() for job in jobs}
-        for job in fair(new):
-            if not room.move(owners[job], 1):
-                self._warn("of further jobs", f"those of {MOST_JOBS} jobs are followed at a time")
-                continue
-            logs = _JobLogs(
-                job, owners[job], wanted[job][1] - _SLACK_S, self._hear, lock=self._lock, facts=self._facts.take()
-            )
+        begun = admitted(MOST_JOBS, (logs.owner for logs in self._jobs.values()), new)
+        if len(begun) < sum(map(len, new.values())):
+            self._warn("of further jobs", f"those of {MOST_JOBS} jobs are followed at a time")
+        for owner, job in begun:
+            since, facts = wanted[job][1] - _SLACK_S, self._facts.take()
             with self._lock:
-                self._jobs[job] = logs
+                self._jobs[job] = _JobLogs(job, owner, since, self._hear, lock=self._lock, facts=facts)
 
     def _warn(self, path: str, why: str) -> None:
         if path not in self._warned:

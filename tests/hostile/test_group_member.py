@@ -22,7 +22,8 @@ from commwatch.history.retention import MOST_EXITS
 from commwatch.history.store import begin
 from commwatch.ingest.jobs import Aggregate
 from commwatch.runtime.run_lock import CannotStart, lock_directory
-from commwatch.watchers.nccl import LogRequest, NcclLogs
+from commwatch.watchers.log_requests import LogRequest
+from commwatch.watchers.nccl import NcclLogs
 from commwatch.watchers.profiles import Profiles
 from tests.helpers import agent, clean_env, commwatch, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared

@@ -14,7 +14,8 @@ import pytest
 
 from commwatch.ingest.jobs import Aggregate
 from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import MOST_JOBS, LogRequest, NcclLogs
+from commwatch.watchers.log_requests import LogRequest
+from commwatch.watchers.nccl import MOST_JOBS, NcclLogs
 from commwatch.watchers.stack_capture import flight_recorder, recorder, trainer_of
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
@@ -46,7 +47,7 @@ COUNTS = """
 import sys, threading
 from pathlib import Path
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.nccl import NcclLogs, requests
+from commwatch.watchers.nccl import NcclLogs
 logs, counts = NcclLogs(Path(sys.argv[1]), Aggregate(), threading.RLock()), {"os.scandir": 0, "open": 0}
 logs.tick()
 def count(event, arguments):

@@ -22,7 +22,7 @@ from commwatch.server.gate import LIVE, line_of
 from commwatch.server.history_worker import Worker
 from commwatch.server.routes.params import MOST_CHARACTERS, query_names
 from commwatch.server.web import application
-from commwatch.watchers.nccl import LogRequest
+from commwatch.watchers.log_requests import LogRequest
 from tests.agent.server.routes.test_jobs import populated
 from tests.helpers import RunningAgent, agent, idle_services, wait_for
 

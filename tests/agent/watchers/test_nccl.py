@@ -17,7 +17,8 @@ from commwatch.collectors.registry import Reading
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import Topology
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.nccl import LogRequest, NcclLogs, remove_old, requests
+from commwatch.watchers.log_requests import LogRequest, requests
+from commwatch.watchers.nccl import NcclLogs, remove_old
 from commwatch.watchers.nccl_groups import matching
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring

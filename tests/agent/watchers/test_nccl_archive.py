@@ -10,7 +10,8 @@ from pathlib import Path
 
 from commwatch.core.nccl_views import Topology
 from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.nccl import LogRequest, NcclLogs, logs_of, remove_old
+from commwatch.watchers.log_requests import LogRequest
+from commwatch.watchers.nccl import NcclLogs, logs_of, remove_old
 from commwatch.watchers.nccl_archive import keep, kept
 from tests.agent.watchers.test_nccl import _train, lines
 from tests.helpers import agent, commwatch, wait_for

@@ -14,7 +14,7 @@ import pytest
 from commwatch.alerts.kept import KeptFile
 from commwatch.collectors.wire.announcement import FILE, LOCK, announce, answering
 from commwatch.collectors.wire.crossing import Trust, own
-from commwatch.watchers.nccl import LogRequest
+from commwatch.watchers.log_requests import LogRequest
 from tests.helpers import commwatch
 
 ABOUT = {"url": "http://127.0.0.1:9477", "history": "/h", "pid": os.getpid()}
