@@ -8,7 +8,7 @@ from pathlib import Path
 
 AGENT = Path(__file__).parents[3] / "agent"
 #: Caught where they are raised or one call up, and never shown as they are.
-INTERNAL = {"BadProfile", "BadTrace", "CannotBuild", "JobFailed", "Stopped", "UnknownLink"}
+INTERNAL = {"AllTaken", "BadProfile", "BadTrace", "CannotBuild", "JobFailed", "Stopped", "TooManyOfOne", "UnknownLink"}
 
 
 def test_one_base() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from commwatch.watchers import trace_overlap
 from commwatch.watchers.trace_overlap import BadTrace, overlap
 from tests.agent.watchers.kernel_sweep import kernels, sweep
-from tests.helpers import examples
+from tests.helpers import PATIENCE_S, examples
 
 #: Unix time of the trace's zero; its events are in µs from there, the window in ns since 1970.
 BASE = 1_700_000_000_000_000_000
@@ -266,19 +265,15 @@ def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
 
 def read_apart(path: Path, most_bytes: int | None = None) -> tuple[dict[str, Any], int]:
     """What the process that reads a trace answers, and the most memory that it took, in bytes; ``most_bytes``: another limit."""
-    run = ["-m", "commwatch.watchers.trace_overlap"]
-    if most_bytes is not None:
-        do = "; ".join((f"t.MOST_BYTES = {most_bytes}", "t.confine()", "t.main(sys.argv[1:])"))
-        run = ["-c", f"import sys; from commwatch.watchers import trace_overlap as t; {do}"]
-    process = subprocess.Popen([sys.executable, *run, str(path), str(BASE), str(BASE + 10**9)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    with process.stdout:
-        answer = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    assert len(answer.splitlines()) == 1
-    return json.loads(answer), used.ru_maxrss << 10
+    limit = "t.MOST_BYTES" if most_bytes is None else str(most_bytes)
+    # Not ``ru_maxrss``, which includes the memory of the process that starts this one.
+    peak = "sys.stderr.write(next(line for line in open('/proc/self/status') if line.startswith('VmHWM:')))"
+    do = "; ".join((f"t.MOST_BYTES = {limit}", "t.confine()", "t.main(sys.argv[1:])", peak))
+    run = ["-c", f"import sys; from commwatch.watchers import trace_overlap as t; {do}"]
+    command = [sys.executable, *run, str(path), str(BASE), str(BASE + 10**9)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout), int(done.stderr.split()[1]) << 10
 
 
 def packed(path: Path, parts: Iterable[str]) -> Path:
