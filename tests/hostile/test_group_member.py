@@ -14,6 +14,7 @@ from commwatch.alerts.kept import KeptFile
 from commwatch.collectors.wire import crossing
 from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.announcement import LOCK, answering, operators, requesters
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.config import load
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
@@ -25,7 +26,7 @@ from commwatch.runtime.run_lock import CannotStart, lock_directory
 from commwatch.watchers.log_requests import LogRequest
 from commwatch.watchers.nccl import NcclLogs
 from commwatch.watchers.profiles import Profiles
-from tests.helpers import agent, clean_env, commwatch, wait_for
+from tests.helpers import Trainer, agent, clean_env, commwatch, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 
 #: Plays the agent of a run directory, with a history of its own.
@@ -242,3 +243,18 @@ def test_exit_codes_of_many_jobs(public: Path) -> None:
     assert len(kept) == MOST_EXITS
     assert "job49" not in kept
     assert "job50" in kept
+
+
+def test_names_of_another(public: Path) -> None:
+    """The names beside a ring are those of the ring's owner: another member's file in their place is not read."""
+    run = shared(public / "run")
+    with Trainer(run / "a.ring") as trainer:
+        trainer.call("name", [({"dtype": 1, "name": "float32"},)])
+        names = run / "a.names"
+        reader = RingReader(run / "a.ring")
+        assert reader.names() == [{"dtype": 1, "name": "float32"}]
+        reader.close()
+        os.chown(names, MALLORY, MALLORY)
+        reader = RingReader(run / "a.ring")
+        assert reader.names() == []
+        reader.close()
