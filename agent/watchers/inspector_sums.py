@@ -125,8 +125,8 @@ class JobFiles:
         most: sums kept of its present runs, and as many of its earlier ones.
     """
 
-    def __init__(self, since: float, lock: threading.RLock, most: int | None = None) -> None:
-        self.most = MOST_CELLS if most is None else most
+    def __init__(self, since: float, lock: threading.RLock, most: int) -> None:
+        self.most = most
         self.follower = Follower(self._take, since)
         self.ranks: dict[tuple[str, int], int] = {}
         self.now, self.earlier = Sums(), Sums()

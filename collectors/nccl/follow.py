@@ -144,12 +144,11 @@ class Follower:
         self._least = sorted(
             (file.idle, inode) for inode, file in self._files.items() if file.idle and inode in self._there
         )
-        left = MOST_ENTRIES
+        left = [MOST_ENTRIES]  # shared by all patterns
         for pattern in sorted(self.patterns, key=lambda each: each.pattern):
             try:
                 for where, name in pattern.files(left):
                     path = str(where.path / name)
-                    left -= 1
                     if path not in seen:
                         seen.add(path)
                         self._note(where, name, crossing.user(pattern.uid), there)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire.crossing import ANYBODY, MOST_ENTRIES, Folder, Refused
+from commwatch.collectors.wire.crossing import ANYBODY, Folder, Refused
 
 #: Most parts of a path that may have wildcards: in a request of another user, and of the user that this process has.
 _LEVELS, _OWN_LEVELS = 1, 4
@@ -34,13 +34,13 @@ class LogPattern:
         parts = [literal(part) for part in PurePath(self.pattern).parts[:-1]]
         return None if None in parts else Path(*(part or "" for part in parts))
 
-    def files(self, most: int = MOST_ENTRIES) -> Iterator[tuple[Folder, str]]:
+    def files(self, left: list[int]) -> Iterator[tuple[Folder, str]]:
         """Yield the names that match, each with its folder, which is open until the next one.
 
         Only folders in which the user may write are searched, because the user has no files in others.
 
         Args:
-            most: entries of folders that are looked at.
+            left: one number, the entries of folders that may still be looked at; those that are looked at are taken from it.
 
         Raises:
             Refused: too many parts of the path have wildcards, or the user cannot write in the folder that would be searched.
@@ -54,7 +54,7 @@ class LogPattern:
             raise Refused(errno.EINVAL, why, self.pattern)
         first = wild[0] if wild else len(parts) - 1
         with crossing.folder(Path(*(literal(part) or "" for part in parts[:first])), ANYBODY) as where:
-            yield from _below(where, parts[first:], self.uid, [most])
+            yield from _below(where, parts[first:], self.uid, left)
 
 
 def _below(where: Folder, parts: tuple[str, ...], uid: int, left: list[int]) -> Iterator[tuple[Folder, str]]:

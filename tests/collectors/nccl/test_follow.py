@@ -12,6 +12,7 @@ from commwatch.collectors.nccl import follow
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.lines import apart
 from commwatch.collectors.nccl.matching import LogPattern
+from commwatch.collectors.wire import crossing
 
 
 class Taken:
@@ -248,6 +249,26 @@ def test_pause_after_a_long_look(tmp_path: Path) -> None:
     assert taken.tick() == ["two"]
     now[0] += 1000
     assert taken.tick() == ["other"]
+
+
+def test_patterns_share_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All patterns of a look together take a limited number of entries, also where none of them matches; files that are named are read all the same."""
+    monkeypatch.setattr(follow, "MOST_ENTRIES", 20)
+    for number in range(30):
+        (tmp_path / f"x{number}").touch()
+    (tmp_path / "z").write_text("one\n")
+    looked: list[int] = []
+    names = crossing.Folder.names
+
+    def counted(folder: crossing.Folder, pattern: str, most: int) -> tuple[int, list[str]]:
+        found = names(folder, pattern, most)
+        looked.append(found[0])
+        return found
+
+    monkeypatch.setattr(crossing.Folder, "names", counted)
+    taken = Taken(*(tmp_path / f"none{number}*" for number in range(5)), tmp_path / "z")
+    assert taken.tick() == ["one"]
+    assert sum(looked) == 20
 
 
 def test_deleted_file_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
