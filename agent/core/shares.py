@@ -17,7 +17,7 @@ _Owner = TypeVar("_Owner", bound=Hashable)
 #: An owner may hold this many times what is free.
 _OF_FREE = 3
 #: Owner of an account for which none is named.
-NOBODY = "nobody"
+NO_OWNER = "no owner"
 
 
 class Room:
@@ -43,7 +43,7 @@ class Room:
         self._held[owner] += number
         self.free -= number
 
-    def account(self, owner: Hashable = NOBODY) -> Account:
+    def account(self, owner: Hashable = NO_OWNER) -> Account:
         """Open an account."""
         return Account(self, owner)
 

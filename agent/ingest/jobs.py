@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from commwatch.core.shares import NOBODY, Account, Room, fair
+from commwatch.core.shares import NO_OWNER, Account, Room, fair
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.tables.weights import ALL_BYTES, ENDED_BYTES, MOST_ENDED, OF_JOB_BYTES, OWN_BYTES
@@ -109,7 +109,7 @@ class Aggregate:
         #: Number of ended ranks that were forgotten because there were too many.
         self.forgotten = 0
 
-    def open(self, uid: str, identity: dict[str, Any], owner: Hashable = NOBODY) -> RankTotals:
+    def open(self, uid: str, identity: dict[str, Any], owner: Hashable = NO_OWNER) -> RankTotals:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity.
 
         Args:

@@ -44,12 +44,12 @@ class Trust:
     uids: frozenset[int] | None
     #: Members of the group that shares a folder (``COMMWATCH_GROUP``), too: the folder passes its group on to the files in it.
     group: bool = False
-    #: Nobody else can have changed the file: neither it nor a folder above it belongs to others or may be written by them. Links of the
+    #: No other user can have changed the file: neither it nor a folder above it belongs to others or may be written by them. Links of the
     #: trusted users are followed. Without this, links are followed as long as others cannot write to a folder above them.
     strict: bool = False
 
 
-#: Everybody's files are accepted: they are read as data, within bounds.
+#: Files of every user are accepted: they are read as data, within bounds.
 ANYBODY = Trust(None)
 
 

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None)
 
 
 class OpenFile(NamedTuple):
-    """By what an open file is told from another that later has its number."""
+    """Distinguishes an open file from another one that later gets its number."""
 
     device: int
     inode: int
@@ -104,7 +104,7 @@ def accepts(number: int, size: int) -> bool:
     """
     ready = select.poll()
     ready.register(number, select.POLLOUT)
-    if ready.poll(0) != [(number, select.POLLOUT)]:  # also an error, or nobody who reads
+    if ready.poll(0) != [(number, select.POLLOUT)]:  # also an error, or a pipe without a reader
         return False
     most, about = resource.getrlimit(resource.RLIMIT_FSIZE)[0], os.fstat(number)
     if most == resource.RLIM_INFINITY or not stat.S_ISREG(about.st_mode):

@@ -46,9 +46,8 @@ class MappedFile:
     def __init__(self, path: Path, size: int, mode: int) -> None:
         _refuse_past_limit(path, size)
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        fd = crossing.make(path, mode)
+        fd = crossing.make(path, mode & ~0o222)
         try:
-            os.fchmod(fd, mode & ~0o222)
             # A write to a hole of a full tmpfs raises SIGBUS, so reserve every page now.
             os.posix_fallocate(fd, 0, size)
             self._file = _file_of(os.fstat(fd))

@@ -74,7 +74,7 @@ def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, troubl
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hook", ["auto", "native"])
 def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
-    """The same for what is said with the default settings: that the native hook is missing."""
+    """The same for the line with the default settings, which reports that the native hook is missing."""
     plain = checkpoint_of(tmp_path / "plain", when, "", COMMWATCH_DISABLE="1")
     settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "XDG_CACHE_HOME": "/nowhere"}
     assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain

@@ -1,4 +1,4 @@
-"""A member of the group that shares a run directory makes nobody else do anything: not write, not delete, not profile, not believe."""
+"""A member of the group that shares a run directory cannot make other users write, delete, profile or trust anything."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@
 
 namespace commwatch {
 
-// By what an open file is told from another that later has its number; as `OpenFile` in Python.
+// Distinguishes an open file from another one that later gets its number; as `OpenFile` in Python.
 struct OpenFile {
   uint64_t device = 0, inode = 0, kind = 0, flags = 0, born_ns = 0;
 

@@ -335,7 +335,7 @@ def test_ranks_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_addresses_of_other_agents() -> None:
-    """Among the first addresses to ask are some of each user and of each of its jobs, whoever reports how many."""
+    """The first addresses to ask include some of each user and of each of its jobs, whatever their number."""
     aggregate = Aggregate()
     for n in range(30):
         peers = [f"http://bad{n}-{k}:1" for k in range(1000)]

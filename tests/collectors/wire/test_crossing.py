@@ -92,7 +92,7 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
 # -- owners
 
 
-#: Reads a file as nobody; prints what it holds, or why it is refused.
+#: Reads a file as another user; prints its content, or why it is refused.
 AS_NOBODY = f"""
 import os, sys
 from pathlib import Path
@@ -106,7 +106,7 @@ except OSError as error:
 
 
 def as_nobody(path: Path, trust: str) -> str:
-    """What a process of nobody reads with a trust, or why it does not."""
+    """The content that another user reads with a trust, or why the file is refused."""
     command = [sys.executable, "-c", AS_NOBODY, str(path), trust]
     done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     return done.stdout.strip()
@@ -176,7 +176,7 @@ STRICT: dict[str, tuple[Case, str]] = {
 
 @pytest.mark.parametrize("case", STRICT)
 def test_what_decides(case: str, public: Path) -> None:
-    """A file that decides what commwatch does is read only if nobody but this user and root can have changed it."""
+    """A file that decides what commwatch does is read only if no user except this one and root can have changed it."""
     path = public / "below" / "file"
     path.parent.mkdir(mode=0o755)
     path.write_text("content")
