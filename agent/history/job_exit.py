@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Collection
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Exits:
     """Reads the exit files, each once; damaged files are removed, too."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / _FOLDER
+        self._run_dir = crossing.KeptFolder(run_dir)
         self._taken: set[tuple[str, int, int]] = set()
 
     def take(self, owners: Callable[[str], Collection[int]] = lambda job: ()) -> list[Exit]:
@@ -50,7 +50,7 @@ class Exits:
             owners: returns the users who wrote a job's rings, as far as they are known: only they and root can say how it ended.
         """
         try:
-            with crossing.folder(self._folder) as where:
+            with closing(self._run_dir.folder().folder(_FOLDER)) as where:
                 found = _entries(where)
                 new, self._taken = found - self._taken, found
                 return [made for name, *_ in new if (made := _read(where, name, owners)) is not None]
@@ -61,9 +61,9 @@ class Exits:
     def remove(self) -> None:
         """Remove the files that ``take`` has read; call it once they are in the history."""
         if self._taken:
-            with contextlib.suppress(OSError), crossing.folder(self._folder) as where:
+            with suppress(OSError), closing(self._run_dir.folder().folder(_FOLDER)) as where:
                 for name, *_ in self._taken & _entries(where):
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         where.remove(name)
 
 
@@ -71,7 +71,7 @@ def _entries(where: crossing.Folder) -> set[tuple[str, int, int]]:
     """Return name, inode and time of change of some exit files; others come once these are removed."""
     found = set()
     for name in where.names("*.json", _MOST_FILES)[1]:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             about = where.look(name)
             found.add((name, about.st_ino, about.st_mtime_ns))
     return found

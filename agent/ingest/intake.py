@@ -9,7 +9,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -143,8 +142,10 @@ class Intake:
     # -- discovery ----------------------------------------------------------------------------
 
     def _discover(self, wall_ns: int) -> None:
-        held = Counter(source.owner for source in self._sources.values() if source.reader is not None)
-        found = self._finder.find(self._sources.keys(), held)
+        sources = self._sources
+        found = self._finder.find(
+            sources.keys(), lambda: [source.owner for source in sources.values() if source.reader is not None]
+        )
         stopped = False
 
         def open_one(entries: Sequence[os.DirEntry[str]]) -> Sequence[os.DirEntry[str]]:
@@ -221,7 +222,7 @@ class Intake:
             reader.more_names = False
             return
         for _ in range(_PIECES):
-            entries = reader.next_names()
+            entries = reader.next_names(self._finder.rings)
             if entries:
                 self._alive()
                 with self._lock:

@@ -53,6 +53,8 @@ class TrainerState(Names):
     def hold_in_flight(self, records: list[ev.Record]) -> None:
         """Take the operations in flight, oldest first; without room for all of them, no more than before."""
         before = len(self.in_flight)
+        if not before and not records:
+            return
         has_room = self.account.change(IN_FLIGHT * before, IN_FLIGHT * len(records))
         self.in_flight = records if has_room else records[:before]
 

@@ -196,6 +196,16 @@ class Folder:
         found = (name for name in fnmatch.filter(names, pattern) if pattern[0] == "." or name[0] != ".")
         return len(names), sorted(found)
 
+    def folder(self, name: str) -> Folder:
+        """Return a folder in this one; the caller closes it. Errors as for ``open_folder``."""
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        return Folder(fd, self.path / name)
+
+    def is_removed(self) -> bool:
+        """Return whether the folder has been removed; until then, take note of a change of its owner or mode."""
+        self.about = os.fstat(self._fd)
+        return not self.about.st_nlink
+
     def entries(self) -> Iterator[os.DirEntry[str]]:
         """Return an iterator over all entries, for which the folder must stay open; the caller bounds how many it takes at a time."""
         return os.scandir(self._fd)
@@ -251,6 +261,32 @@ class Folder:
         except FileNotFoundError as error:
             if raised_by_handler(error):
                 raise
+
+
+class KeptFolder:
+    """A folder that stays open between uses, because the walk along its path costs more than most of them.
+
+    Args:
+        uses: after so many the path is walked again, because it may lead elsewhere by then.
+    """
+
+    def __init__(self, path: Path, uses: int = 16) -> None:
+        self.path, self._uses, self._left = path, uses, 0
+        self._folder: Folder | None = None
+
+    def folder(self) -> Folder:
+        """Return the folder, which the next call may close; errors as for ``open_folder``."""
+        if self._folder is None or not self._left or self._folder.is_removed():
+            self.close()
+            self._folder, self._left = open_folder(self.path), self._uses
+        self._left -= 1
+        return self._folder
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
 
 def _made(name: str, mode: int, folder_fd: int | None) -> int:

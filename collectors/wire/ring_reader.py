@@ -81,10 +81,10 @@ def _entries(lines: list[bytes]) -> list[dict[str, Any]]:
     return entries
 
 
-def _open(path: Path, trust: crossing.Trust) -> int:
-    """Open a trainer's file for reading; raise ``BadRing`` if it is none, or of a user who is not trusted."""
+def _open(path: Path) -> int:
+    """Open a ring for reading; raise ``BadRing`` if it is no file, or of a user who is not trusted."""
     try:
-        return crossing.open_file(path, trust)
+        return crossing.open_file(path, crossing.trainers())
     except crossing.Refused as why:
         raise BadRing(f"{path.name}: {why.strerror}") from None
 
@@ -125,7 +125,7 @@ class RingReader:
         self.more_names = False
         #: Result of ``process_of``; ``None`` before the first call.
         self._pid: int | None = None
-        self._fd = _open(path, crossing.trainers())
+        self._fd = _open(path)
         try:
             about = os.fstat(self._fd)
             size, self.inode, self.uid = about.st_size, about.st_ino, about.st_uid
@@ -290,14 +290,18 @@ class RingReader:
             return False
         return size - self._names_read > pieces * _LINES_AT_ONCE * _LEAST_LINE
 
-    def next_names(self) -> list[dict[str, Any]]:
-        """Return the next entries of the names file, in bounded time; ``more_names`` is whether others follow them."""
+    def next_names(self, rings: crossing.Folder | None = None) -> list[dict[str, Any]]:
+        """Return the next entries of the names file, in bounded time; ``more_names`` is whether others follow them.
+
+        Args:
+            rings: the folder of the ring, if the caller has it open: the walk to it costs more than what is read.
+        """
         self.more_names = False
         if self._lines_read >= MOST_NAMES:
             return []
         try:
-            fd = _open(self._names_path, crossing.user(self.uid))
-        except (OSError, BadRing):
+            fd = self._open_names(rings)
+        except OSError:
             return []
         with open(fd, "rb", buffering=0) as file:
             try:
@@ -309,6 +313,11 @@ class RingReader:
         lines = self._whole_lines(text, ended)
         self.more_names = self._lines_read < MOST_NAMES and not (ended and lines.complete)
         return _entries(lines.texts)
+
+    def _open_names(self, rings: crossing.Folder | None) -> int:
+        if rings is None:
+            return crossing.open_file(self._names_path, crossing.user(self.uid))
+        return rings.open_file(self._names_path.name, crossing.user(self.uid))
 
     def _whole_lines(self, text: bytes, ended: bool) -> _Lines:
         """Return the whole lines in the next bytes of the names, at most so many as are read at a time; go on after them.

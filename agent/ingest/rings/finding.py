@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from commwatch.collectors.wire import crossing
@@ -33,13 +33,15 @@ class Finder:
     """
 
     def __init__(self, directory: Path, most_rings: int) -> None:
-        self._directory, self._most_rings = directory, most_rings
+        self._most_rings = most_rings
         #: By name and inode of refused files, the user who owns them; and the number of them by user.
         self._refused: dict[tuple[str, int], int] = {}
         self._refused_of: Counter[int] = Counter()
         #: A look that goes on, and what it has found so far: new files by name, and refused ones that are still there.
         self._look: Iterator[os.DirEntry[str]] | None = None
-        self._rings: crossing.Folder | None = None
+        self._kept = crossing.KeptFolder(directory)
+        #: The folder of the rings as of the latest look, to read what lies in it; ``None``: there is none, or it could not be opened.
+        self.rings: crossing.Folder | None = None
         self._fresh: dict[str, tuple[int, os.DirEntry[str]]] = {}
         self._seen: set[tuple[str, int]] = set()
         #: Number of files that could not be read.
@@ -47,12 +49,14 @@ class Finder:
         #: Why some files are not read yet; ``None``: all are.
         self.waiting: str | None = None
 
-    def find(self, known: Collection[str], open_by_owner: Counter[int]) -> dict[int, list[os.DirEntry[str]]]:
+    def find(
+        self, known: Collection[str], open_owners: Callable[[], Iterable[int]]
+    ) -> dict[int, list[os.DirEntry[str]]]:
         """Return the files to open, by owner.
 
         Args:
             known: names of the rings that have been opened.
-            open_by_owner: number of open rings by user.
+            open_owners: returns the owner of each open ring.
 
         Raises:
             OSError: the directory cannot be read.
@@ -60,37 +64,35 @@ class Finder:
         try:
             over = self._take_entries(known)
         except FileNotFoundError:
-            self._end_look()
+            self._look = None
             self._fresh, self._seen = {}, set()
             return {}
         except OSError as error:
-            self._end_look()
+            self._look = None
             if error.errno not in PASSING:
                 raise
             self.waiting = f"cannot look for rings: {error}"
             return {}
         if over:
             self._forget_refused()
-        return self._with_room(open_by_owner)
+        if self._fresh:
+            return self._with_room(open_owners())
+        self.waiting = None
+        return {}
 
     def _take_entries(self, known: Collection[str]) -> bool:
         """Take some entries of the directory; return whether they were the last."""
         if self._look is None:
-            self._rings = crossing.open_folder(self._directory)
-            self._look, self._fresh, self._seen = self._rings.entries(), {}, set()
+            self.rings = None
+            self.rings = self._kept.folder()
+            self._look, self._fresh, self._seen = self.rings.entries(), {}, set()
         for number, entry in enumerate(self._look, start=1):
             if entry.name.endswith(".ring") and not entry.name.startswith("."):
                 self._take(entry, known)
             if number >= _ENTRIES:
                 return False
-        self._end_look()
-        return True
-
-    def _end_look(self) -> None:
         self._look = None
-        if self._rings is not None:
-            self._rings.close()
-            self._rings = None
+        return True
 
     def _take(self, entry: os.DirEntry[str], known: Collection[str]) -> None:
         at = entry.name, entry.inode()
@@ -109,11 +111,11 @@ class Finder:
         for at in self._refused.keys() - self._seen:
             self._refused_of[self._refused.pop(at)] -= 1
 
-    def _with_room(self, open_by_owner: Counter[int]) -> dict[int, list[os.DirEntry[str]]]:
+    def _with_room(self, open_owners: Iterable[int]) -> dict[int, list[os.DirEntry[str]]]:
         """Return the new files for which there is room, the owners in turn; the others wait."""
         room = Room(self._most_rings)
-        for owner, number in open_by_owner.items():
-            room.hold(owner, number)
+        for owner in open_owners:
+            room.hold(owner, 1)
         wanted: dict[int, list[os.DirEntry[str]]] = {}
         for name in sorted(self._fresh):
             owner, entry = self._fresh[name]

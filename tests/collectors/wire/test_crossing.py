@@ -351,6 +351,42 @@ def test_stays_the_same_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "moved" / "a").exists()
 
 
+def test_kept_folder(tmp_path: Path) -> None:
+    """A kept folder is opened again once it is removed, or after its uses if another has its path; in between it is the same one."""
+    path = tmp_path / "kept"
+    kept = crossing.KeptFolder(path, uses=3)
+    with pytest.raises(FileNotFoundError):
+        kept.folder()
+    path.mkdir()
+    first = kept.folder().look(".").st_ino
+    path.rmdir()
+    (tmp_path / "filler").mkdir()  # so that the next folder has another inode
+    path.mkdir()
+    second = kept.folder().look(".").st_ino
+    assert second not in (first, 0)
+    path.rename(tmp_path / "away")
+    path.mkdir()
+    assert [kept.folder().look(".").st_ino for _ in range(3)] == [second, second, path.stat().st_ino]
+    kept.close()
+
+
+def test_kept_folder_notes_its_mode(tmp_path: Path) -> None:
+    """What a kept folder accepts follows its group and mode as they are now."""
+    (tmp_path / "ring").touch()
+    kept = crossing.KeptFolder(tmp_path)
+    kept.folder()
+    tmp_path.chmod(0o2770)
+    assert kept.folder().about.st_mode & stat.S_ISGID
+    with crossing.folder(tmp_path) as where:
+        (tmp_path / "in").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "in")
+        where.folder("in").close()
+        for name in ("link", "ring"):
+            with pytest.raises(OSError, match=r"symbolic|ot a directory"):
+                where.folder(name)
+    kept.close()
+
+
 def test_names_are_bounded(tmp_path: Path) -> None:
     """Of a folder with any number of files only so many entries are looked at."""
     for number in range(50):
