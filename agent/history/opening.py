@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
                 isolation_level=None,
                 check_same_thread=False,
             )
-        judge_rows(db, path, damaged)
+        judge_rows(db, partial(damaged.row, path))
         if write:
             db.execute("PRAGMA synchronous = NORMAL")
         _check_version(db, path, write)

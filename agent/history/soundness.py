@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from commwatch.collectors.wire.identity import validate_identity
 from commwatch.core.cells import CELL_SUMS
 from commwatch.core.endings import Ending
-
-if TYPE_CHECKING:
-    from commwatch.history.chunks import Damaged
 
 #: Upper bound of every time in ns and every count.
 _MOST = 1 << 62
@@ -60,13 +57,13 @@ def _as_read(value: object) -> object:
     return int(value) if isinstance(value, bool) else value
 
 
-def judge_rows(db: sqlite3.Connection, path: Path, damaged: Damaged) -> None:
-    """Add the SQL function ``sound(table, crc, column, ...)``: false for a damaged row, which ``damaged`` then counts."""
+def judge_rows(db: sqlite3.Connection, damaged: Callable[[str, object], None]) -> None:
+    """Add the SQL function ``sound(table, crc, column, ...)``: false for a damaged row, for which it calls ``damaged(table, row)``."""
 
     def sound(table: str, crc: object, *values: object) -> bool:
         fits = _fits(table, crc, values)
         if not fits:
-            damaged.row(path, table, (table, crc, *values))
+            damaged(table, (table, crc, *values))
         return fits
 
     db.create_function("sound", -1, sound)
