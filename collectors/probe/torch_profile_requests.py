@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from commwatch.collectors.wire import profile_files
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 if TYPE_CHECKING:
-    from commwatch.collectors.probe.torch_probe import Probe
     from commwatch.collectors.probe.torch_profile import Profiling
+
+
+class ProfiledProbe(Protocol):
+    """What profiles need of a probe (``torch_probe.Probe``)."""
+
+    env: Mapping[str, str]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The job and the rank of this process."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+
+    def say(self, text: str, about: str) -> None:
+        """Print one line to standard error, once per topic ``about``."""
 
 
 class Profiles:
     """The profiles of one probe. The module for them is loaded at the first request."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: ProfiledProbe) -> None:
         self._probe = probe
         #: Path of a request for a profile.
         self._request = ""

@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from commwatch.collectors.probe.torch_groups import Group
+from commwatch.collectors.probe.torch_steps import StepHooks
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import variables
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from commwatch.collectors.probe.checks.torch_corruption import ReplicaChecks
-    from commwatch.collectors.probe.torch_probe import Probe
+
+
+class CheckedProbe(Protocol):
+    """What the checks need of a probe (``torch_probe.Probe``)."""
+
+    env: Mapping[str, str]
+    steps: StepHooks
+    off: bool
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The job and the rank of this process."""
+
+    @property
+    def ring(self) -> object | None:
+        """Where it records; ``None``: it does not."""
+
+    def say(self, text: str, about: str) -> None:
+        """Print one line to standard error, once per topic ``about``."""
+
+    def apart(self, do: Callable[[], int | None]) -> int | None:
+        """Call, from the trainer's thread, what takes locks of the probe."""
+
+    def group_of(self, pg: Any) -> Group:
+        """Return the group with its number in the ring."""
+
+    def intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
+        """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
+
+    def write_checksum(self, checksum: ev.Checksum) -> None:
+        """Write the record of a checksum."""
+
+    def check_collectives(self, every: int, budget: float) -> bool:
+        """Check one in ``every`` collectives from now on; return False if this hook cannot do that."""
 
 
 class Checks:
     """The checks of one probe."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: CheckedProbe) -> None:
         self._probe = probe
         #: Checks of replicated parameters; ``None``: they are off.
         self._replicas: ReplicaChecks | None = None
