@@ -38,6 +38,7 @@ from commwatch.collectors.node.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import boot_id
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
@@ -158,7 +159,7 @@ class Rank:
             records += self._packed(*fields, end - took, end, flags, ev.BY_POLL, 0)
         end, exposed = begin_ns + STEP_NS, STEP_NS // 10
         mark = (ev.STEP_MARK, 0, 0, 0, 0, exposed, end - 100_000, self.steps, 0, end - 100_000, end, ev.EXPOSED, 0, 0)
-        self.book.ingest(bytes(records + self._packed(*mark)))
+        ingest_records(self.book, bytes(records + self._packed(*mark)))
         self.steps += 1
 
     def _packed(self, *fields: int) -> bytes:

@@ -14,10 +14,9 @@ from itertools import islice
 from commwatch.collectors.probe.governor import FULL
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
-from commwatch.ingest.cell_totals import op_of
 from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, GroupJoin, Part
 from commwatch.ingest.jobs import Job
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.rank_totals import RankTotals, op_of
 from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow
 
 #: Most parts in one answer, over all its groups and ranks.

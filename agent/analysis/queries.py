@@ -331,6 +331,9 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     ids = [ring.id for ring in open_ended]
     groups, ops, begun = history.groups(ids), history.names("op", ids), history.first_steps(ids)
     for ring in open_ended:
+        # Brings in numpy, which only those need who count records.
+        from commwatch.ingest.batches import ingest_records
+
         totals = aggregate.open(ring.uid, ring.identity)
         unrolled = history.raw_since(ring)
         first = list(islice(unrolled, 1))
@@ -338,7 +341,7 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
         totals.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
         totals.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
         for records, until_n in chain(first, unrolled):
-            totals.ingest(records, until_n)
+            ingest_records(totals, records, until_n)
     return aggregate
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,23 @@ from commwatch.core.corruption.collectives import MOST_GROUPS, GroupChecks
 from commwatch.core.corruption.replicas import MOST_SETS, SetJoin
 from commwatch.core.names_file import Announced
 from commwatch.core.records import RECORD
-from commwatch.ingest.columns import Batch, Columns, read
+from commwatch.ingest.columns import Columns, read
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
 
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
-
-
 #: The fields of a record that ``Checksum`` has, in its order.
 _CHECKSUM_FIELDS = ("group", "tag", "peer", "seq", "waited", "size", "launch", "start")
+
+
+class Batch(NamedTuple):
+    """Records that were read of one ring."""
+
+    totals: RankTotals
+    #: Whole records, one after another.
+    records: bytes
+    #: Number of the record after the last one; ``None``: from its stamp.
+    until_n: int | None
 
 
 def ingest(batches: Sequence[Batch]) -> None:
@@ -47,6 +54,19 @@ def ingest(batches: Sequence[Batch]) -> None:
         _ingest(held)
 
 
+def ingest_records(totals: RankTotals, records: bytes, until_n: int | None = None) -> None:
+    """Count whole records of one ring, in its order; ``until_n`` as in ``Batch``."""
+    ingest([Batch(totals, records, until_n)])
+
+
+def recall(totals: RankTotals, records: bytes) -> None:
+    """Take up the steps of earlier records, whose sums are in the history already."""
+    before = RankTotals(totals.identity, {})
+    before.groups, before.ops, before.dtypes = totals.groups, totals.ops, totals.dtypes
+    ingest_records(before, records)
+    totals.steps = before.steps
+
+
 def _pieces(batch: Batch) -> Iterator[Batch]:
     size = MOST_TOGETHER * ev.RECORD_SIZE
     for at in range(0, len(batch.records), size):
@@ -56,7 +76,7 @@ def _pieces(batch: Batch) -> Iterator[Batch]:
 
 
 def _ingest(batches: Sequence[Batch]) -> None:
-    columns, raw, wrong = read(batches)
+    columns, raw, wrong = read([batch.records for batch in batches])
     ranks = [batch.totals for batch in batches]
     for batch, nonsense in zip(batches, wrong, strict=True):
         # Checksums have the shape of damaged records.

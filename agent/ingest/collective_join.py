@@ -8,15 +8,12 @@ root, and to separate two runs of one job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from commwatch.ingest.stragglers import LateWindow
 from commwatch.ingest.tables.weights import JOIN, PART, RUN
-
-if TYPE_CHECKING:
-    from commwatch.ingest.part_table import PartTable
 
 #: Most incomplete collectives of one group; beyond it the oldest is dropped.
 MOST_PENDING = 1024
@@ -44,6 +41,13 @@ class Part(NamedTuple):
     own_ns: int = NOT_KNOWN_NS
     #: Run of the operation (``OwnLateness``) if it ran beside the computation; ``None``: it blocked the rank, or not known.
     run: int | None = None
+
+
+class KeptParts(Sized, Iterable[tuple[int, Part, int | None]], Protocol):
+    """Parts that are not added yet, each with the number and the root of its collective (``part_table.PartTable``)."""
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of the collectives whose ranks end together."""
 
 
 class Waits(NamedTuple):
@@ -144,7 +148,7 @@ class GroupJoin:
         #: The ranks of the group on this node.
         self.ranks: set[int] = set()
         #: Parts that are not added yet, because no collective can be complete; and their number.
-        self._kept: deque[PartTable] = deque()
+        self._kept: deque[KeptParts] = deque()
         self._parts_kept = 0
         #: Parts of incomplete collectives.
         self._parts = 0
@@ -194,7 +198,7 @@ class GroupJoin:
         """Whether all ranks of the group are on this node."""
         return len(self.ranks) >= self.size
 
-    def keep(self, parts: PartTable) -> None:
+    def keep(self, parts: KeptParts) -> None:
         """Keep parts of a group that is not ``is_here``; they are added when they are needed."""
         self._kept.append(parts)
         self._parts_kept += len(parts)

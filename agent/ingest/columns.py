@@ -7,7 +7,6 @@ Every field is an ``int64``: values that do not fit make a record implausible, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,6 @@ import numpy.typing as npt
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART, OTHER_ID
 from commwatch.core.records import RECORD
-
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
 
 Ints = npt.NDArray[np.int64]
 #: Small numbers that are kept for a while.
@@ -30,16 +26,6 @@ _CLASSES = np.array([0, *(1 << n for n in range(63))], np.int64)
 _MOST_EXACT = 1 << 53
 #: Most codes of a table that is indexed by code.
 _MOST_DENSE = 1 << 18
-
-
-class Batch(NamedTuple):
-    """Records that were read of one ring."""
-
-    totals: RankTotals
-    #: Whole records, one after another.
-    records: bytes
-    #: Number of the record after the last one; ``None``: from its stamp.
-    until_n: int | None
 
 
 class Columns:
@@ -106,11 +92,11 @@ class _Some(Columns):
         return values
 
 
-def read(batches: Sequence[Batch]) -> tuple[Columns, bytes, list[int]]:
+def read(batches: Sequence[bytes]) -> tuple[Columns, bytes, list[int]]:
     """Return the plausible records, the bytes of all records, and how many of each batch are not plausible."""
-    data = b"".join(batch.records for batch in batches)
+    data = b"".join(batches)
     raw = np.frombuffer(data, RECORD)
-    lengths = [len(batch.records) // ev.RECORD_SIZE for batch in batches]
+    lengths = [len(records) // ev.RECORD_SIZE for records in batches]
     ring = np.repeat(np.arange(len(batches)), lengths)
     start, end, limit = raw["start"], raw["end"], np.uint64(ev.MAX_PLAUSIBLE)
     sound = (raw["launch"] <= end) & (end < limit) & (start <= end) & (raw["size"] < limit)

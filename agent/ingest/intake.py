@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from commwatch.history.rows import has_begun
 from commwatch.history.soundness import is_malformed
 from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.rings.finding import PASSING, Finder
 from commwatch.ingest.rings.source import Look, Source, ending
 from commwatch.ingest.rings.turns import Turns
@@ -205,16 +206,24 @@ class Intake:
             unfinished, begun = self._store.since_last_step(row), self._store.first_step_ns(row.id)
             totals.marked = has_begun(begun, row, first)
             source.is_recalled = True
-            if unfinished:
-                with self._lock:
-                    totals.recall(unfinished)
-            for records, until_n in chain(first, stored):
-                self._alive()
-                with self._lock:
-                    totals.ingest(records, until_n)
+            if unfinished or first:
+                self._recount(totals, unfinished, chain(first, stored))
         except sqlite3.Error as error:
             self._note_trouble(source.reader.path.name if source.reader else row.uid, error)
         return source.is_recalled
+
+    def _recount(self, totals: RankTotals, unfinished: bytes, stored: Iterable[tuple[bytes, int]]) -> None:
+        """Count stored records, and take up the step that the ``unfinished`` ones before them began."""
+        # Brings in numpy, as in ``_count``.
+        from commwatch.ingest.batches import ingest_records, recall
+
+        if unfinished:
+            with self._lock:
+                recall(totals, unfinished)
+        for records, until_n in stored:
+            self._alive()
+            with self._lock:
+                ingest_records(totals, records, until_n)
 
     def _learn(self, source: Source, reader: RingReader) -> None:
         """Read the next names of a ring; ``reader.more_names`` is whether others follow them."""
@@ -304,8 +313,8 @@ class Intake:
         """Count the records of some rings, and store them."""
         if not looks:
             return
-        from commwatch.ingest.batches import ingest  # brings in numpy, which an agent without trainers does not need
-        from commwatch.ingest.columns import Batch
+        # Brings in numpy, which an agent without trainers does not need.
+        from commwatch.ingest.batches import Batch, ingest
 
         for look in looks:
             self._learn(look.source, look.reader)

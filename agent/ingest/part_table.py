@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from commwatch.ingest.cell_totals import CellTotals
 from commwatch.ingest.collective_join import Part
 from commwatch.ingest.columns import Columns, Ints
 from commwatch.ingest.own_time import NO_RUN
+from commwatch.ingest.rank_totals import CellTotals
 
 _FIELDS = ("seq", "op", "launch", "end", "start", "size", "dtype", "peer")
 #: Place of the row, and of the number, among the fields of a table.

@@ -30,8 +30,7 @@ from commwatch.core.cells import (
 from commwatch.core.intervals import Intervals
 from commwatch.core.shares import Account
 from commwatch.core.sketch import merge, quantile
-from commwatch.ingest.cell_totals import CellTotals, must_be_equal
-from commwatch.ingest.collective_join import GroupJoin
+from commwatch.ingest.collective_join import GroupJoin, Part
 from commwatch.ingest.own_time_state import OwnTime
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.tables.side_tables import SideTables
@@ -55,6 +54,46 @@ _MOST_CODES = 16_384
 _SLOTS_LATELY = 8
 #: Most records in live cells: an agent that starts counts them again.
 MOST_UNROLLED = 1 << 18
+
+
+class CellTotals:
+    """A live cell with all that counting its records needs."""
+
+    __slots__ = (
+        "bins", "busy", "cell", "compared", "factor", "is_message", "join", "joinable", "key", "live", "number", "op", "owner", "symmetric", "union",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: RankTotals,
+        key: CellKey,
+        op: str,
+        factor: float,
+        *,
+        number: int,
+        join: GroupJoin | None,
+        union: Intervals | None,
+    ) -> None:
+        self.owner, self.key, self.op, self.factor = owner, key, op, factor
+        #: Place among the rank's live cells.
+        self.number = number
+        #: Of collectives whose ranks are joined.
+        self.join, self.joinable = join, join is not None
+        #: Of messages: when some of their group and op were under way.
+        self.union, self.is_message = union, union is not None
+        self.symmetric = op in ev.SYMMETRIC
+        self.busy = owner.steps.busy(owner.group(key.group).label)
+        self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
+        #: The cell's bins, while it is live.
+        self.bins: dict[int, int] = {}
+        self.cell.bins = self.bins
+        #: False once the cell's slot has ended.
+        self.live = True
+
+    def close(self) -> None:
+        """Stop counting and save memory, because incomplete collectives may keep this object for long."""
+        self.bins = {}
+        self.cell.pack()
 
 
 class RankTotals(SideTables):
@@ -129,24 +168,6 @@ class RankTotals(SideTables):
 
     # -- records ------------------------------------------------------------------------------
 
-    def ingest(self, records: bytes, until_n: int | None = None) -> None:
-        """Count whole records, in the order of the ring.
-
-        Args:
-            until_n: number of the record after the last one; default: from its stamp.
-        """
-        from commwatch.ingest.batches import ingest  # brings in numpy, which an agent without trainers does not need
-        from commwatch.ingest.columns import Batch
-
-        ingest([Batch(self, records, until_n)])
-
-    def recall(self, records: bytes) -> None:
-        """Take up the steps of earlier records, whose sums are in the history already."""
-        before = RankTotals(self.identity, {})
-        before.groups, before.ops, before.dtypes = self.groups, self.ops, self.dtypes
-        before.ingest(records)
-        self.steps = before.steps
-
     def take(self, records: bytes, until_n: int | None, nonsense: int) -> None:
         """Keep records that are about to be counted; ``nonsense`` of them will be skipped."""
         self.read += len(records) // ev.RECORD_SIZE
@@ -172,7 +193,8 @@ class RankTotals(SideTables):
     def _fill_sketches(self) -> None:
         """Count the durations in the bins of the live cells."""
         if self._codes:
-            from commwatch.ingest.rows import counted_bins
+            # Brings in numpy, which an agent without trainers does not need.
+            from commwatch.ingest.tables.bins import counted_bins
 
             slots = [*(cells for _, cells in self._ended), self._live]
             cells = {sums.number: sums.bins for slot in slots for sums in slot.values()}
@@ -384,3 +406,15 @@ class RankTotals(SideTables):
             self.is_over = True
             self._sketches.pack(self.totals.values())
             self.account.give((KIND - ENDED_KIND) * self._kinds)
+
+
+def op_of(part: Part) -> tuple[str, int, str | None]:
+    """Return op name, size in bytes and dtype name of a part."""
+    sums: CellTotals = part.totals
+    return sums.owner.op_name(part.op), part.size, part.dtype
+
+
+def must_be_equal(part: Part) -> tuple[str, int | None, str | None]:
+    """Return what must be equal on all ranks of a collective."""
+    name, size, dtype = op_of(part)
+    return name, size if name in ev.SAME_SIZE else None, dtype

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import DURATION_BOUNDS_NS, CellKey
-from commwatch.core.sketch import BINS_PER_E, bin_of
-from commwatch.ingest.cell_totals import CellTotals
 from commwatch.ingest.columns import Codes, Columns, Ints, classes, combined, counts, distinct, first_of, sums
-
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.rank_totals import CellTotals, RankTotals
+from commwatch.ingest.tables.bins import bins_of, buckets_of, codes_of
 
 _BUCKETS = len(DURATION_BOUNDS_NS) + 1
-#: More than the bins of a sketch of durations in 64 bits.
-BINS = 2048
-
-
-def _least_of_bins() -> Ints:
-    """Return the least duration of each bin (``sketch.bin_of``), in ns; numpy's logarithm may differ from Python's in the last digit."""
-    least, value = [0], 1
-    for number in range(1, bin_of((1 << 63) - 1) + 1):
-        low, high = value, min(2 * value + 2, (1 << 63) - 1)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if bin_of(middle) >= number else (middle + 1, high)
-        value = low
-        least.append(value)
-    return np.array(least, np.int64)
-
-
-_LEAST = _least_of_bins()
-#: Of each bin: the bucket of its shortest durations in ``Cell.durations``, and the longest duration that is still in it.
-_BUCKET_OF = np.searchsorted(DURATION_BOUNDS_NS, _LEAST)
-_BUCKET_UPTO = np.array([*DURATION_BOUNDS_NS, 1 << 62], np.int64)[_BUCKET_OF]
 
 
 class Cut(NamedTuple):
@@ -109,7 +85,7 @@ class Rows:
         """
         number, duration = len(self.cells), columns.end - columns.start
         bins = bins_of(duration)
-        buckets = of * _BUCKETS + _BUCKET_OF[bins] + (duration > _BUCKET_UPTO[bins])
+        buckets = of * _BUCKETS + buckets_of(duration, bins)
         histogram = counts(buckets, number * _BUCKETS).reshape(number, _BUCKETS)
         totals = histogram.sum(axis=1)
         total, size = sums(of, number, duration).tolist(), sums(of, number, columns.size).tolist()
@@ -129,7 +105,7 @@ class Rows:
                 cell.busy_ns += busy_ns[row]
             else:
                 cell.busy_ns += total[row]
-        return (self.numbers[of] * BINS + bins).astype(np.int32)
+        return codes_of(self.numbers[of], bins)
 
     def count_nccl(self, columns: Columns, of: Ints) -> None:
         """Count the operations that NCCL timed, by what it chose; and which of their channels ended last."""
@@ -163,19 +139,3 @@ class Rows:
         for row, choice, channel, count, apart_us in each:
             cell = self.cells[row]
             cell.owner.ran_of(cell.key, choice).add_ends(channel, apart_us, count)
-
-
-def bins_of(durations: Ints) -> Ints:
-    """Return the bin of each duration in ns (``sketch.bin_of``)."""
-    about = np.log(np.maximum(durations, 1)) * BINS_PER_E
-    bins = about.astype(np.int64)
-    bins += durations >= _LEAST[bins + 1]  # numpy's logarithm may be off by its last digit
-    bins -= durations < _LEAST[bins]
-    return bins
-
-
-def counted_bins(codes: Sequence[Codes]) -> Iterator[tuple[int, int, int]]:
-    """Yield number of the cell, bin and how many durations are in it, from codes (number of the cell * BINS + bin)."""
-    each = np.concatenate(codes).astype(np.int64)
-    found, which = distinct(each)
-    return zip((found // BINS).tolist(), (found % BINS).tolist(), counts(which, len(found)).tolist(), strict=True)

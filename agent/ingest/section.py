@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +17,10 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART
 from commwatch.ingest.columns import Columns, Flags, Ints, by_index, combined, counts, distinct, first_of, last_of, sums
 from commwatch.ingest.own_time import Events, own_times
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.rows import Cut, Rows
 from commwatch.ingest.section_joins import SectionJoins, add_waits
 from commwatch.ingest.section_steps import Busy, SectionSteps, Untimed
-
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
 
 #: Operations that do not block their caller: asynchronous, or on a stream.
 _BESIDE = ev.ASYNC | ev.ON_DEVICE

@@ -9,12 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from commwatch.collectors.wire import events as ev
-from commwatch.ingest.cell_totals import CellTotals
 from commwatch.ingest.collective_join import (
     GroupJoin,
     Part,
@@ -27,11 +25,9 @@ from commwatch.ingest.joining import Parts, complete
 from commwatch.ingest.lateness import Collectives, add_late, of_waits, own_lateness, split
 from commwatch.ingest.own_time import NO_RUN
 from commwatch.ingest.part_table import PartTable
+from commwatch.ingest.rank_totals import CellTotals, RankTotals
 from commwatch.ingest.rows import Rows
 from commwatch.ingest.stragglers import BIN_NS
-
-if TYPE_CHECKING:
-    from commwatch.ingest.rank_totals import RankTotals
 
 
 class SectionJoins:

@@ -17,8 +17,7 @@ from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.core.cells import SLOT_NS
 from commwatch.core.names_file import _MOST_PEERS, _MOST_SUMS
 from commwatch.history.store import Writer
-from commwatch.ingest.batches import ingest
-from commwatch.ingest.columns import Batch
+from commwatch.ingest.batches import Batch, ingest, ingest_records
 from commwatch.ingest.intake import MOST_RINGS
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
@@ -179,7 +178,7 @@ def main(directory: str) -> None:
 
 def end(totals: RankTotals) -> None:
     """A rank that has lived."""
-    totals.ingest(packed(*(operation(start_ns=0, end_ns=9 + n, size=1 << n % 40, group=n) for n in range(40))))
+    ingest_records(totals, packed(*(operation(start_ns=0, end_ns=9 + n, size=1 << n % 40, group=n) for n in range(40))))
     totals.alive = False
     totals.finish()
 

@@ -31,6 +31,7 @@ from commwatch.history import chunks, operations
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
 from commwatch.ingest import optimizer_rounds, rank_totals, step_accounting
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.optimizer_rounds import EachPass, Mark
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch.ingest.step_accounting import StepAccounting
@@ -159,7 +160,7 @@ def test_pieces_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     step_accounting.trim(unions)
     assert {(len(union.starts), union.ends[-1]) for union in unions} == {(8, 39)}
     book = a_book()
-    book.ingest(packed(*(operation("recv", peer=1, start_ns=2 * n, end_ns=2 * n + 1) for n in range(500))))
+    ingest_records(book, packed(*(operation("recv", peer=1, start_ns=2 * n, end_ns=2 * n + 1) for n in range(500))))
     assert [len(union.starts) for union in vars(book)["_p2p_busy"].values()] == [32]
     assert sum(cell.busy_ns for _, cell in book.cells()) == 500
 
@@ -168,7 +169,7 @@ def test_peers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages with more peers than there can be are counted, the rest without their peers."""
     monkeypatch.setattr(side_tables, "MOST_PEERS", 10)
     book = a_book()
-    book.ingest(packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(100))))
+    ingest_records(book, packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(100))))
     assert len(book.messages) == 11
     assert sum(messages.count for messages in book.messages.values()) == 100
     assert book.messages[0, ev.OP_CODE["recv"], -1].count == 90
@@ -184,7 +185,7 @@ def test_kinds_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for slot in range(3):
         later = [(*each[:9], slot * 10 * S, slot * 10 * S + 9, *each[11:]) for each in (known, *odd, known)]
-        book.ingest(packed(*((*each[:6], each[9], *each[7:]) for each in later)))
+        ingest_records(book, packed(*((*each[:6], each[9], *each[7:]) for each in later)))
     counts: Counter[tuple[str, str]] = Counter()
     for key, cell in book.cells():
         counts[book.group(key.group).label, book.op_name(key.op)] += cell.count
@@ -210,10 +211,10 @@ def test_end_that_nobody_saw(tmp_path: Path) -> None:
 def test_slot_that_no_clock_has_come_to() -> None:
     """After an end of the far future the slots are those of the clock again, and the last minute is of it."""
     book = a_book()
-    book.ingest(packed(operation(start_ns=0, end_ns=1 << 61)))
+    ingest_records(book, packed(operation(start_ns=0, end_ns=1 << 61)))
     book.tick(EPOCH_NS + S)
     assert [slot for slot, _, _ in book.take_closed()] == [((1 << 61) + EPOCH_NS) // (10 * S) * (10 * S)]
-    book.ingest(packed(operation(start_ns=2 * S, end_ns=3 * S), first=1))
+    ingest_records(book, packed(operation(start_ns=2 * S, end_ns=3 * S), first=1))
     book.tick(EPOCH_NS + 20 * S)
     assert [slot - EPOCH_NS for slot, _, _ in book.take_closed()] == [0]
     assert [slot - EPOCH_NS for slot, _, _ in book.lately(20 * S)] == [0]
@@ -223,7 +224,7 @@ def test_slot_that_no_clock_has_come_to() -> None:
 def test_ended_life_is_small() -> None:
     """What is kept of a rank that has ended is its sums, packed: a job may run again and again."""
     book = a_book()
-    book.ingest(packed(*(operation(start_ns=3 * n * n, end_ns=3 * n * n + n + 1) for n in range(1000))))
+    ingest_records(book, packed(*(operation(start_ns=3 * n * n, end_ns=3 * n * n + n + 1) for n in range(1000))))
     before = [(key, cell.count, dict(cell.bins)) for key, cell in book.cells()]
     book.finish()
     assert [(key, cell.count, dict(cell.bins)) for key, cell in book.cells()] == before
@@ -261,7 +262,7 @@ def test_peers_among_many_members() -> None:
     book = a_book()
     info = book.groups[0]
     book.groups[0] = info._replace(ranks=_Counted(range(300)), size=300)
-    book.ingest(packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(1, 300))))
+    ingest_records(book, packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(1, 300))))
     found = directions(book)
     assert {way: messages.count for (_, way), messages in found.items()} == {"backward": 150, "forward": 149}
     assert _Counted.searched < 3

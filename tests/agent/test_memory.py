@@ -21,6 +21,7 @@ from commwatch.core.sketch import bin_of
 from commwatch.history.history import History
 from commwatch.history.operations import Operation
 from commwatch.history.store import Writer
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.step_accounting import StepTotals
 from commwatch.ingest.stragglers import MOST_BINS, LateWindow
@@ -76,13 +77,14 @@ def test_cells_of_the_last_minute() -> None:
     """Cells whose 10 s are over take a fraction of the live ones: a node has a thousand of them in its last minute."""
     book, slots, sizes = RankTotals(identity(), {}), 6, [1 << n for n in range(10, 18)]
     book.learn([group_entry()])
-    RankTotals(identity(), {}).ingest(packed(operation(start_ns=0, end_ns=1)))  # loads numpy and what counts with it
+    # Loads numpy and what counts with it.
+    ingest_records(RankTotals(identity(), {}), packed(operation(start_ns=0, end_ns=1)))
 
     def minute() -> None:
         for at in range(0, slots * SLOT_NS, SLOT_NS):
             for size in sizes:
                 each = [operation("broadcast", start_ns=at, end_ns=at + ns, size=size) for ns in DURATIONS_NS]
-                book.ingest(packed(*each))
+                ingest_records(book, packed(*each))
         book.roll(EPOCH_NS + slots * SLOT_NS)
 
     kept, _ = memory(minute)

@@ -15,6 +15,7 @@ from commwatch.collectors.probe.native.library import PLUGIN
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
 from commwatch.core.nccl_views import NcclOperations
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
@@ -52,7 +53,7 @@ def recorded(*ranks: list[tuple[int, ...]]) -> Aggregate:
         }
         totals = aggregate.open(f"ring{rank}", about)
         totals.learn([group_entry(1, (0, 1), "pair")])
-        totals.ingest(packed(*operations))
+        ingest_records(totals, packed(*operations))
     return aggregate
 
 
@@ -104,7 +105,7 @@ def test_large_groups(ranks: int, wrong: bool) -> None:
     aggregate = Aggregate()
     totals = aggregate.open("ring", identity(world_size=ranks))
     totals.learn([group_entry(1, tuple(range(ranks)), "all")])
-    totals.ingest(packed(timed(TREE_LL_1, ms=1, size=64 << 20)))
+    ingest_records(totals, packed(timed(TREE_LL_1, ms=1, size=64 << 20)))
     (found,) = nccl_operations(aggregate.jobs.values())
     assert bool(found.remark) is wrong
 

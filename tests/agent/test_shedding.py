@@ -13,6 +13,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.core.shares import Room
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
@@ -33,7 +34,7 @@ def book(*records: tuple[int, ...], mode: int = SAMPLING, rank: int = 0) -> Rank
     found = RankTotals(identity(rank=rank), {})
     found.learn([group_entry()])
     found.mode, found.heartbeat_ns = mode, 20 * S
-    found.ingest(packed(*records))
+    ingest_records(found, packed(*records))
     return found
 
 

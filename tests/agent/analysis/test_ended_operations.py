@@ -20,6 +20,7 @@ from commwatch.analysis.ended_operations import (
 from commwatch.analysis.straggler_search import stragglers_in
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import events as ev
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
@@ -42,7 +43,7 @@ def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50)
     """The totals of an agent: some ranks of a group, all of which take 60 ms per collective except the late one."""
     aggregate, seqs = Aggregate(), list(seqs)
     for rank in ranks:
-        add(aggregate, rank, size).ingest(operations(seqs, TOOK_MS if rank == late else TOOK_MS + LATE_MS))
+        ingest_records(add(aggregate, rank, size), operations(seqs, TOOK_MS if rank == late else TOOK_MS + LATE_MS))
     return aggregate
 
 
@@ -138,14 +139,14 @@ def test_rooted_and_unobserved_operations_are_not_told() -> None:
     """What no join takes is in no part: rooted operations, ends seen late or not at all, groups used before the probe came."""
     here = Aggregate()
     book = add(here, 0, 2)
-    book.ingest(operations(range(5), 10, "broadcast"))
-    book.ingest(operations(range(5, 10), 10, flags=ev.UNTIMED))
-    book.ingest(operations(range(10, 15), 10, flags=ev.ASYNC, timing=ev.BY_WAIT))
-    book.ingest(operations(range(15, 20), 10, flags=ev.UNALIGNED))
-    book.ingest(operations(range(20, 25), 10, flags=ev.FAILED))
+    ingest_records(book, operations(range(5), 10, "broadcast"))
+    ingest_records(book, operations(range(5, 10), 10, flags=ev.UNTIMED))
+    ingest_records(book, operations(range(10, 15), 10, flags=ev.ASYNC, timing=ev.BY_WAIT))
+    ingest_records(book, operations(range(15, 20), 10, flags=ev.UNALIGNED))
+    ingest_records(book, operations(range(20, 25), 10, flags=ev.FAILED))
     assert parts_of(here) == []
     assert book.compared[0].count == 0
-    book.ingest(operations(range(25, 28), 10))
+    ingest_records(book, operations(range(25, 28), 10))
     assert [column.seq for column in parts_of(here)] == [[27, 26, 25]]
     assert (book.compared[0].count, book.compared[0].duration_ns) == (3, 30 * MS)
 
@@ -165,7 +166,7 @@ def test_bounds() -> None:
     ranks, size = 64, 128
     crowd = Aggregate()
     for rank in range(ranks):
-        add(crowd, rank, size).ingest(operations(range(500), 1))
+        ingest_records(add(crowd, rank, size), operations(range(500), 1))
     limit, columns = parts(crowd.jobs.values(), 501 * EVERY)
     assert (limit, len(columns)) == (MOST_PARTS // ranks, ranks)
     assert sum(len(column.seq) for column in columns) <= MOST_PARTS
@@ -187,7 +188,7 @@ def test_late_out_of_another_operation() -> None:
                     operation(start_ns=seq * EVERY, end_ns=left, seq=seq, group=1),
                     operation("barrier", start_ns=launch, end_ns=seq * EVERY + 90 * MS, seq=seq),
                 ]
-            book.ingest(packed(*records))
+            ingest_records(book, packed(*records))
         columns = [column for column in parts_of(*here, now_ns=21 * EVERY) if column.group_id == "w"]
         assert {own for column in columns for own in column.own_s} == {0.0, *([idles / 1e3] if idles else [])}
         assert [who.rank for who in named(columns)] == culprits
@@ -210,7 +211,7 @@ def pipeline(slow: int, size: int = 3) -> Aggregate:
                 mark(step, at + 90 * MS),
             )
         ]
-        add(aggregate, rank, size).ingest(packed(*steps))
+        ingest_records(add(aggregate, rank, size), packed(*steps))
     return aggregate
 
 
@@ -243,7 +244,7 @@ def test_one_way() -> None:
             operation(op, start_ns=at, end_ns=at + 90 * MS, seq=at // EVERY, peer=1 - rank, waited_us=rank * 80_000)
             for at in range(0, 120 * EVERY, EVERY)
         ]
-        add(aggregate, rank, 2).ingest(packed(*made))
+        ingest_records(add(aggregate, rank, 2), packed(*made))
     assert stragglers(aggregate.jobs.values(), 120 * EVERY) == []
 
 
@@ -270,7 +271,7 @@ def buckets(ranks: Iterable[int], late_ms: int) -> Aggregate:
                 launch, end = first + late_ms * (rank == 2), first + late_ms + 1
                 records.append(operation(start_ns=launch * MS, end_ns=end * MS, seq=8 * step + bucket, flags=ev.ASYNC))
             records.append(mark(step, (step + 1) * S - MS))
-        add(aggregate, rank, 4).ingest(packed(*records))
+        ingest_records(add(aggregate, rank, 4), packed(*records))
     return aggregate
 
 

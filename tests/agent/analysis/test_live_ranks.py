@@ -16,6 +16,7 @@ from commwatch.analysis.live_ranks import ranks
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
@@ -54,7 +55,7 @@ def test_latest_error(later: list[tuple[int, ...]], in_flight: list[tuple[int, .
     """An error is the latest thing that a rank did until it begins another operation, or ends a step."""
     totals = rank(Aggregate(), 0)
     raised = operation("recv", start_ns=NOW - 6 * S, end_ns=NOW - 4 * S, peer=1, flags=ev.FAILED)
-    totals.ingest(packed(raised, *later))
+    ingest_records(totals, packed(raised, *later))
     totals.in_flight = [ev.Record._make((1, *fields, 1)) for fields in in_flight]
     (failed,) = view("job", totals, NOW).failed
     assert (failed.op, failed.peer, failed.is_latest) == ("recv", 1, is_latest)
@@ -148,7 +149,7 @@ def test_straggler() -> None:
     for number, took_ms in ((0, 60), (1, 10)):
         ends = [(seq, NOW - S + seq * 100 * MS) for seq in range(-90, 10)]
         made = [operation(start_ns=end - took_ms * MS, end_ns=end, seq=seq + 90) for seq, end in ends]
-        rank(aggregate, number).ingest(b"".join(ev.RECORD.pack(n + 1, *m, n + 1) for n, m in enumerate(made)))
+        ingest_records(rank(aggregate, number), b"".join(ev.RECORD.pack(n + 1, *m, n + 1) for n, m in enumerate(made)))
     assert list(scraped(aggregate, "verdict_seconds")) == [("job", "world", "w", "straggler", "1")]
     assert scraped(aggregate, "straggler_wait_ratio") == {("job", "world", "w", "1"): pytest.approx(0.5)}
 

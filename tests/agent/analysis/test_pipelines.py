@@ -9,6 +9,7 @@ import pytest
 
 from commwatch.analysis.pipelines import are_pipeline, is_forward, pipelines
 from commwatch.history.operations import Operation
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
@@ -52,7 +53,7 @@ def test_pipelines_apart() -> None:
                 mark(n, at + 100 * MS),
             )
         ]
-        book.ingest(packed(*times))
+        ingest_records(book, packed(*times))
     found = pipelines(aggregate.jobs.values())
     assert [[stage.rank for stage in pipeline.stages] for pipeline in found] == [[0, 2], [1, 3]]
     for pipeline in found:
@@ -68,8 +69,8 @@ def test_stages_elsewhere() -> None:
     """Where stages run on other nodes there is no least bubble; a rank without steps has no bubble; unknown peers are passed over."""
     book = (aggregate := Aggregate()).open("0", identity(rank=1, world_size=4))
     book.learn([group_entry(0, (0, 1, 2, 3), "pp")])
-    book.ingest(
-        packed(operation("recv", start_ns=0, end_ns=9, peer=0), operation("recv", start_ns=0, end_ns=9, peer=-1))
+    ingest_records(
+        book, packed(operation("recv", start_ns=0, end_ns=9, peer=0), operation("recv", start_ns=0, end_ns=9, peer=-1))
     )
     (pipeline,) = pipelines(aggregate.jobs.values())
     assert (pipeline.complete, pipeline.least_bubble_share, pipeline.bubble_share) == (False, None, None)

@@ -7,6 +7,7 @@ from typing import Any
 from commwatch.analysis.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, bars, timeline
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
@@ -19,7 +20,7 @@ def book(
     """The totals of a rank with these operations."""
     found = RankTotals(identity(rank=rank, world_size=ranks), {})
     found.learn(groups if groups is not None else [group_entry(0, tuple(range(ranks)))])
-    found.ingest(packed(*records))
+    ingest_records(found, packed(*records))
     return found
 
 

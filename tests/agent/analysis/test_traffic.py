@@ -8,6 +8,7 @@ import pytest
 
 from commwatch.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
 from commwatch.core.host_views import TrafficView
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, operation, packed
 
@@ -35,7 +36,7 @@ def add(aggregate: Aggregate, rank: int, members: tuple[int, ...], *made: tuple[
     }
     book = aggregate.open(f"ring-{rank}-{more.get('restart', 0)}", {**about, "restart": more.pop("restart", 0)})
     book.learn([{**group_entry(0, members, "data"), **more}])
-    book.ingest(packed(*made))
+    ingest_records(book, packed(*made))
 
 
 def sent(aggregate: Aggregate) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest
+from commwatch.ingest.batches import Batch, ingest, ingest_records
 from commwatch.ingest.collective_join import MOST_PENDING, GroupJoin, Part
-from commwatch.ingest.columns import Batch
 from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, operation, packed
 
@@ -88,12 +87,14 @@ def test_last_rank_comes() -> None:
     for totals in (first, second):
         totals.learn([group_entry()])
     reduces = [operation(start_ns=n * MS, end_ns=n * MS + 500_000, seq=n) for n in range(40)]
-    first.ingest(packed(*reduces))
+    ingest_records(first, packed(*reduces))
     ((_, join),) = job.jobs["job"].joins.items()
     assert [seq for seq, _ in join.waiting()] == list(range(39, -1, -1))
     later = [operation(start_ns=n * MS, end_ns=n * MS + 9, seq=n) for n in range(40, 45)]
-    first.ingest(packed(*later, first=40))
-    second.ingest(packed(*(operation(start_ns=n * MS + 400_000, end_ns=n * MS + 500_000, seq=n) for n in range(40))))
+    ingest_records(first, packed(*later, first=40))
+    ingest_records(
+        second, packed(*(operation(start_ns=n * MS + 400_000, end_ns=n * MS + 500_000, seq=n) for n in range(40)))
+    )
     assert [seq for seq, _ in join.waiting()] == [44, 43, 42, 41, 40]
     waits = {totals.rank: sum(cell.wait_ns for _, cell in totals.cells()) for totals in (first, second)}
     assert waits == {0: 40 * 400_000, 1: 0}

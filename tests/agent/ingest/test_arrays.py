@@ -15,7 +15,7 @@ from commwatch.core.sketch import bin_of
 from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
 from commwatch.ingest.columns import Ints, classes, distinct, sums
 from commwatch.ingest.joining import Parts, complete
-from commwatch.ingest.rows import bins_of
+from commwatch.ingest.tables.bins import bins_of
 from commwatch.ingest.unions import unions
 from tests.helpers import examples
 

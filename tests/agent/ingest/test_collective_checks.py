@@ -7,6 +7,7 @@ from typing import Any
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.corruption.collectives import MOST_GROUPS, Fault
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, packed
@@ -44,7 +45,7 @@ class Job:
     def check(self, op: str, number: int, *values: Values) -> None:
         """Each rank checks a collective."""
         for totals, of_rank in zip(self.ranks, values, strict=True):
-            totals.ingest(self.records(op, number, of_rank))
+            ingest_records(totals, self.records(op, number, of_rank))
 
     @property
     def checks(self) -> Any:
@@ -191,15 +192,15 @@ def test_ranks_of_other_nodes() -> None:
 def test_left_out() -> None:
     """A collective that a rank has not checked is not judged, nor are different operations, nor a rank that has ended."""
     job = Job(3)
-    job.ranks[0].ingest(job.records("all_reduce", 1, {0: 1}))
-    job.ranks[1].ingest(job.records("all_reduce", 1, {0: 2}))
+    ingest_records(job.ranks[0], job.records("all_reduce", 1, {0: 1}))
+    ingest_records(job.ranks[1], job.records("all_reduce", 1, {0: 2}))
     job.check("all_reduce", 2, {0: 1}, {0: 1}, {0: 1})
-    job.ranks[0].ingest(job.records("broadcast", 3, {0: 1}))
-    job.ranks[1].ingest(job.records("all_reduce", 3, {0: 2}))
-    job.ranks[2].ingest(job.records("all_reduce", 3, {0: 2}))
+    ingest_records(job.ranks[0], job.records("broadcast", 3, {0: 1}))
+    ingest_records(job.ranks[1], job.records("all_reduce", 3, {0: 2}))
+    ingest_records(job.ranks[2], job.records("all_reduce", 3, {0: 2}))
     assert job.found == []
     for number in range(1000, 3000):  # its checks cost too much, so that it leaves most of them out
-        job.ranks[1].ingest(job.records("all_reduce", number, {0: 1}))
+        ingest_records(job.ranks[1], job.records("all_reduce", number, {0: 1}))
     job.check("all_reduce", 5000, {0: 1}, {0: 2}, {0: 1})
     assert [fault for fault, *_ in job.found] == [Fault("all_reduce", "result", (1,), None)]
 
@@ -215,7 +216,7 @@ def test_in_pieces() -> None:
             rows += [(rank, records[at : at + ev.RECORD_SIZE]) for at in range(0, len(records), ev.RECORD_SIZE)]
     random.Random(0).shuffle(rows)
     for rank, record in rows:
-        job.ranks[rank].ingest(record)
+        ingest_records(job.ranks[rank], record)
     assert job.checks.compared == 6
     assert [(fault, first) for fault, first, _ in job.found] == [(Fault("all_gather", "received", (1,), 2), 4)]
 
@@ -224,13 +225,13 @@ def test_damaged() -> None:
     """Records with impossible places, counts or operations raise nothing; memory stays bounded."""
     job = Job(2)
     for number in range(100):
-        job.ranks[0].ingest(job.records("all_gather", number, dict.fromkeys(range(50, 200), 1)))
-        job.ranks[0].ingest(job.records("all_reduce", number, {-70: 1, 0: 2}))
-        job.ranks[0].ingest(job.records("all_to_all", 100 + number, {-7: 1, 0: 2}))
-        job.ranks[1].ingest(job.records("all_to_all", 100 + number, {-2: 1, 0: 2}))
+        ingest_records(job.ranks[0], job.records("all_gather", number, dict.fromkeys(range(50, 200), 1)))
+        ingest_records(job.ranks[0], job.records("all_reduce", number, {-70: 1, 0: 2}))
+        ingest_records(job.ranks[0], job.records("all_to_all", 100 + number, {-7: 1, 0: 2}))
+        ingest_records(job.ranks[1], job.records("all_to_all", 100 + number, {-2: 1, 0: 2}))
     strange = ev.Checksum(0, -200, 0, 1, 1, 1, 1, S)
     elsewhere = ev.Checksum(9, -1, 0, 1, 1, 1, 1, S)
-    job.ranks[0].ingest(packed(strange.fields(), elsewhere.fields()))
+    ingest_records(job.ranks[0], packed(strange.fields(), elsewhere.fields()))
     job.check("all_reduce", 500, {0: 1}, {0: 1})
     assert (job.found, job.checks.compared) == ([], 101)
     assert len(job.checks._filling[0]) <= 16

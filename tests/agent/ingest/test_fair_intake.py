@@ -16,6 +16,7 @@ from commwatch.collectors.wire import ring_reader
 from commwatch.core.cells import GroupInfo
 from commwatch.core.names_file import Names
 from commwatch.ingest import intake as intake_module
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.ingest.intake import Intake
 from commwatch.ingest.jobs import Aggregate
@@ -155,14 +156,15 @@ def missing(job: str, owner: str, aggregate: Aggregate, groups: int) -> None:
         book = aggregate.open(f"{job}.{rank}", identity(job, rank, 3), owner)
         book.learn([group_entry(n, (0, 1, 2)) for n in range(groups)])
         for seq in range(0, MOST_PENDING, 64):
-            book.ingest(
+            ingest_records(
+                book,
                 packed(
                     *(
                         operation(start_ns=at, end_ns=at + MS, seq=at, group=group)
                         for group in range(groups)
                         for at in range(seq, seq + 64)
                     )
-                )
+                ),
             )
 
 
@@ -324,7 +326,7 @@ def test_ranks_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         aggregate.open(f"{owner} lives", identity(owner), owner)
         for n in range(number):
             book = aggregate.open(f"{owner} {n}", identity(owner, n + 1), owner)
-            book.ingest(packed(FINE))
+            ingest_records(book, packed(FINE))
             book.alive = False
             book.finish()
             aggregate.retire(0)

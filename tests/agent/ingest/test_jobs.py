@@ -12,6 +12,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import busbw
 from commwatch.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
 from commwatch.core.sketch import quantile
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.collective_join import GroupJoin
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
@@ -29,7 +30,7 @@ def a_book(rank: int = 0, joins: dict[str, GroupJoin] | None = None, *names: dic
 
 def fed(*records: tuple[int, ...], names: tuple[dict[str, Any], ...] = ()) -> RankTotals:
     book = a_book(0, None, *names)
-    book.ingest(packed(*records))
+    ingest_records(book, packed(*records))
     return book
 
 
@@ -75,7 +76,7 @@ def test_ranks_that_disagree() -> None:
     second.learn([{"dtype": 1, "name": "int64"}, {"dtype": 2, "name": "float32"}])
     for seq, (one, other) in enumerate(((1, 2), (2, 1), (1, 1))):
         for book, dtype in ((first, one), (second, other)):
-            book.ingest(packed(operation(start_ns=seq * MS, end_ns=seq * MS + 9, seq=seq, dtype=dtype)))
+            ingest_records(book, packed(operation(start_ns=seq * MS, end_ns=seq * MS + 9, seq=seq, dtype=dtype)))
     (join,) = joins.values()
     assert [seq for seq, _ in join.odd] == [2]
     assert join.unjoined == 0
@@ -184,7 +185,7 @@ def two_ranks(first: tuple[int, ...], second: tuple[int, ...], *names: dict[str,
     joins: dict[str, GroupJoin] = {}
     books = a_book(0, joins, *names[:1]), a_book(1, joins, *names[-1:])
     for book, record in zip(books, (first, second), strict=True):
-        book.ingest(packed(record))
+        ingest_records(book, packed(record))
     return books
 
 
@@ -212,7 +213,7 @@ def test_unknown_root_keeps_nothing() -> None:
     joins: dict[str, GroupJoin] = {}
     book = a_book(0, joins)
     for seq in range(50):
-        book.ingest(packed(operation("broadcast", seq=seq, peer=-1, **EARLY)))
+        ingest_records(book, packed(operation("broadcast", seq=seq, peer=-1, **EARLY)))
     assert total(book).count == 50
     assert [join._rooted for join in joins.values()] == [{}]
 
@@ -315,7 +316,7 @@ def test_operations_in_flight_at_the_mark() -> None:
     """A step with operations in flight at its end waits for them: their part within the step counts there."""
     book = fed(mark(0, 100), mark(1, 200, in_flight=1))
     assert book.steps.take() == []
-    book.ingest(packed(operation(start_ns=180, end_ns=230), mark(2, 300), first=2))
+    ingest_records(book, packed(operation(start_ns=180, end_ns=230), mark(2, 300), first=2))
     assert [(step.start_ns, step.end_ns, step.comm_ns) for step in book.steps.take()] == [
         (100, 200, 20),
         (200, 300, 30),
@@ -351,9 +352,9 @@ def test_live_from() -> None:
     """The totals have the number of the first record that no closed cell holds."""
     book = a_book()
     assert live_from(book) is None
-    book.ingest(packed(*(operation(start_ns=n, end_ns=n + 1) for n in range(3)), first=1000))
+    ingest_records(book, packed(*(operation(start_ns=n, end_ns=n + 1) for n in range(3)), first=1000))
     assert live_from(book) == 1000
-    book.ingest(packed(operation(start_ns=SLOT_NS, end_ns=SLOT_NS + 1), first=1003))
+    ingest_records(book, packed(operation(start_ns=SLOT_NS, end_ns=SLOT_NS + 1), first=1003))
     assert live_from(book) == 1003
     book.roll(EPOCH + 2 * SLOT_NS)
     assert live_from(book) is None
@@ -363,11 +364,11 @@ def test_live_from_after_a_late_join() -> None:
     """A wait that comes to a rank after its slot has closed does not hide the records that follow."""
     joins: dict[str, GroupJoin] = {}
     early, late = a_book(0, joins), a_book(1, joins)
-    early.ingest(packed(operation(start_ns=0, end_ns=50)))
+    ingest_records(early, packed(operation(start_ns=0, end_ns=50)))
     early.roll(EPOCH + SLOT_NS)
     assert [cell.count for _, _, cell in early.take_closed()] == [1]
-    late.ingest(packed(operation(start_ns=40, end_ns=50)))
-    early.ingest(packed(operation(start_ns=SLOT_NS, end_ns=SLOT_NS + 10, seq=1), first=1))
+    ingest_records(late, packed(operation(start_ns=40, end_ns=50)))
+    ingest_records(early, packed(operation(start_ns=SLOT_NS, end_ns=SLOT_NS + 10, seq=1), first=1))
     assert [(cell.count, cell.wait_ns) for _, _, cell in early.live_cells()] == [(1, 40)]
     assert live_from(early) == 1
 
@@ -387,7 +388,7 @@ def test_nothing_depends_on_batches(timeline: list[tuple[int, str, int]], cuts: 
     ]
     whole, pieces, handed = fed(*records), a_book(), Cell()
     for n, record in enumerate(records):
-        pieces.ingest(packed(record, first=n))
+        ingest_records(pieces, packed(record, first=n))
         if n in cuts:
             if roll:
                 pieces.roll(EPOCH + record[10])

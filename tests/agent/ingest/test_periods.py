@@ -6,6 +6,7 @@ import pytest
 
 from commwatch.collectors.probe.governor import COUNTERS, FULL
 from commwatch.collectors.wire import events as ev
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.periods import Periods
 from commwatch.ingest.rank_totals import RankTotals
@@ -37,7 +38,9 @@ def train(book: RankTotals, ends_s: list[float], unknown: int | None = None) -> 
         at = round(end_s * 1e9)
         known = seq != unknown
         end_ns, flags = (at - 10 * MS, 0) if known else (at - 40 * MS, ev.UNTIMED)
-        book.ingest(packed(operation(start_ns=at - 40 * MS, end_ns=end_ns, seq=seq, flags=flags), mark(seq, at)))
+        ingest_records(
+            book, packed(operation(start_ns=at - 40 * MS, end_ns=end_ns, seq=seq, flags=flags), mark(seq, at))
+        )
     book.steps.finish()
     tick(book, 20)
 
@@ -62,7 +65,9 @@ def test_short_steps() -> None:
 def test_seconds() -> None:
     """Where no steps are marked each whole second is a period, two seconds later; communication is in it as far as it lies there."""
     made = book()
-    made.ingest(packed(*(operation(start_ns=n * S // 2, end_ns=n * S // 2 + 200 * MS, seq=n) for n in range(1, 21))))
+    ingest_records(
+        made, packed(*(operation(start_ns=n * S // 2, end_ns=n * S // 2 + 200 * MS, seq=n) for n in range(1, 21)))
+    )
     tick(made, 5.5)
     assert sums(made.steps.periods) == pytest.approx((2, 2, 0.8, 2 * 0.16))
     tick(made, 8.0)
@@ -74,12 +79,12 @@ def test_seconds() -> None:
 def test_in_flight() -> None:
     """No second is counted before the operations in flight in it have ended: they would be missing."""
     made = book()
-    made.ingest(packed(operation(start_ns=S, end_ns=S + 500 * MS, seq=1)))
+    ingest_records(made, packed(operation(start_ns=S, end_ns=S + 500 * MS, seq=1)))
     made.in_flight = [ev.Record._make((0, *operation(start_ns=2 * S + 500 * MS, end_ns=0, seq=2), 0))]
     tick(made, 20)
     assert made.steps.periods.count == 0
     made.in_flight = []
-    made.ingest(packed(operation(start_ns=2 * S + 500 * MS, end_ns=20 * S, seq=2)))
+    ingest_records(made, packed(operation(start_ns=2 * S + 500 * MS, end_ns=20 * S, seq=2)))
     tick(made, 23)
     assert sums(made.steps.periods) == pytest.approx((20, 20, 18.0, 17 + 2 * 0.5**2))
 
@@ -87,9 +92,9 @@ def test_in_flight() -> None:
 def test_unknown() -> None:
     """A second in which an operation has no known end is no period."""
     made = book()
-    made.ingest(packed(operation(start_ns=S, end_ns=S + 100 * MS, seq=1)))
-    made.ingest(packed(operation(start_ns=2 * S + 1, end_ns=2 * S + 1, seq=2, flags=ev.UNTIMED)))
-    made.ingest(packed(operation(start_ns=3 * S, end_ns=3 * S + 300 * MS, seq=3)))
+    ingest_records(made, packed(operation(start_ns=S, end_ns=S + 100 * MS, seq=1)))
+    ingest_records(made, packed(operation(start_ns=2 * S + 1, end_ns=2 * S + 1, seq=2, flags=ev.UNTIMED)))
+    ingest_records(made, packed(operation(start_ns=3 * S, end_ns=3 * S + 300 * MS, seq=3)))
     tick(made, 6)
     assert sums(made.steps.periods) == pytest.approx((2, 2, 0.4, 0.1))
 
@@ -97,7 +102,7 @@ def test_unknown() -> None:
 def test_long_silence() -> None:
     """After a silence the latest minute is counted, not hours of nothing."""
     made = book()
-    made.ingest(packed(operation(start_ns=S, end_ns=S + 100 * MS, seq=1)))
+    ingest_records(made, packed(operation(start_ns=S, end_ns=S + 100 * MS, seq=1)))
     tick(made, 10_000)
     assert made.steps.periods.count == 60
     tick(made, 10_001)
@@ -107,7 +112,7 @@ def test_long_silence() -> None:
 def test_shed() -> None:
     """Seconds in which the rank only counts its operations are no periods, nor are those before it was found to record all again."""
     made = book()
-    made.ingest(packed(*(operation(start_ns=n * S, end_ns=n * S + 500 * MS, seq=n) for n in range(1, 40))))
+    ingest_records(made, packed(*(operation(start_ns=n * S, end_ns=n * S + 500 * MS, seq=n) for n in range(1, 40))))
     tick(made, 12)
     assert sums(made.steps.periods) == pytest.approx((9, 9, 4.5, 9 * 0.25))
     made.mode, made.mode_since_ns = COUNTERS, 10 * S
@@ -121,11 +126,11 @@ def test_shed() -> None:
 def test_lost() -> None:
     """Seconds before records were found to be lost are no periods."""
     made = book()
-    made.ingest(packed(operation(start_ns=S, end_ns=S + 500 * MS, seq=1)))
+    ingest_records(made, packed(operation(start_ns=S, end_ns=S + 500 * MS, seq=1)))
     made.lost = 7
     tick(made, 30)
     assert made.steps.periods.count == 0
-    made.ingest(packed(operation(start_ns=31 * S, end_ns=31 * S + 500 * MS, seq=2)))
+    ingest_records(made, packed(operation(start_ns=31 * S, end_ns=31 * S + 500 * MS, seq=2)))
     tick(made, 35)
     assert sums(made.steps.periods) == pytest.approx((3, 3, 0.5, 0.25))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from commwatch.collectors.wire import events as ev
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, operation, packed
@@ -44,7 +45,7 @@ class Job:
     def check(self, count: int, wrong: dict[int, dict[int, int]] | None = None) -> None:
         """All ranks make a check; ``wrong``: by rank and place."""
         for rank, totals in enumerate(self.ranks):
-            totals.ingest(self.records(count, (wrong or {}).get(rank)))
+            ingest_records(totals, self.records(count, (wrong or {}).get(rank)))
 
     @property
     def found(self) -> list[Found]:
@@ -128,7 +129,7 @@ def test_in_pieces(size: int) -> None:
     for rank, totals in enumerate(job.ranks):
         records = job.records(2, {0: 4} if rank == 2 else None)
         for at in range(0, len(records), size * ev.RECORD_SIZE):
-            totals.ingest(records[at : at + size * ev.RECORD_SIZE] + packed(operation(start_ns=1, end_ns=2)))
+            ingest_records(totals, records[at : at + size * ev.RECORD_SIZE] + packed(operation(start_ns=1, end_ns=2)))
     assert job.found == [((2,), (0,), "rank", 2, 1)]
 
 
@@ -137,7 +138,7 @@ def test_lost_records() -> None:
     job = Job(3)
     job.check(1)
     for totals in job.ranks:
-        totals.ingest(job.records(2, {0: totals.rank})[: -ev.RECORD_SIZE])
+        ingest_records(totals, job.records(2, {0: totals.rank})[: -ev.RECORD_SIZE])
     job.check(3, {1: {1: 1}})
     assert job.found == [((1,), (1,), "rank", 3, 1)]
 
@@ -148,7 +149,7 @@ def test_longer_intervals() -> None:
     for count in range(1, 9):
         for rank, totals in enumerate(job.ranks):
             if rank != 1 or count == 1 or count % 4 == 0:
-                totals.ingest(job.records(count, {0: 1} if rank == 2 and count > 2 else None))
+                ingest_records(totals, job.records(count, {0: 1} if rank == 2 and count > 2 else None))
     assert job.found == [((2,), (0,), "rank", 4, 1)]
 
 
@@ -157,7 +158,7 @@ def test_other_moments() -> None:
     job = Job(2)
     job.check(1)
     for totals in job.ranks:
-        totals.ingest(job.records(2, {0: totals.rank}, number=20 + totals.rank))
+        ingest_records(totals, job.records(2, {0: totals.rank}, number=20 + totals.rank))
     assert job.found == []
 
 
@@ -167,7 +168,7 @@ def test_ended_rank() -> None:
     job.check(1)
     job.ranks[3].alive = False
     for rank in range(3):
-        job.ranks[rank].ingest(job.records(20, {0: 1} if rank == 0 else None))
+        ingest_records(job.ranks[rank], job.records(20, {0: 1} if rank == 0 else None))
     assert job.found == [((0,), (0,), "rank", 20, 1)]
     for totals in job.ranks:
         totals.alive = False
@@ -179,10 +180,10 @@ def test_late_rank() -> None:
     job = Job(3)
     for count in (1, 2, 3):
         for rank in (0, 1):
-            job.ranks[rank].ingest(job.records(count, {1: 1} if rank == 0 and count > 1 else None))
+            ingest_records(job.ranks[rank], job.records(count, {1: 1} if rank == 0 and count > 1 else None))
     assert job.found == []
     for count in (1, 2, 3):
-        job.ranks[2].ingest(job.records(count))
+        ingest_records(job.ranks[2], job.records(count))
     assert job.found == [((0,), (1,), "rank", 2, 1)]
 
 
@@ -220,7 +221,7 @@ def test_hostile() -> None:
         totals.learn(damaged)
         for where in ((1, 0), (9, 0), (3, 0), (0, 99), (0, -1), (-5, 0)):
             fields = ev.Checksum(0, *where, 2, 20, 1, 1, 5).fields()
-            totals.ingest(packed(fields))
+            ingest_records(totals, packed(fields))
     job.check(3)
     assert job.found == []
 
@@ -230,7 +231,7 @@ def test_memory() -> None:
     job = Job(2, [str(at) for at in range(1000)])
     job.check(1)
     for count in range(2, 300):
-        job.ranks[0].ingest(job.records(count))
+        ingest_records(job.ranks[0], job.records(count))
     (join,) = next(iter(job.aggregate.jobs.values())).replicas.values()
     assert len(join._pending) <= 131
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell
-from commwatch.ingest.batches import ingest
+from commwatch.ingest.batches import Batch, ingest
 from commwatch.ingest.collective_join import GroupJoin
-from commwatch.ingest.columns import Batch
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from tests.agent.ingest.generated_rings import Ring, job, rounds

@@ -11,6 +11,7 @@ import pytest
 from commwatch.analysis import live_ranks
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.nodes.merging import Seen, conclude, own_records
 from commwatch.nodes.replica_parts import RankChecks, rank_checks
@@ -35,8 +36,9 @@ class Node:
         self.now_ns = step * S
         for rank, totals in self.ranks.items():
             sums = ((place, 5 + (place == 0 and rank in wrong)) for place in range(len(self.names)))
-            totals.ingest(
-                packed(*(ev.Checksum(0, 0, place, step, step, plain, 1, step * S).fields() for place, plain in sums))
+            ingest_records(
+                totals,
+                packed(*(ev.Checksum(0, 0, place, step, step, plain, 1, step * S).fields() for place, plain in sums)),
             )
 
     def answer(self) -> list[RankChecks]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from commwatch.collectors.wire import events as ev
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import Exporter
@@ -28,7 +29,7 @@ def steps(totals: RankTotals, first: int, number: int, *, untimed: bool = False,
         flags = ev.UNTIMED if untimed else 0
         records.append(operation(start_ns=began + S // 10, end_ns=began + 6 * S // 10, seq=step, flags=flags))
         records.append(mark(step, began + S, exposed_ns=4 * S // 10 if exposed else None))
-    totals.ingest(packed(*records, first=totals.read))
+    ingest_records(totals, packed(*records, first=totals.read))
 
 
 def seconds(aggregate: Aggregate, now_ns: int = 1000 * S) -> dict[str, float]:

@@ -26,6 +26,7 @@ from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_GROUPS, Exporter
@@ -74,7 +75,7 @@ def take(aggregate: Aggregate, path: Path) -> RankTotals:
     book = aggregate.open(str(path), reader.identity)
     book.learn(reader.names())
     drained = reader.drain(final=True)
-    book.ingest(drained.records)
+    ingest_records(book, drained.records)
     book.lost, book.in_flight = drained.lost, reader.in_flight()
     book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
     reader.close()
@@ -293,7 +294,7 @@ def _node(ranks: int = 8) -> Aggregate:
             for i, ops in enumerate(groups.values())
             for n, op in enumerate(ops)
         ]
-        book.ingest(packed(*made))
+        ingest_records(book, packed(*made))
     return aggregate
 
 
@@ -310,7 +311,7 @@ def test_group_labels_are_capped() -> None:
     aggregate, more = Aggregate(), 18
     book = aggregate.open("ring", {"job": "many", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(i, label=f"group_{i}") for i in range(MOST_GROUPS + more)])
-    book.ingest(packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(MOST_GROUPS + more))))
+    ingest_records(book, packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(MOST_GROUPS + more))))
     registry = exporter(aggregate)
     for _ in range(2):  # a second scrape counts nothing again
         found = samples(rendered(registry.collect(), openmetrics=False).decode())
@@ -328,7 +329,7 @@ def test_a_group_called_other() -> None:
     labels = ["other", *(f"group_{i}" for i in range(1, MOST_GROUPS + more))]
     book = aggregate.open("ring", {"job": "many", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(i, label=label) for i, label in enumerate(labels)])
-    book.ingest(packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(len(labels)))))
+    ingest_records(book, packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(len(labels)))))
     found = samples(page(aggregate))
     counts = {dict(labels)["group"]: v for (name, labels), v in found.items() if name == "commwatch_collectives_total"}
     assert (counts["other group"], counts["other"], len(counts)) == (1, more, MOST_GROUPS + 1)
@@ -345,7 +346,7 @@ def test_second_life_adds_up() -> None:
         book = aggregate.open(f"ring-{restart}", who)
         book.learn([group_entry(group_id=f"world-{restart}")])
         made = [mark(0, MS), operation(start_ns=MS, end_ns=3 * MS, seq=0), mark(1, 9 * MS, exposed_ns=MS)]
-        book.ingest(packed(*made))
+        ingest_records(book, packed(*made))
         book.finish()
         found = samples(page(aggregate))
         adds_up = [key for key in found if key[0].endswith(("_total", "_count", "_sum")) and not _has_group_id(key[1])]
@@ -371,7 +372,7 @@ def test_step_without_length() -> None:
     """Two step marks at one instant (a damaged ring) do not cost the page: the step is counted and has no share."""
     aggregate = Aggregate()
     book = aggregate.open("ring", {"job": "odd", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
-    book.ingest(packed(mark(0, MS), mark(1, MS)))
+    ingest_records(book, packed(mark(0, MS), mark(1, MS)))
     found = samples(page(aggregate))
     labels = frozenset({"job_id": "odd", "rank": "0"}.items())
     assert found.get(("commwatch_steps_total", labels), 0) <= 1
@@ -384,7 +385,7 @@ def test_labels_are_escaped() -> None:
     aggregate = Aggregate()
     book = aggregate.open("ring", {"job": name, "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(label=name)])
-    book.ingest(packed(operation(start_ns=MS, end_ns=2 * MS)))
+    ingest_records(book, packed(operation(start_ns=MS, end_ns=2 * MS)))
     text = page(aggregate)
     assert "\n\n" not in text
     labels = [dict(labels) for metric, labels in samples(text) if metric == "commwatch_collectives_total"]

@@ -17,6 +17,7 @@ from commwatch.collectors.probe.governor import SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
 from commwatch.core.cells import NO_STEPS, SLOT_NS
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.server.live_view import JobNow, job_now
@@ -48,7 +49,7 @@ def job(*ranks: list[tuple[int, ...]], **who: Any) -> Job:
         book = aggregate.open(f"r{rank}", about)
         book.learn([group_entry(0, tuple(range(len(ranks))), "dp")])
         for first in range(0, len(records), 64):
-            book.ingest(packed(*records[first : first + 64], first=first))
+            ingest_records(book, packed(*records[first : first + 64], first=first))
     return next(iter(aggregate.jobs.values()))
 
 

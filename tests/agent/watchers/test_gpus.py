@@ -9,6 +9,7 @@ import pytest
 
 from commwatch.collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
 from commwatch.core.node_counters import GPU_BUSY
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.watchers.gpus import Gpus
@@ -155,7 +156,7 @@ def rank(aggregate: Aggregate, number: int, gpu: object, job: str = "train") -> 
     for n in range(1, 9):
         start = n * 100 * MS
         records += [operation(start_ns=start - 30 * MS, end_ns=start - 10 * MS, seq=n), mark(n, start)]
-    book.ingest(packed(*records))
+    ingest_records(book, packed(*records))
     return book
 
 

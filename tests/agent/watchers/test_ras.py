@@ -18,6 +18,7 @@ from commwatch.collectors.nccl import ras as client
 from commwatch.collectors.nccl.ras import Communicator, Member, parse
 from commwatch.commands import diagnose
 from commwatch.core.cells import GroupInfo
+from commwatch.ingest.batches import ingest_records
 from commwatch.ingest.jobs import Aggregate
 from commwatch.nodes.merging import conclude
 from commwatch.server.web import application
@@ -176,7 +177,7 @@ class Polled:
             about |= {"nccl": versions[rank // 2 - 2]} if versions else {}
             book = self.aggregate.open(f"ring{rank}", about)
             book.learn([group_entry(1, (4, 6), "pair")])
-            book.ingest(packed(operation(start_ns=MS, end_ns=2 * MS, group=1)))
+            ingest_records(book, packed(operation(start_ns=MS, end_ns=2 * MS, group=1)))
 
     def ask(self, host: str, port: int) -> str:
         self.asked += 1
@@ -238,7 +239,7 @@ def test_not_while_communicators_are_made() -> None:
     polled.tick(1)
     assert polled.asked == 1
     books = list(polled.aggregate.jobs["job"].rank_totals.values())
-    books[0].ingest(packed(operation(start_ns=MS, end_ns=2 * MS, group=2)))
+    ingest_records(books[0], packed(operation(start_ns=MS, end_ns=2 * MS, group=2)))
     polled.tick(POLL_S)
     polled.tick(SETTLED_S - 1)
     assert polled.asked == 1
