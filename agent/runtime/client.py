@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from commwatch.collectors.wire import bounded, crossing
 from commwatch.collectors.wire.announcement import Announcement, answering, operators
 from commwatch.runtime import tokens
 from commwatch.runtime.client_tls import TlsFiles
 from commwatch.runtime.concurrency import at_once
-
-if TYPE_CHECKING:
-    from commwatch.config import Config
 
 _TIMEOUT_S = 10.0
 #: Seconds for all agents together, so that an unresolvable name or slowly arriving headers do not delay the rest.
@@ -55,7 +52,27 @@ class Keys:
 NO_KEYS = Keys()
 
 
-def keys_of(config: Config) -> Keys:
+class KeySettings(Protocol):
+    """The settings for ``Keys``, as ``config.Config`` has them; the installation for the probe alone has no settings."""
+
+    @property
+    def dir(self) -> Path:
+        """Run directory."""
+
+    @property
+    def token_file(self) -> Path | None:
+        """File with the token."""
+
+    @property
+    def ca_file(self) -> Path | None:
+        """Certificates of the CAs."""
+
+    @property
+    def client_cert(self) -> Path | None:
+        """File with a client certificate and its key."""
+
+
+def keys_of(config: KeySettings) -> Keys:
     """Return the credentials that the settings name."""
     return Keys(config.dir, config.token_file, config.ca_file, config.client_cert)
 
