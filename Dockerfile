@@ -16,6 +16,6 @@ EXPOSE 9477
 VOLUME ["/run/commwatch", "/var/lib/commwatch"]
 # The agent announces its address in its run directory. Its certificate is for other names than this one's, so it is not verified.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "import os, pathlib, ssl, urllib.request; from commwatch.collectors.wire import announcement as a, crossing; urllib.request.urlopen(a.answering(pathlib.Path(os.environ['COMMWATCH_DIR']), crossing.own()).url + '/healthz', timeout=4, context=ssl._create_unverified_context())"]
+    CMD ["python", "-c", "import os, pathlib, ssl, urllib.request; from commwatch.wire import announcement as a, crossing; urllib.request.urlopen(a.answering(pathlib.Path(os.environ['COMMWATCH_DIR']), crossing.own()).url + '/healthz', timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["commwatch"]
 CMD ["agent"]

@@ -6,38 +6,25 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist docs clean sync frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
+.PHONY: help demo test lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# Dependencies are installed when pyproject.toml changes. The package itself is synced each time (2 s): a strict
-# editable install does not see new files by itself.
+# Dependencies, and commwatch itself in editable mode, are installed when pyproject.toml changes.
 .stamps/venv: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet torch==$(TORCH)
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[examples]'
 	mkdir -p .stamps && touch $@
-
-# Installs commwatch into the environment $(1).
-define install
-@rm -rf build/__editable__*
-@$(1)/bin/python -m pip install --quiet --editable '$(2)' --config-settings editable_mode=strict \
-	> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
-@# Otherwise every other Python started in this folder would load our entry point.
-@rm -rf commwatch.egg-info
-endef
-
-sync: .stamps/venv  ## install commwatch into .venv, including new files (demo, test and lint do this themselves)
-	$(call install,$(VENV),.[examples])
 
 # Builds the native hook, because otherwise these jobs would wait for the build or record nothing.
 .PHONY: hook
-hook: sync
+hook: .stamps/venv
 	@$(BIN)/commwatch native build > /dev/null
 
-demo: sync  ## train a small transformer on two ranks, watch it, and report
+demo: .stamps/venv  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
 
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
@@ -51,7 +38,7 @@ $(BIN)/python -m pytest --cache-clear $(1) $(2) || { test $$? -eq 1 && echo "aga
 endef
 
 # Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
-test: sync parts  ## run all tests
+test: .stamps/venv parts  ## run all tests
 	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,\
 		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests)
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
@@ -62,29 +49,28 @@ PACKAGES := tests/frameworks/requirements.txt tests/frameworks/torchrec.txt
 .stamps/frameworks: pyproject.toml $(PACKAGES)
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(FRAMEWORKS)/bin/python -m pip install --quiet torch==$(TORCH) hypothesis pytest pytest-timeout -r $(word 1,$(PACKAGES))
+	$(FRAMEWORKS)/bin/python -m pip install --quiet torch==$(TORCH) hypothesis pytest pytest-timeout -r $(word 1,$(PACKAGES)) --editable .
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps -r $(word 2,$(PACKAGES))
 	mkdir -p .stamps && touch $@
 
 frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpeed, Ray and others under the probe
-	$(call install,$(FRAMEWORKS),.)
 	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
 
-faults: sync hook  ## run small jobs with one fault each, and print the verdicts (WORDS="fsdp late": only these)
+faults: .stamps/venv hook  ## run small jobs with one fault each, and print the verdicts (WORDS="fsdp late": only these)
 	$(BIN)/python -m tests.faults.run $(WORDS)
 
-faults-nodes: sync hook  ## run the same jobs on two hosts (network namespaces, as root), judged by rules of Prometheus
+faults-nodes: .stamps/venv hook  ## run the same jobs on two hosts (network namespaces, as root), judged by rules of Prometheus
 	$(BIN)/python -m tests.faults.nodes $(WORDS)
 
-advice: sync hook  ## follow each piece of advice in a real job, and compare its gain with the predicted gain (as root)
+advice: .stamps/venv hook  ## follow each piece of advice in a real job, and compare its gain with the predicted gain (as root)
 	$(BIN)/python -m tests.advice.run $(WORDS)
 
-pictures: sync hook  ## make the pictures of a job with a late rank in docs/images (7 min)
+pictures: .stamps/venv hook  ## make the pictures of a job with a late rank in docs/images (7 min)
 	$(BIN)/python -m tests.faults.pictures docs/images
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
-hooks: sync  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB)
-	$(BIN)/python -m commwatch.deploy.hooks_wheel --out dist $(TORCH_VERSIONS)
+hooks: .stamps/venv  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB)
+	$(BIN)/python -m commwatch_agent.deploy.hooks_wheel --out dist $(TORCH_VERSIONS)
 
 # The CUDA build of torch, in a separate environment for each version: 7 GB, most of it NVIDIA's libraries.
 CUDA_TORCH ?= 2.14.1
@@ -93,60 +79,60 @@ CUDA_READY := .stamps/cuda-$(CUDA_TORCH)
 $(CUDA_READY): pyproject.toml
 	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) $(shell grep ^deepspeed tests/frameworks/requirements.txt) numpy hypothesis pytest pytest-timeout pytest-xdist
+	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) $(shell grep ^deepspeed tests/frameworks/requirements.txt) numpy hypothesis pytest pytest-timeout pytest-xdist --editable .
 	mkdir -p .stamps && touch $@
 
 test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
-	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
 
 test-gpu: $(CUDA_READY)  ## run those jobs on the machine's NVIDIA GPU (two ranks share it: NCCL 2.30 and an MPS server)
-	$(call install,$(CUDA),.)
 	REAL_GPU=1 $(CUDA)/bin/python -m pytest -n 3 -m real_gpu tests/cuda_rig
 
 test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
-	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
 
-image-proof: sync  ## build the image on a base of Debian's packages, and run it beside a trainer (as root, on Debian, 2 min)
+image-proof: .stamps/venv  ## build the image on a base of Debian's packages, and run it beside a trainer (as root, on Debian, 2 min)
 	@sh tests/image/parts.sh
 	$(BIN)/python -m pytest -m image_proof tests/image
 
-test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
+test-traces: .stamps/venv  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
 	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py
 
-mutations: sync  ## break the core in twenty places, and check that the tests find each (3 min)
+mutations: .stamps/venv  ## break the core in twenty places, and check that the tests find each (3 min)
 	$(BIN)/python -m tests.mutations
 
 bench-cuda: $(CUDA_READY)  ## measure what timing adds to an NCCL operation, on the simulated driver
-	$(call install,$(CUDA),.)
 	@$(CUDA)/bin/commwatch native build > /dev/null
 	$(CUDA)/bin/python bench/cuda_cost.py
 
-lint: sync  ## check style and types
+lint: .stamps/venv  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p commwatch
+	$(BIN)/mypy -p commwatch -p commwatch_collectors -p commwatch_agent -p commwatch_alerts -p commwatch_dashboards
 	$(BIN)/mypy tests bench
 	@# One cache for all folders, because otherwise mypy would check the types of torch again for each.
 	for scripts in examples tests/e2e/jobs tests/faults/jobs; do \
 		(cd $$scripts && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache .) || exit; done
 
-format: sync  ## format the code
+editor: .stamps/venv  ## check that an editor can follow every import (with basedpyright)
+	$(BIN)/python -m pip install --quiet basedpyright
+	$(BIN)/basedpyright --level error
+
+format: .stamps/venv  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench:  ## measure costs against the budgets, and against DeepSpeed's logger and torch.profiler
 	sh bench/run.sh
 
-dashboards: sync  ## generate the JSON of the dashboards
-	$(BIN)/python -m commwatch.dashboards.build dashboards
+dashboards: .stamps/venv  ## generate the JSON of the dashboards
+	$(BIN)/python -m commwatch_dashboards.build dashboards/commwatch_dashboards
 
 # The daemonset and the sidecar of the Kustomize bases share rules and dashboards.
 K8S := $(BIN)/commwatch manifest k8s
 .PHONY: chart
-chart: sync  ## generate the Helm chart's templates, the Kustomize bases and the examples for launchers
-	$(BIN)/python -m commwatch.deploy.chart deploy/helm/commwatch
+chart: .stamps/venv  ## generate the Helm chart's templates, the Kustomize bases and the examples for launchers
+	$(BIN)/python -m commwatch_agent.deploy.chart deploy/helm/commwatch
 	$(K8S) --daemonset --only DaemonSet --only Service --only ServiceMonitor --only NetworkPolicy > deploy/kustomize/base/daemonset/commwatch.yaml
 	$(K8S) --only Job --only PodMonitor --only NetworkPolicy > deploy/kustomize/base/sidecar/commwatch.yaml
 	$(K8S) --only PrometheusRule --only ConfigMap > deploy/kustomize/base/monitoring/commwatch.yaml
@@ -155,7 +141,7 @@ chart: sync  ## generate the Helm chart's templates, the Kustomize bases and the
 	$(K8S) --launcher pytorchjob --only PyTorchJob > deploy/examples/pytorchjob.yaml
 	$(K8S) --launcher volcano --only Job > deploy/examples/volcano.yaml
 
-dashboards-types: sync  ## check the dashboards against Grafana's own types (needs npm)
+dashboards-types: .stamps/venv  ## check the dashboards against Grafana's own types (needs npm)
 	$(BIN)/python -m pytest tests/dashboards/test_types.py
 
 dist: .stamps/venv  ## build wheel and sdist

@@ -23,10 +23,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.agent_load import Agent, running_agent, wait_for
 from bench.common import emit, scratch
-from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, Record
-from commwatch.collectors.wire.ring import CURSOR
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.history.history import History
+from commwatch.wire.events import RECORD, RECORD_SIZE, Record
+from commwatch.wire.ring import CURSOR
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.history.history import History
 
 MINUTES, TRAINERS = 5.0, 4
 #: A ring is overrun after some seconds without an agent.

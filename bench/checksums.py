@@ -24,9 +24,9 @@ from torch import nn
 import commwatch
 from bench.common import emit, memory_mb, own_cpu_s, scratch
 from bench.step_time import RANKS, balanced, both_ranks
-from commwatch.collectors.probe import torch_collectives, torch_native
-from commwatch.collectors.wire.events import CHECKSUM, OP_CODE, RECORD, Record
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe import torch_collectives, torch_native
+from commwatch.wire.events import CHECKSUM, OP_CODE, RECORD, Record
+from commwatch.wire.ring_reader import RingReader
 
 ROUNDS, WARM_UP, STEPS = 4, 3, 100
 LAYERS, WIDTH, BATCH = 24, 256, 64

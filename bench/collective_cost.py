@@ -27,9 +27,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import commwatch
 from bench.common import OPS_PER_STEP, emit, scratch
-from commwatch.collectors.probe import torch_collectives, torch_native
-from commwatch.collectors.wire.ring import CURSOR
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe import torch_collectives, torch_native
+from commwatch.wire.ring import CURSOR
+from commwatch.wire.ring_reader import RingReader
 
 ROUNDS = 60
 CALLS = OPS_PER_STEP

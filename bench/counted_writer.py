@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.identity import describe
-from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
+from commwatch.wire import events as ev
+from commwatch.wire.identity import describe
+from commwatch.wire.ring import HEARTBEAT, RingWriter
 
 
 def main(path: Path, count: Path, job: str, slots: int, per_second: float) -> None:

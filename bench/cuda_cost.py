@@ -38,9 +38,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import commwatch
 from bench.common import emit, last_json, scratch
-from commwatch.collectors.probe import torch_collectives, torch_native
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe import torch_collectives, torch_native
+from commwatch.wire import events as ev
+from commwatch.wire.ring_reader import RingReader
 from tests.cuda_rig.build import build
 
 GPUS = Path(__file__).parents[1] / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"

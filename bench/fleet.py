@@ -31,21 +31,21 @@ from prometheus_client.exposition import choose_encoder
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from commwatch.analysis import ended_operations, live_ranks
-from commwatch.analysis.summary import merged
-from commwatch.analysis.timeline import bars
-from commwatch.collectors.node.infiniband import EVENTS
-from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.identity import boot_id
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.collective_join import MOST_PENDING
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.nodes.queries import CellView, view_of
-from commwatch.prometheus.exporter import Exporter
-from commwatch.prometheus.metrics import METRICS
-from commwatch.server.node_now import node_now
+from commwatch.wire import events as ev
+from commwatch.wire.identity import boot_id
+from commwatch_agent.analysis import ended_operations, live_ranks
+from commwatch_agent.analysis.summary import merged
+from commwatch_agent.analysis.timeline import bars
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.collective_join import MOST_PENDING
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.nodes.queries import CellView, view_of
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_agent.server.node_now import node_now
+from commwatch_collectors.node.infiniband import EVENTS
+from commwatch_collectors.registry import Reading
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000

@@ -19,9 +19,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, scratch
 from bench.synthetic import WORLD_SIZE, Rank
-from commwatch.history.store import Writer
-from commwatch.ingest.intake import Intake
-from commwatch.ingest.jobs import Aggregate
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest.intake import Intake
+from commwatch_agent.ingest.jobs import Aggregate
 
 PER_SECOND = 2000
 #: Of the records' clock, between two ticks: 1,000 operations a ring.

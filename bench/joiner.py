@@ -17,11 +17,11 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit
-from commwatch.collectors.wire.events import OP_CODE
-from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin
-from commwatch.ingest.joining import Parts, complete
-from commwatch.ingest.lateness import Collectives, add_late, own_lateness, split
-from commwatch.ingest.own_time import NO_RUN
+from commwatch.wire.events import OP_CODE
+from commwatch_agent.ingest.collective_join import NOT_KNOWN_NS, GroupJoin
+from commwatch_agent.ingest.joining import Parts, complete
+from commwatch_agent.ingest.lateness import Collectives, add_late, own_lateness, split
+from commwatch_agent.ingest.own_time import NO_RUN
 
 SIZES = (8, 64, 1024)
 #: Collectives of one rank that are read before it is the next one's turn.

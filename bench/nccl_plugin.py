@@ -19,7 +19,7 @@ from typing import NamedTuple
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, scratch
-from commwatch.collectors.probe.native.library import PLUGIN
+from commwatch.probe.native.library import PLUGIN
 from tests.cuda_rig.build import build
 from tests.cuda_rig.nccl_sources import build_plugin
 

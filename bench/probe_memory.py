@@ -34,9 +34,9 @@ def install() -> None:
 
 def check() -> None:
     """The probe has seen every call."""
-    from commwatch.collectors.probe import torch_collectives
-    from commwatch.collectors.wire.ring import CURSOR
-    from commwatch.collectors.wire.ring_reader import RingReader
+    from commwatch.probe import torch_collectives
+    from commwatch.wire.ring import CURSOR
+    from commwatch.wire.ring_reader import RingReader
 
     path = torch_collectives.ring_file()
     assert path is not None, "the probe is off"

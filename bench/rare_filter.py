@@ -17,15 +17,15 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, scratch
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import GroupInfo
-from commwatch.history.chunks import OpenChunk, statements
-from commwatch.history.opening import Transaction, connect
-from commwatch.history.soundness import seal
-from commwatch.history.store import Writer
-from commwatch.reference.references import References
-from commwatch.server.history_queries import Wanted, operations
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.history.chunks import OpenChunk, statements
+from commwatch_agent.history.opening import Transaction, connect
+from commwatch_agent.history.soundness import seal
+from commwatch_agent.history.store import Writer
+from commwatch_agent.reference.references import References
+from commwatch_agent.server.history_queries import Wanted, operations
 
 RANKS, RATE, MINUTES = 8, 2_000, 60
 NS = 10**9

@@ -24,9 +24,9 @@ from bench.agent_load import PER_SECOND, Agent, ended, running_agent, scrapes, w
 from bench.chaos import written
 from bench.common import cpu_s, emit, memory_mb, scratch
 from bench.synthetic import JOB, WORLD_SIZE
-from commwatch.collectors.wire.ring import DEFAULT_SLOTS
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.history.history import History
+from commwatch.wire.ring import DEFAULT_SLOTS
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.history.history import History
 
 SAMPLE_S = 5.0
 #: Into which samples are put together: those that follow on one another are too much alike to tell the error of a line.

@@ -29,8 +29,8 @@ from bench.chaos import written
 from bench.common import cpu_s, emit, memory_mb, scratch
 from bench.soak import ended_of
 from bench.synthetic import WORLD_SIZE
-from commwatch.collectors.wire.ring import CURSOR, DEFAULT_SLOTS
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire.ring import CURSOR, DEFAULT_SLOTS
+from commwatch.wire.ring_reader import RingReader
 
 SECONDS, CLIENTS = 20.0, 64
 #: The job runs for so long before, so that there is something to ask for.

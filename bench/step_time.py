@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import commwatch
 from bench.common import OPS_PER_STEP, emit, last_json, own_cpu_s, scratch
-from commwatch.collectors.probe import torch_collectives, torch_native
-from commwatch.collectors.wire.events import OP_CODE, RECORD
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe import torch_collectives, torch_native
+from commwatch.wire.events import OP_CODE, RECORD
+from commwatch.wire.ring_reader import RingReader
 
 RANKS = 2
 ROUNDS = 40

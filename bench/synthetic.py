@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import OPS_PER_STEP
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.identity import describe, ring_path
-from commwatch.collectors.wire.ring import DEFAULT_SLOTS, HEARTBEAT, RingWriter
+from commwatch.wire import events as ev
+from commwatch.wire.identity import describe, ring_path
+from commwatch.wire.ring import DEFAULT_SLOTS, HEARTBEAT, RingWriter
 
 WORLD_SIZE = 8
 JOB = "synthetic"

@@ -140,6 +140,12 @@ def joiner(f: Figures) -> list[Row]:
     ]
 
 
+def import_time(f: Figures) -> list[Row]:
+    """Rows of ``import_time.py``."""
+    added = f"+{f['commwatch_ms']:.1f} ms (start of Python: {f['plain_ms']:.0f} ms; with the Python API: +{f['api_ms']:.0f} ms)"
+    return [Row("`import commwatch`", added)]
+
+
 def probe_memory(f: Figures) -> list[Row]:
     """Rows of ``probe_memory.py``."""
     without = f"(without: {f['plain_mb']:.0f} MB, noise {f['noise_mb']:.1f})"
@@ -206,6 +212,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     joiner,
     agent_load,
     live_page,
+    import_time,
     probe_memory,
     log_rate,
     rare_filter,

@@ -23,14 +23,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, last_json, memory_mb, scratch
-from commwatch import cli
-from commwatch.collectors.wire import events as ev
-from commwatch.config import load
-from commwatch.core.cells import GroupInfo
-from commwatch.history.chunks import CHUNK_RECORDS, OpenChunk, statements
-from commwatch.history.opening import Transaction, connect
-from commwatch.history.store import Writer
-from commwatch.runtime.peers import ANSWERS
+from commwatch.wire import events as ev
+from commwatch_agent import cli
+from commwatch_agent.config import load
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
+from commwatch_agent.history.opening import Transaction, connect
+from commwatch_agent.history.store import Writer
+from commwatch_agent.runtime.peers import ANSWERS
 
 RANKS, JOB = 8, "job"
 #: Begin of the job: an agent keeps what is of the last days.

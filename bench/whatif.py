@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from commwatch.report.recorded_steps import model_of
-from commwatch.report.timeline_export import Window, own_trace
-from commwatch.whatif.answers import study
-from commwatch.whatif.model import Model
-from commwatch.whatif.questions import Question, changes_of
-from commwatch.whatif.replay import replay
+from commwatch_agent.report.recorded_steps import model_of
+from commwatch_agent.report.timeline_export import Window, own_trace
+from commwatch_agent.whatif.answers import study
+from commwatch_agent.whatif.model import Model
+from commwatch_agent.whatif.questions import Question, changes_of
+from commwatch_agent.whatif.replay import replay
 from tests import prefork
 from tests.agent.whatif.scenes import large
 from tests.e2e.hosts import joined_hosts

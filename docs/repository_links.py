@@ -1,7 +1,7 @@
 """A hook of MkDocs: the files outside ``docs`` to which documents link are part of the site, too.
 
-On GitHub a document links to ``../alerts/runbook.md``. The site has no folder above ``docs``, so there the runbook is
-``repository/alerts/runbook.md``, and the links from it and to it are rewritten. README.md is the site's first page.
+On GitHub a document links to ``../alerts/commwatch_alerts/runbook.md``. The site has no folder above ``docs``, so there the runbook is
+``repository/alerts/commwatch_alerts/runbook.md``, and the links from it and to it are rewritten. README.md is the site's first page.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _own_procfs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def native(_own_cache: None) -> Path:
     """The native hook, built."""
-    command = [sys.executable, "-m", "commwatch.collectors.probe.native.build", "build"]
+    command = [sys.executable, "-m", "commwatch.probe.native.build", "build"]
     built = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=1000, check=False)
     assert built.returncode == 0, built.stderr
     return Path(built.stdout.strip())

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from commwatch.collectors.node.gpu import Card, Driver, DriverTrouble, Gpu, Measured, NoGpus, Snapshot
+from commwatch_collectors.node.gpu import Card, Driver, DriverTrouble, Gpu, Measured, NoGpus, Snapshot
 from tests.helpers import needs
 
 FAKE = Path(__file__).parent / "collectors" / "fake_nvml"

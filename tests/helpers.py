@@ -21,34 +21,33 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from commwatch.alerting.bundles import Evidence
-from commwatch.alerting.evaluation import Alerting, Plan
-from commwatch.alerts.book import Book
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import RingWriter
-from commwatch.config import Config
-from commwatch.core.api_views import Row
-from commwatch.history.chunks import Damaged
-from commwatch.history.history import History
-from commwatch.history.rows import RingRow
-from commwatch.history.store import begin
-from commwatch.ingest.intake import Intake
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.steps import EXPLICIT
-from commwatch.reference.references import References
-from commwatch.runtime import tokens
-from commwatch.runtime.peers import Peers
-from commwatch.server import scrape
-from commwatch.server.history_worker import Worker
-from commwatch.server.services import Services
-from commwatch.watchers.gpus import Gpus
-from commwatch.watchers.host import HostWatch
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import NcclLogs
-from commwatch.watchers.profiles import Profiles
-from commwatch.watchers.ras import Ras
+from commwatch.wire import events as ev
+from commwatch.wire import ring, tokens
+from commwatch.wire.ring import RingWriter
+from commwatch_agent.alerting.bundles import Evidence
+from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.config import Config
+from commwatch_agent.core.api_views import Row
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.history import History
+from commwatch_agent.history.rows import RingRow
+from commwatch_agent.history.store import begin
+from commwatch_agent.ingest.intake import Intake
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.steps import EXPLICIT
+from commwatch_agent.reference.references import References
+from commwatch_agent.runtime.peers import Peers
+from commwatch_agent.server import scrape
+from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.server.services import Services
+from commwatch_agent.watchers.gpus import Gpus
+from commwatch_agent.watchers.host import HostWatch
+from commwatch_agent.watchers.inspector import Inspector
+from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.watchers.profiles import Profiles
+from commwatch_agent.watchers.ras import Ras
+from commwatch_alerts.book import Book
 from tests import prefork
 
 MS = 1_000_000
@@ -65,7 +64,7 @@ def examples(number: int) -> settings:
 
 def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
     """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 by default."""
-    from commwatch.collectors.wire.identity import boot_id
+    from commwatch.wire.identity import boot_id
 
     base = {"job": job, "restart": 0, "rank": rank, "world_size": world_size, "local_rank": rank, "host": "host"}
     when = {"pid": 1, "boot_id": boot_id(), "wall_offset_ns": EPOCH_NS, "started_ns": 0}
@@ -215,8 +214,8 @@ class Trainer:
     _SCRIPT = """
 import json, sys
 from pathlib import Path
-from commwatch.collectors.wire.identity import this_process
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.identity import this_process
+from commwatch.wire.ring import RingWriter
 path, who, slots = json.loads(sys.argv[1])
 writer = RingWriter(Path(path), {**who, **this_process()}, slots)
 print("ready", flush=True)
@@ -529,10 +528,8 @@ def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.Com
     """Run the command line as another user; root only. What it imports is loaded before: root's Python may be private."""
     needs(os.getuid() == 0, "root, to act as another user")
     become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir('/')"
-    modules = (
-        "encodings.idna, os, sys, commwatch.cli, commwatch.daemon, commwatch.report.report, commwatch.commands.run"
-    )
-    script = f"import {modules}; {become}; sys.exit(commwatch.cli.main(sys.argv[1:]))"
+    modules = "encodings.idna, os, sys, commwatch_agent.cli, commwatch_agent.daemon, commwatch_agent.report.report, commwatch_agent.commands.run"
+    script = f"import {modules}; {become}; sys.exit(commwatch_agent.cli.main(sys.argv[1:]))"
     kwargs.setdefault("env", clean_env())
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.identity import ring_prefix
-from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
-from commwatch.core.cells import SLOT_NS
+from commwatch.wire import events as ev
+from commwatch.wire.identity import ring_prefix
+from commwatch.wire.ring import HEARTBEAT, RingWriter
+from commwatch_agent.core.cells import SLOT_NS
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, RunningAgent, agent, end_rank, group_entry, identity, mark, operation, wait_for
 

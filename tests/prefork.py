@@ -34,11 +34,11 @@ PRELOADED = {
     # The first use of an optimizer imports `torch._dynamo`, which takes 2 s of a core.
     "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo"),
     "agent": (
-        "commwatch.cli",
-        "commwatch.runtime.client",
-        "commwatch.daemon",
-        "commwatch.server.listener",
-        "commwatch.server.web",
+        "commwatch_agent.cli",
+        "commwatch.api.client",
+        "commwatch_agent.daemon",
+        "commwatch_agent.server.listener",
+        "commwatch_agent.server.web",
     ),
 }
 #: What a rank shares with its client: the network, ``/sys``, where its devices are seen, and the clock.
@@ -297,7 +297,7 @@ def _be_rank(script: str) -> None:
     """Do what Python does that has just imported torch."""
     from torch.distributed import set_debug_level_from_env  # type: ignore[attr-defined]
 
-    from commwatch.collectors.torch_entry import autoload
+    from commwatch.torch_entry import autoload
 
     sys.path[0] = str(Path(script).parent)
     set_debug_level_from_env()

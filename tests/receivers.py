@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from commwatch.alerts.model import FIRING, RESOLVED, Alert
+from commwatch_alerts.model import FIRING, RESOLVED, Alert
 from tests.helpers import PATIENCE_S, fetch, free_port, needs, wait_for
 
 _L = TypeVar("_L", bound="Listening")

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from commwatch.config import load
-from commwatch.runtime import tokens
-from commwatch.server.listener import Server, listen
+from commwatch.wire import tokens
+from commwatch_agent.config import load
+from commwatch_agent.server.listener import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 
 

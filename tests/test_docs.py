@@ -15,28 +15,28 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from commwatch.alerting.alert_rules import labels_by_series
-from commwatch.alerts import catalogue
-from commwatch.alerts.check import OF_A_SCRAPE, labels
-from commwatch.alerts.export import runbook
-from commwatch.alerts.model import SEVERITIES
-from commwatch.analysis import advice
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.nccl.classes import CLASSES, OTHER
-from commwatch.collectors.nccl.findings import RULES
-from commwatch.collectors.node.gpu import THROTTLE_REASONS
-from commwatch.collectors.node.gpu_xids import XIDS
-from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS
-from commwatch.collectors.node.nics import LINK_DOWNED
-from commwatch.config import RELOADED, Config
-from commwatch.prometheus.exporter import MOST_GROUPS
-from commwatch.prometheus.metrics import METRICS
-from commwatch.server.web import application
+from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_agent.analysis import advice
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.config import RELOADED, Config
+from commwatch_agent.prometheus.exporter import MOST_GROUPS
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_agent.server.web import application
+from commwatch_alerts import catalogue
+from commwatch_alerts.check import OF_A_SCRAPE, labels
+from commwatch_alerts.export import runbook
+from commwatch_alerts.model import SEVERITIES
+from commwatch_collectors.nccl.classes import CLASSES, OTHER
+from commwatch_collectors.nccl.findings import RULES
+from commwatch_collectors.node.gpu import THROTTLE_REASONS
+from commwatch_collectors.node.gpu_xids import XIDS
+from commwatch_collectors.node.infiniband import EVENTS, HW_EVENTS
+from commwatch_collectors.node.nics import LINK_DOWNED
 from tests.helpers import commwatch, idle_services, needs
 
 TREE = Path(__file__).parents[1]
 DOCS = TREE / "docs"
-RUNBOOK = TREE / "alerts" / "runbook.md"
+RUNBOOK = TREE / "alerts" / "commwatch_alerts" / "runbook.md"
 DOCUMENTS = (
     *DOCS.glob("*.md"),
     *TREE.glob("*.md"),
@@ -245,7 +245,9 @@ def test_every_panel() -> None:
     """Every panel of the dashboards is in docs/dashboards.md with its row, in order, and no other is."""
     made = []
     for name in ("cluster", "job", "node"):
-        for panel in json.loads((TREE / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))["panels"]:
+        for panel in json.loads(
+            (TREE / "dashboards" / "commwatch_dashboards" / f"{name}.json").read_text(encoding="utf-8")
+        )["panels"]:
             if panel["type"] == "row":
                 made.append([name.capitalize(), panel["title"], ""])
             else:
@@ -265,6 +267,24 @@ def test_promises_name_their_tests() -> None:
             assert (TREE / path).is_file(), path
         for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
             assert name + suffix in known if suffix else f"def {name}(" in functions, name
+
+
+def test_paths() -> None:
+    """Each path of the repository that a document names is there."""
+    found = {
+        (document.name, path)
+        for document in (
+            *DOCS.glob("*.md"),
+            *(TREE / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
+        )
+        for path in re.findall(
+            r"(?<![\w/.-])((?:agent|collectors|alerts|dashboards|tests|bench|deploy|examples)/[\w*-][\w/.*-]*\w)",
+            document.read_text(encoding="utf-8"),
+        )
+    }
+    assert len(found) > 100
+    found.remove(("CONTRIBUTING.md", "tests/data"))  # of another repository
+    assert {each for each in found if not list(TREE.glob(each[1].replace("NAME", "*")))} == set()
 
 
 def test_messages_of_troubleshooting() -> None:

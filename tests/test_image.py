@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.deploy.kubernetes import Site
+from commwatch_agent.deploy.kubernetes import Site
 from tests.helpers import agent, clean_env, needs
 from tests.test_packaging import TREE, environment, listed
 

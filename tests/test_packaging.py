@@ -16,7 +16,13 @@ import pytest
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 TREE = Path(__file__).parents[1]
-FOLDERS = {"agent": "commwatch", **{name: f"commwatch/{name}" for name in ("collectors", "alerts", "dashboards")}}
+#: Folder of the tree -> the packages in it.
+PACKAGES = {
+    "collectors": ("commwatch", "commwatch_collectors"),
+    "agent": ("commwatch_agent",),
+    "alerts": ("commwatch_alerts",),
+    "dashboards": ("commwatch_dashboards",),
+}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -69,19 +75,15 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
-    """Every module and data file of the four folders is in the wheel, and nothing beside the one package."""
+    """Every file of the packages is in the wheel under the name that it is imported by, and nothing beside them."""
     inside = set(zipfile.ZipFile(built[1]).namelist())
-    shipped = (".py", ".json", ".md", ".yaml", ".yml", ".css", ".html", ".js", ".cpp", ".h", ".service", ".sh")
-    expected = {
-        f"{FOLDERS[folder]}/{rest}"
-        for folder, _, rest in (name.partition("/") for name in listed())
-        if folder in FOLDERS and rest.endswith(shipped)
-    }
-    assert len(expected) > 30
-    assert expected <= inside, expected - inside
-    assert "commwatch/py.typed" in inside
-    tops = {name.partition("/")[0] for name in inside}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"commwatch"}
+    split = (name.partition("/") for name in listed())
+    expected = {rest for folder, _, rest in split if rest.partition("/")[0] in PACKAGES.get(folder, ())}
+    assert len(expected) > 400
+    assert {name for name in inside if ".dist-info/" not in name} == expected
+    assert {name.partition("/")[0] for name in expected if name.endswith("/py.typed")} == set().union(
+        *PACKAGES.values()
+    )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in inside)
 
 
@@ -90,11 +92,8 @@ def test_sdist_has_what_a_build_needs(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames() if name.count("/")}
     known = set(listed())
-    assert {
-        name for name in known if name.startswith(("agent/", "collectors/", "tests/", "docs/", "examples/", "deploy/"))
-    } <= inside
-    made = {name for name in inside - known if "." in Path(name).name and not name.startswith("commwatch.egg-info")}
-    assert made <= {"PKG-INFO", "setup.cfg"}
+    assert {name for name in known if name.startswith((*PACKAGES, "tests/", "docs/", "examples/", "deploy/"))} <= inside
+    assert inside - known == {"PKG-INFO"}
 
 
 def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
             installed,
             "-c",
             "import importlib.util, json; print(json.dumps({name: importlib.util.find_spec(name) is not None "
-            "for name in ('torch', 'numpy', 'agent', 'collectors', 'alerts', 'dashboards', 'tests', 'commwatch')}))",
+            "for name in ('torch', 'numpy', 'agent', 'collectors', 'alerts', 'dashboards', 'tests', 'bench', 'commwatch')}))",
             cwd=tmp_path,
         )
     )
@@ -142,7 +141,7 @@ def test_import_is_light() -> None:
 
 def test_idle_agent_imports_no_numpy() -> None:
     """An agent that has read no records pays no memory for numpy."""
-    code = "import sys, commwatch.daemon; print('numpy' in sys.modules)"
+    code = "import sys, commwatch_agent.daemon; print('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -152,9 +151,9 @@ def test_counting_imports_no_masked_arrays(tmp_path: Path) -> None:
         import sys, threading, time
         from pathlib import Path
         from bench.synthetic import Rank
-        from commwatch.history.store import Writer
-        from commwatch.ingest.intake import Intake
-        from commwatch.ingest.jobs import Aggregate
+        from commwatch_agent.history.store import Writer
+        from commwatch_agent.ingest.intake import Intake
+        from commwatch_agent.ingest.jobs import Aggregate
         at, directory = time.monotonic_ns(), Path({str(tmp_path)!r})
         ranks = [Rank(directory / "rings", rank, at, 2000) for rank in range(8)]
         intake = Intake(directory / "rings", Aggregate(), Writer(directory / "history.sqlite"), threading.RLock())
@@ -170,7 +169,7 @@ def test_counting_imports_no_masked_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("-c", "import commwatch.commands.run, commwatch.daemon"), ("-m", "commwatch", "--help")]
+    "words", [("-c", "import commwatch_agent.commands.run, commwatch_agent.daemon"), ("-m", "commwatch", "--help")]
 )
 def test_only_top_imports_rich(words: tuple[str, ...]) -> None:
     """What runs beside a job, and the help, do not pay for the import of rich."""
@@ -182,26 +181,47 @@ def test_only_top_imports_rich(words: tuple[str, ...]) -> None:
 
 def test_settings_are_light() -> None:
     """Reading settings without receivers brings in no pydantic, so commands that need none start quickly."""
-    code = "import sys, commwatch.config; commwatch.config.load({'HOME': '/'}); print('pydantic' in sys.modules)"
+    code = "import sys, commwatch_agent.config; commwatch_agent.config.load({'HOME': '/'}); print('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_run_is_light() -> None:
     """`commwatch run` begins without pydantic, so that the job starts quickly."""
-    code = "import sys, commwatch.cli, commwatch.commands.run; print('pydantic' in sys.modules)"
+    code = "import sys, commwatch_agent.cli, commwatch_agent.commands.run; print('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_editable_install(copy: Path, tmp_path: Path) -> None:
-    """A strict editable install of the copy imports, from the copy, and edits are seen."""
-    flags = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
-    python = environment(tmp_path / "venv", *flags, copy)
-    place = run(python, "-c", "import commwatch.cli, os; print(os.path.realpath(commwatch.cli.__file__))", cwd=tmp_path)
-    assert Path(place.strip()) == (copy / "agent" / "cli" / "__init__.py").resolve()
-    assert (
-        run(python, "-c", "import commwatch.collectors.wire.ring, commwatch.alerts, commwatch.dashboards", cwd=tmp_path)
-        == ""
-    )
-    version = copy / "agent" / "__init__.py"
-    version.write_text(version.read_text() + "\nEDITED = True\n")
-    assert run(python, "-c", "import commwatch; print(commwatch.EDITED)", cwd=tmp_path) == "True\n"
+    """A new module of each package is imported at once in an editable environment, and an edit is seen."""
+    python = environment(tmp_path / "venv", "--no-deps", "--editable", copy)
+    folders = {package: copy / folder / package for folder, packages in PACKAGES.items() for package in packages}
+    for folder in folders.values():
+        (folder / "new_module.py").write_text("WHERE = __file__\n")
+        with (folder / "__init__.py").open("a") as file:
+            file.write("\nEDITED = True\n")
+    try:
+        for package, folder in folders.items():
+            code = f"import {package}, {package}.new_module as new; print({package}.EDITED, new.WHERE)"
+            assert run(python, "-c", code, cwd=tmp_path) == f"True {folder / 'new_module.py'}\n"
+    finally:
+        for folder in folders.values():
+            (folder / "new_module.py").unlink()
+    (path,) = (tmp_path / "venv").glob("lib/python*/site-packages/*commwatch*.pth")
+    assert sorted(path.read_text().split()) == sorted(str(copy / folder) for folder in PACKAGES)
+
+
+def test_import_without_anything(installed: Path, tmp_path: Path) -> None:
+    """Where there is nothing but Python, `import commwatch` and its queries import the standard library and themselves."""
+    run(installed, "-m", "commwatch", "probe", "install", tmp_path / "probe", cwd=tmp_path)
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare", cwd=tmp_path)
+    code = f"""if True:
+        import sys
+        before = set(sys.modules)
+        sys.path.insert(0, {str(tmp_path / "probe")!r})
+        import commwatch
+        light = set(sys.modules) - before
+        commwatch.summary(), commwatch.Client("node:1")
+        print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names)))
+        print(*sorted(name for name in light if name not in sys.stdlib_module_names))
+    """
+    assert run(tmp_path / "bare" / "bin" / "python", "-c", code, cwd=tmp_path) == "commwatch\ncommwatch\n"

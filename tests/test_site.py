@@ -49,7 +49,9 @@ def test_every_document_is_a_page(site: Path) -> None:
     """Every file of docs, the README, the runbook and the changelog is a page, and the search has it."""
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     names = [path.stem for path in (TREE / "docs").glob("*.md")]
-    names += [f"repository/{name}" for name in ("alerts/runbook", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+    names += [
+        f"repository/{name}" for name in ("alerts/commwatch_alerts/runbook", "CHANGELOG", "CONTRIBUTING", "SECURITY")
+    ]
     for name in names:
         assert (site / name / "index.html").is_file(), name
         assert f'"location":"{name}/"' in index, name
@@ -103,15 +105,15 @@ def test_missing_page_is_an_error(tmp_path: Path) -> None:
 
 def test_links_of_the_site() -> None:
     """Links between files inside and outside ``docs`` are right from where the site has the files."""
-    text = "[a](../alerts/runbook.md#x) [b](metrics.md) [c](https://example.com) [d](#y) ![e](images/e.png) [f](../README.md#z)"
+    text = "[a](../alerts/commwatch_alerts/runbook.md#x) [b](metrics.md) [c](https://example.com) [d](#y) ![e](images/e.png) [f](../README.md#z)"
     assert rewritten(text, "docs/alerts.md") == (
-        "[a](repository/alerts/runbook.md#x) [b](metrics.md) [c](https://example.com) [d](#y) ![e](images/e.png) [f](index.md#z)"
+        "[a](repository/alerts/commwatch_alerts/runbook.md#x) [b](metrics.md) [c](https://example.com) [d](#y) ![e](images/e.png) [f](index.md#z)"
     )
     assert (
         rewritten("[a](docs/api.md#b) [c](CHANGELOG.md)", "README.md") == "[a](api.md#b) [c](repository/CHANGELOG.md)"
     )
     assert rewritten("[a](../docs/api.md)", "bench/README.md") == "[a](../../api.md)"
-    for path in ("README.md", "docs/api.md", "alerts/runbook.md"):
+    for path in ("README.md", "docs/api.md", "alerts/commwatch_alerts/runbook.md"):
         assert in_repository(in_site(path)) == path
 
 

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.node.process import Usage
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.core.cells import SLOT_NS
-from commwatch.core.names_file import _MOST_PEERS, _MOST_SUMS
-from commwatch.history.store import Writer
-from commwatch.ingest.batches import Batch, ingest, ingest_records
-from commwatch.ingest.intake import MOST_RINGS
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.ingest.rings.source import Source
-from commwatch.ingest.tables.weights import ALL_BYTES, MOST_ENDED
-from commwatch.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.core.names_file import _MOST_PEERS, _MOST_SUMS
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
+from commwatch_agent.ingest.intake import MOST_RINGS
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.ingest.rings.source import Source
+from commwatch_agent.ingest.tables.weights import ALL_BYTES, MOST_ENDED
+from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch_collectors.node.process import Usage
 from tests.helpers import EPOCH_NS, MS, group_entry, identity, mark, operation, packed, write_ring
 
 MOST_BYTES = 512_000_000

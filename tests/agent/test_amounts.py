@@ -14,29 +14,29 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis import flight_recorder_analysis
-from commwatch.analysis.pipelines import directions
-from commwatch.collectors.nccl import ras
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.evidence import Log
-from commwatch.collectors.nccl.text import Process, parse_line
-from commwatch.collectors.node import flight_recorder
-from commwatch.collectors.wire import bounded, ring_reader
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.core.cells import OTHER
-from commwatch.core.intervals import Intervals
-from commwatch.core.sketch import Packed
-from commwatch.history import chunks, operations
-from commwatch.history.chunks import Damaged
-from commwatch.history.history import History
-from commwatch.ingest import optimizer_rounds, rank_totals, step_accounting
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.optimizer_rounds import EachPass, Mark
-from commwatch.ingest.rank_totals import LAST_NS, RankTotals
-from commwatch.ingest.step_accounting import StepAccounting
-from commwatch.ingest.steps import EXPLICIT, StepTracker
-from commwatch.ingest.tables import side_tables
+from commwatch.wire import bounded, ring_reader
+from commwatch.wire import events as ev
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis import flight_recorder_analysis
+from commwatch_agent.analysis.pipelines import directions
+from commwatch_agent.core.cells import OTHER
+from commwatch_agent.core.intervals import Intervals
+from commwatch_agent.core.sketch import Packed
+from commwatch_agent.history import chunks, operations
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.history import History
+from commwatch_agent.ingest import optimizer_rounds, rank_totals, step_accounting
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.optimizer_rounds import EachPass, Mark
+from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
+from commwatch_agent.ingest.step_accounting import StepAccounting
+from commwatch_agent.ingest.steps import EXPLICIT, StepTracker
+from commwatch_agent.ingest.tables import side_tables
+from commwatch_collectors.nccl import ras
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.evidence import Log
+from commwatch_collectors.nccl.text import Process, parse_line
+from commwatch_collectors.node import flight_recorder
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from commwatch.alerting.evaluation import Alerting, Plan
-from commwatch.alerts.book import Book
-from commwatch.alerts.model import Rule
-from commwatch.core.cells import SLOT_NS
-from commwatch.history.history import History
+from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.history.history import History
+from commwatch_alerts.book import Book
+from commwatch_alerts.model import Rule
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation
 
 HOUR_NS = 3600 * 1000 * MS

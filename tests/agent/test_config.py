@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.config import Config, load
-from commwatch.config_checks import ConfigError
-from commwatch.core.addresses import hosts_and_ports
-from commwatch.runtime.run_lock import place_of_alerts
+from commwatch.wire.addresses import hosts_and_ports
+from commwatch_agent.config import Config, load
+from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.runtime.run_lock import place_of_alerts
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"

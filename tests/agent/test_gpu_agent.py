@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.commands.doctor import Check, examine
-from commwatch.config import load
+from commwatch_agent.commands.doctor import Check, examine
+from commwatch_agent.config import load
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import MS, RunningAgent, Trainer, agent, clean_env, group_entry, identity, mark, operation, wait_for

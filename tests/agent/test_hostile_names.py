@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.cli import command_line
+from commwatch_agent.cli import command_line
 from tests.helpers import (
     MS,
     RunningAgent,

@@ -17,15 +17,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from commwatch.alerts.catalogue import read, shipped
-from commwatch.alerts.export import prometheus as exported
-from commwatch.alerts.outbox import Batch, Policy
-from commwatch.alerts.receivers import payload
-from commwatch.alerts.receivers.hooks import slack
-from commwatch.alerts.receivers.mail import Mail
-from commwatch.alerts.text import render
-from commwatch.history.operations import Operation
-from commwatch.server.history_queries import csv_table
+from commwatch_agent.history.operations import Operation
+from commwatch_agent.server.history_queries import csv_table
+from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.export import prometheus as exported
+from commwatch_alerts.outbox import Batch, Policy
+from commwatch_alerts.receivers import payload
+from commwatch_alerts.receivers.hooks import slack
+from commwatch_alerts.receivers.mail import Mail
+from commwatch_alerts.text import render
 from tests.agent.test_hostile_names import EVIL
 from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, operation, wait_for
 from tests.receivers import NOON, alert

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.ring import RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_job_wide import command_of_all, of_all, states, whole
 from tests.chrome_trace import Slice, parsed, read

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch.config import load
-from commwatch.daemon import Daemon
-from commwatch.ingest.processes import Processes
-from commwatch.prometheus.exporter import Exporter
-from commwatch.reference.references import References
-from commwatch.watchers import profiles
+from commwatch_agent.config import load
+from commwatch_agent.daemon import Daemon
+from commwatch_agent.ingest.processes import Processes
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.reference.references import References
+from commwatch_agent.watchers import profiles
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, operation, wait_for
 
 

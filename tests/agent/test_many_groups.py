@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch.analysis import live_ranks
-from commwatch.core.cells import LATEST_KNOWN, MOST_APART, OTHER
-from commwatch.history.history import History
-from commwatch.prometheus.exporter import MOST_GROUP_IDS, Exporter
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER
+from commwatch_agent.history.history import History
+from commwatch_agent.prometheus.exporter import MOST_GROUP_IDS, Exporter
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation
 
 GROUPS, RANKS = 10_000, 2

@@ -14,18 +14,18 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.core.cells import SLOT_NS, Cell, CellKey, StepRecord
-from commwatch.core.sketch import bin_of
-from commwatch.history.history import History
-from commwatch.history.operations import Operation
-from commwatch.history.store import Writer
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.ingest.step_accounting import StepTotals
-from commwatch.ingest.stragglers import MOST_BINS, LateWindow
-from commwatch.server.web import application
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
+from commwatch_agent.core.sketch import bin_of
+from commwatch_agent.history.history import History
+from commwatch_agent.history.operations import Operation
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.ingest.step_accounting import StepTotals
+from commwatch_agent.ingest.stragglers import MOST_BINS, LateWindow
+from commwatch_agent.server.web import application
 from tests.helpers import (
     EPOCH_NS,
     MS,

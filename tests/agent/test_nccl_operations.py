@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.advice_input import nccl_choices
-from commwatch.analysis.nccl_operations import nccl_operations, slow_choices
-from commwatch.collectors.probe.native.library import PLUGIN
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import MOST_KINDS
-from commwatch.core.nccl_views import NcclOperations
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.report import report
+from commwatch.probe.native.library import PLUGIN
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.advice_input import nccl_choices
+from commwatch_agent.analysis.nccl_operations import nccl_operations, slow_choices
+from commwatch_agent.core.cells import MOST_KINDS
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
 from tests.agent.prometheus.test_metrics import samples
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, packed

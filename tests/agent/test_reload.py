@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import pytest
 
-from commwatch.config import Config
-from commwatch.reload import change
-from commwatch.runtime.sd_notify import READY, RELOADING
+from commwatch_agent.config import Config
+from commwatch_agent.reload import change
+from commwatch_agent.runtime.sd_notify import READY, RELOADING
 from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring

@@ -6,16 +6,16 @@ import struct
 import time
 from pathlib import Path
 
-from commwatch.analysis import live_ranks
-from commwatch.analysis.rank_state import shedding
-from commwatch.collectors.probe.governor import COUNTERS, FULL, SAMPLING
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.core.shares import Room
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate, Job
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.modes import COUNTERS, FULL, SAMPLING
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.rank_state import shedding
+from commwatch_agent.core.shares import Room
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
 S = 1000 * MS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import ring
+from commwatch.wire import ring
 from tests.helpers import Trainer, agent, commwatch, group_entry, identity, operation, stored_records, wait_for
 
 COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.cli.query import table
-from commwatch.core.terminal_text import width
+from commwatch_agent.cli.query import table
+from commwatch_agent.core.terminal_text import width
 from tests.helpers import (
     MS,
     RunningAgent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from commwatch.alerts.catalogue import shipped
+from commwatch_alerts.catalogue import shipped
 
 
 def impatient() -> str:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commwatch.alerts.catalogue import Catalogue, read, shipped
-from commwatch.alerts.export import RUNBOOK_URL, prometheus, runbook
-from commwatch.alerts.model import Rule
-from commwatch.alerts.text import render
+from commwatch_alerts.catalogue import Catalogue, read, shipped
+from commwatch_alerts.export import RUNBOOK_URL, prometheus, runbook
+from commwatch_alerts.model import Rule
+from commwatch_alerts.text import render
 from tests.alerts.cases import EVERY_S, Case
 from tests.helpers import needs
 

@@ -13,10 +13,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from commwatch.alerts.evaluator import Evaluator
-from commwatch.alerts.model import FIRING, PENDING, Record, Rule
-from commwatch.alerts.promql import EvaluationError, Expression, Moment
-from commwatch.alerts.series import NAME, Labels, Samples, Vector, labels_of
+from commwatch_alerts.evaluator import Evaluator
+from commwatch_alerts.model import FIRING, PENDING, Record, Rule
+from commwatch_alerts.promql import EvaluationError, Expression, Moment
+from commwatch_alerts.series import NAME, Labels, Samples, Vector, labels_of
 from tests.prometheus import Prometheus
 
 #: A series as PromQL writes it to its samples, one an interval; ``None``: it is not there.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerting.alert_rules import labels_by_series
-from commwatch.alerts.catalogue import Catalogue, read, shipped
-from commwatch.alerts.evaluator import Evaluator
-from commwatch.alerts.model import FIRING
-from commwatch.alerts.series import Samples
+from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_alerts.catalogue import Catalogue, read, shipped
+from commwatch_alerts.evaluator import Evaluator
+from commwatch_alerts.model import FIRING
+from commwatch_alerts.series import Samples
 from tests.alerts.cases import CASES, THRESHOLDS
 from tests.alerts.recorded import Recorded, agree, rounds
 from tests.helpers import needs

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerts.book import MOST_PAST, PAST_S, REFRESH_S, Book, Kept, as_json, from_json, with_past
-from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert
+from commwatch_alerts.book import MOST_PAST, PAST_S, REFRESH_S, Book, Kept, as_json, from_json, with_past
+from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
 
 NOTHING: dict[str, Any] = {"seen_at": None, "active": []}
 LABELS, TEXTS = {"alertname": "High", "rank": "0"}, {"summary": "é\n"}

@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.alerting.alert_rules import labels_by_series
-from commwatch.alerts import catalogue
-from commwatch.alerts.catalogue import CatalogueError, read, shipped
-from commwatch.alerts.check import check
-from commwatch.alerts.export import kubernetes, prometheus
+from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_alerts import catalogue
+from commwatch_alerts.catalogue import CatalogueError, read, shipped
+from commwatch_alerts.check import check
+from commwatch_alerts.export import kubernetes, prometheus
 from tests.helpers import examples
 
 LIST = """

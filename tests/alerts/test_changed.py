@@ -6,12 +6,12 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from commwatch.alerts.delivery import Delivery
-from commwatch.alerts.evaluator import LEAST_WARM_S, Evaluator
-from commwatch.alerts.kept import KeptFile
-from commwatch.alerts.model import FIRING, RESOLVED, Record, Rule
-from commwatch.alerts.outbox import Batch
-from commwatch.alerts.series import Samples
+from commwatch_alerts.delivery import Delivery
+from commwatch_alerts.evaluator import LEAST_WARM_S, Evaluator
+from commwatch_alerts.kept import KeptFile
+from commwatch_alerts.model import FIRING, RESOLVED, Record, Rule
+from commwatch_alerts.outbox import Batch
+from commwatch_alerts.series import Samples
 from tests.alerts.recorded import INTERVAL_S
 from tests.alerts.test_delivery import ended
 from tests.alerts.test_delivery_after_restart import Ears

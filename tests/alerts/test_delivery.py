@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from commwatch.alerts.delivery import Delivered, Delivery, Retry
-from commwatch.alerts.model import FIRING, RESOLVED, Alert
-from commwatch.alerts.outbox import Batch, Policy
-from commwatch.alerts.receivers.hooks import Webhook
-from commwatch.alerts.receivers.sending import CannotSend, Receiver
+from commwatch_alerts.delivery import Delivered, Delivery, Retry
+from commwatch_alerts.model import FIRING, RESOLVED, Alert
+from commwatch_alerts.outbox import Batch, Policy
+from commwatch_alerts.receivers.hooks import Webhook
+from commwatch_alerts.receivers.sending import CannotSend, Receiver
 from tests.helpers import PATIENCE_S, free_port, wait_for
 from tests.receivers import OK, Answer, Server, alert, raw, status
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.delivery import Delivery
-from commwatch.alerts.kept import KeptFile
-from commwatch.alerts.model import FIRING, RESOLVED, Alert
-from commwatch.alerts.outbox import Batch, Outbox, Policy
+from commwatch_alerts.delivery import Delivery
+from commwatch_alerts.kept import KeptFile
+from commwatch_alerts.model import FIRING, RESOLVED, Alert
+from commwatch_alerts.outbox import Batch, Outbox, Policy
 from tests.alerts.test_outbox import HOURS_4, OFTEN, ended, rounds, send_due, states
 from tests.helpers import PATIENCE_S, wait_for
 from tests.receivers import NOON, alert

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.evaluator import AWAY_S, LEAST_WARM_S, OUTAGE_S, Evaluator
-from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rule
-from commwatch.alerts.promql import UnsupportedExpression
-from commwatch.alerts.series import Samples
+from commwatch_alerts.evaluator import AWAY_S, LEAST_WARM_S, OUTAGE_S, Evaluator
+from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rule
+from commwatch_alerts.promql import UnsupportedExpression
+from commwatch_alerts.series import Samples
 from tests.alerts.recorded import INTERVAL_S, Recorded, agree, parsed
 from tests.helpers import needs
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.receivers.hooks import Webhook
-from commwatch.alerts.receivers.http import post
+from commwatch_alerts.receivers.hooks import Webhook
+from commwatch_alerts.receivers.http import post
 from tests.alerts.test_receivers import AGENT, PASSWORD, POLICY, batch, refusal
 from tests.receivers import NOON, Handler, Server, certificate, status
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from commwatch.alerting.alert_rules import labels_by_series
-from commwatch.alerts.catalogue import Catalogue, read, shipped
-from commwatch.alerts.check import check as check_list
-from commwatch.alerts.export import prometheus
-from commwatch.alerts.model import Rule
-from commwatch.alerts.text import to_go
+from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_alerts.catalogue import Catalogue, read, shipped
+from commwatch_alerts.check import check as check_list
+from commwatch_alerts.export import prometheus
+from commwatch_alerts.model import Rule
+from commwatch_alerts.text import to_go
 from tests.alerts.cases import CASES, MANY, RANK, THRESHOLDS, Case, gauge, series
 from tests.alerts.promtool import check, evaluate
 from tests.helpers import examples, needs
@@ -185,7 +185,7 @@ def test_any_template(tmp_path_factory: pytest.TempPathFactory, templates: list[
 def test_sample_configuration() -> None:
     """Alertmanager takes the configuration that we ship, and routes each severity to its receiver."""
     needs(shutil.which("amtool"), "amtool")
-    file = Path(__file__).parents[2] / "alerts" / "alertmanager.yml"
+    file = Path(__file__).parents[2] / "alerts" / "commwatch_alerts" / "alertmanager.yml"
 
     def amtool(*arguments: str | Path) -> str:
         done = subprocess.run(["amtool", *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerts.outbox import Batch
-from commwatch.alerts.receivers.mail import Mail
-from commwatch.alerts.receivers.sending import Secret
+from commwatch_alerts.outbox import Batch
+from commwatch_alerts.receivers.mail import Mail
+from commwatch_alerts.receivers.sending import Secret
 from tests.alerts.test_receivers import AGENT, PASSWORD, POLICY, batch, refusal
 from tests.helpers import free_port
 from tests.receivers import NOON, alert, certificate

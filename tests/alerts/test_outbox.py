@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert
-from commwatch.alerts.outbox import MOST_ALERTS, Batch, Outbox, Policy
+from commwatch_alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert
+from commwatch_alerts.outbox import MOST_ALERTS, Batch, Outbox, Policy
 from tests.receivers import alert
 
 HOURS_4 = 4 * 3600.0

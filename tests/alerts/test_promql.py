@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.alerts.promql import EvaluationError, Expression, Moment, UnsupportedExpression
-from commwatch.alerts.promql_functions import RANGE_FUNCTIONS
-from commwatch.alerts.series import MOST_SERIES, NAME, Labels, Samples, labels_of
+from commwatch_alerts.promql import EvaluationError, Expression, Moment, UnsupportedExpression
+from commwatch_alerts.promql_functions import RANGE_FUNCTIONS
+from commwatch_alerts.series import MOST_SERIES, NAME, Labels, Samples, labels_of
 from tests.alerts.recorded import ACCEPTS, BEGIN_S, STALE, asked, evaluated, parsed, push, rounds, same, with_ends
 from tests.helpers import examples
 from tests.prometheus import Prometheus, prometheus

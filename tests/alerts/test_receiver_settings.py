@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.alerts.outbox import Policy
-from commwatch.alerts.receivers.command import Command
-from commwatch.alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook
-from commwatch.alerts.receivers.mail import Mail
-from commwatch.alerts.receivers.sending import Secret
-from commwatch.alerts.receivers.settings import KEYS, BadReceiver, checked, receivers
-from commwatch.config import load
+from commwatch_agent.config import load
+from commwatch_alerts.outbox import Policy
+from commwatch_alerts.receivers.command import Command
+from commwatch_alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook
+from commwatch_alerts.receivers.mail import Mail
+from commwatch_alerts.receivers.sending import Secret
+from commwatch_alerts.receivers.settings import KEYS, BadReceiver, checked, receivers
 from tests.helpers import examples
 
 AGENT = "http://agent:9477"

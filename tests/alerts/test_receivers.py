@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerts.delivery import Delivery, Retry
-from commwatch.alerts.model import FIRING, RESOLVED, Alert
-from commwatch.alerts.outbox import Batch, Policy
-from commwatch.alerts.receivers import payload
-from commwatch.alerts.receivers.command import Command
-from commwatch.alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook, slack
-from commwatch.alerts.receivers.sending import CannotSend, Receiver, Secret, fingerprint, labels_of
+from commwatch_alerts.delivery import Delivery, Retry
+from commwatch_alerts.model import FIRING, RESOLVED, Alert
+from commwatch_alerts.outbox import Batch, Policy
+from commwatch_alerts.receivers import payload
+from commwatch_alerts.receivers.command import Command
+from commwatch_alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook, slack
+from commwatch_alerts.receivers.sending import CannotSend, Receiver, Secret, fingerprint, labels_of
 from tests.helpers import PATIENCE_S, free_port, wait_for
 from tests.receivers import NOON, Handler, Server, alert, alertmanager, status
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from commwatch.alerts.catalogue import read, shipped
-from commwatch.alerts.export import prometheus
+from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.export import prometheus
 from tests.alerts.promtool import promtool
 
 SHARE = "job_rank:commwatch_period_comm_share:"

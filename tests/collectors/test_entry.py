@@ -14,7 +14,7 @@ from tests.helpers import clean_env
 @pytest.mark.parametrize("missing", ["wire.identity", "wire.handlers", "probe.torch_collectives"])
 def test_incomplete_installation(missing: str, tmp_path: Path) -> None:
     """Where a module of ours is missing, torch is imported all the same, and one line says that the probe is not there."""
-    script = f"import sys; sys.modules['commwatch.collectors.{missing}'] = None; import torch; print('imported')"
+    script = f"import sys; sys.modules['commwatch.{missing}'] = None; import torch; print('imported')"
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280, check=False

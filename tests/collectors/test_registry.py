@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.registry import COLLECTORS, Collectors, Reading
-from commwatch.prometheus.metrics import METRICS
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_collectors.registry import COLLECTORS, Collectors, Reading
 
 MODULE = """
-from commwatch.collectors.registry import Reading
+from commwatch_collectors.registry import Reading
 
 class Fine:
     def collect(self):

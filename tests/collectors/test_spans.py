@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.spans import gaps, missing_ranks, ranks, spans
+from commwatch_collectors.spans import gaps, missing_ranks, ranks, spans
 
 
 @pytest.mark.parametrize(

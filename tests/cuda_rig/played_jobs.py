@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.node.flight_recorder import Dump, load
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
+from commwatch_collectors.node.flight_recorder import Dump, load
 from tests.cuda_rig.job import command_of, environment
 from tests.cuda_rig.traces import traced
 from tests.e2e.torchjob import RankRecords, read_rings

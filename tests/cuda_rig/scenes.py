@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from commwatch.collectors.probe.torch_proof import recorded
+from commwatch.probe.torch_proof import recorded
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 #: Cycles of a millisecond.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.cuda_rig.job import command_of, environment
 from tests.e2e.torchjob import read_rings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.agent.watchers.kernel_sweep import Kernel, sweep
 from tests.cuda_rig.played_jobs import Run, timed, wrong
 from tests.e2e.torchjob import digest

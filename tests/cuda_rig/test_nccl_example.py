@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.cuda_rig.nccl_sources import build_plugin
 from tests.cuda_rig.played_jobs import Run
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.probe.native.library import PLUGIN
-from commwatch.collectors.wire import events as ev
+from commwatch.probe.native.library import PLUGIN
+from commwatch.wire import events as ev
 from tests.cuda_rig.build import TREE
 from tests.cuda_rig.played_jobs import Played, Run, pairs, wrong
 from tests.e2e.torchjob import RankRecords

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.cuda_rig.build import package
 from tests.cuda_rig.played_jobs import Played, Run, pairs, wrong
 from tests.cuda_rig.test_nccl_plugin import LATE, ON, counted, of_foreign, undisturbed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "dashboards"
+FOLDER = Path(__file__).parents[2] / "dashboards" / "commwatch_dashboards"
 NAMES = ("cluster", "job", "node")
 Values = Mapping[str, str]
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from commwatch.collectors.registry import Reading
-from commwatch.dashboards.common import rank_map
-from commwatch.ingest.jobs import Aggregate
-from commwatch.prometheus.exporter import Exporter
-from commwatch.watchers.host import HostWatch
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.watchers.host import HostWatch
+from commwatch_collectors.registry import Reading
+from commwatch_dashboards.common import rank_map
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_nccl import lines
 from tests.alerts.promtool import exported

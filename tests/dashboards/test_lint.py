@@ -10,9 +10,9 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
-from commwatch.alerting.alert_rules import labels_by_series
-from commwatch.alerts.catalogue import read, shipped
-from commwatch.alerts.export import RUNBOOK_URL
+from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.export import RUNBOOK_URL
 from tests.dashboards.grafana import NAMES, label_values, load, panels, substituted, targets, variables
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.e2e.torchjob import RankRecords
 
 DTYPES = {

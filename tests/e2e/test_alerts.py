@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerts.model import FIRING, RESOLVED
+from commwatch_alerts.model import FIRING, RESOLVED
 from tests import prefork
 from tests.alerts.impatient import impatient
 from tests.e2e.hosts import Host

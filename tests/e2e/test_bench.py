@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.reference.references import load
+from commwatch_agent.reference.references import load
 from tests import prefork
 from tests.agent.test_config import one_line
 from tests.e2e.hosts import Host

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.e2e.torchjob import alone, digest, read_rings, results, run_job
 
 pytestmark = pytest.mark.usefixtures("hook")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.probe.governor import DEFAULT_BUDGET
+from commwatch.probe.governor import DEFAULT_BUDGET
 from tests import prefork
 from tests.e2e.torchjob import JOBS, digest, preforked, read_rings, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for

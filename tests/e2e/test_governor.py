@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.governor import is_sampled
-from commwatch.collectors.wire import events as ev
+from commwatch.probe.governor import is_sampled
+from commwatch.wire import events as ev
 from tests.e2e.torchjob import JOBS, RankRecords, preforked, read_rings, results, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs, wait_for
 

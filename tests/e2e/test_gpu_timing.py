@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.e2e.torchjob import RankRecords, alone, built_for_torch, read_rings, results, said
 
 #: As in ``jobs/gpu_timing.py``.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.gpu import GpuPlace
+from commwatch_collectors.node.gpu import GpuPlace
 from tests.e2e.torchjob import digest, read_rings, run_job
 
 

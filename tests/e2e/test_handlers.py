@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire.ring_reader import RingReader
 from tests.e2e.torchjob import alone, alone_anew, read_rings, results
 from tests.helpers import free_port
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.ring_reader import RingReader
 from tests import prefork
 from tests.e2e.torchjob import (
     JOBS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.pipelines import pipelines
+from commwatch_agent.analysis.pipelines import pipelines
 from tests.e2e.torchjob import digest, run_job
 
 pytestmark = [

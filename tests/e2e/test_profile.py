@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.runtime.client import Keys, post
+from commwatch.api.client import Keys, post
 from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 

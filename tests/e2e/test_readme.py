@@ -135,7 +135,7 @@ def test_every_command(newcomer: Newcomer) -> None:
 def test_commands_of_readme() -> None:
     """README.md shows how to install, three commands of the page that the other test types, and what CI runs."""
     install, use, develop = blocks("README.md")
-    assert install == blocks("docs/tutorial.md")[0] == ["pip install ."]
+    assert install == blocks("docs/tutorial.md")[0] == ["uv tool install ."]
     assert len(use) == 3
     assert set(use) <= set(SAYS)
     targets = re.findall(r"^([a-z]+):", (TREE / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

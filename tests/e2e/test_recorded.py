@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.flight_recorder_analysis import conclude, take
-from commwatch.collectors.node.flight_recorder import load, unpickled
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis.flight_recorder_analysis import conclude, take
+from commwatch_collectors.node.flight_recorder import load, unpickled
 from tests.e2e.torchjob import run_job
 from tests.helpers import commwatch
 

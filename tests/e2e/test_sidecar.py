@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.deploy.probe_bundle import install
+from commwatch_agent.deploy.probe_folder import install
 from tests.bare import bare_python, opened
 from tests.e2e.torchjob import JOBS
 from tests.helpers import NOBODY, RunningAgent, clean_env, fetch, free_port, needs, wait_for

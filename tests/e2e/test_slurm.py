@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from commwatch.deploy.probe_bundle import install
+from commwatch_agent.deploy.probe_folder import install
 from tests.bare import bare_python
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, commwatch, fetch, free_port, wait_for

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.report.timeline_export import Window, export
+from commwatch.wire import events as ev
+from commwatch_agent.report.timeline_export import Window, export
 from tests.chrome_trace import parsed
 from tests.e2e.torchjob import RankRecords, digest, read_rings, run_job
 

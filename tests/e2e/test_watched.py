@@ -6,9 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire.announcement import answering
-from commwatch.collectors.wire.crossing import own
+from commwatch.wire.announcement import answering
+from commwatch.wire.crossing import own
+from commwatch_agent.analysis.queries import QueryService
 from tests.e2e.torchjob import torchrun
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.e2e.recorder import compare
 from tests.e2e.torchjob import RankRecords, read_rings, results, run_job
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.history.store import Writer
-from commwatch.ingest.intake import Intake
-from commwatch.ingest.jobs import Aggregate
+from commwatch.wire import events as ev
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest.intake import Intake
+from commwatch_agent.ingest.jobs import Aggregate
 from tests import prefork
 from tests.conftest import CACHE
 from tests.e2e.hosts import Host

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from commwatch.analysis.ended_operations import stragglers
-from commwatch.analysis.verdicts import Verdict, verdicts
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.core.views import GroupView, RankView
+from commwatch.wire import events as ev
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.analysis.ended_operations import stragglers
+from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.core.views import GroupView, RankView
 from tests.helpers import Watch, identity, write_ring
 
 #: The files that tests play.

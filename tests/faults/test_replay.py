@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
-from commwatch.analysis.queries import QueryService
-from commwatch.report.recorded_steps import model_of
-from commwatch.report.timeline_export import Window, own_trace
-from commwatch.whatif.replay import replay
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.report.recorded_steps import model_of
+from commwatch_agent.report.timeline_export import Window, own_trace
+from commwatch_agent.whatif.replay import replay
 from tests.faults.recorded import FOLDER, file_name, named
 from tests.faults.scenarios import SCENARIOS, Scenario
 

@@ -17,8 +17,8 @@ MALLORY, BOB = NOBODY, NOBODY - 1
 _BECOME = """
 import ctypes, encodings.ascii, encodings.idna, encodings.latin_1, fcntl, json, os, sys, time
 from pathlib import Path
-from commwatch.collectors.wire.announcement import announce, answering
-from commwatch.collectors.wire import crossing
+from commwatch.wire.announcement import announce, answering
+from commwatch.wire import crossing
 os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.chdir("/")
 """
 

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.kept import KeptFile
-from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire import profile_files as files
-from commwatch.collectors.wire.announcement import LOCK, answering, operators, requesters
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.config import load
-from commwatch.history.chunks import Damaged
-from commwatch.history.history import History
-from commwatch.history.job_exit import Exit, Exits, leave
-from commwatch.history.retention import MOST_EXITS
-from commwatch.history.store import begin
-from commwatch.ingest.jobs import Aggregate
-from commwatch.runtime.run_lock import CannotStart, lock_directory
-from commwatch.watchers.log_requests import LogRequest
-from commwatch.watchers.nccl import NcclLogs
-from commwatch.watchers.profiles import Profiles
+from commwatch.wire import crossing
+from commwatch.wire import profile_files as files
+from commwatch.wire.announcement import LOCK, answering, operators, requesters
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.config import load
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.history import History
+from commwatch_agent.history.job_exit import Exit, Exits, leave
+from commwatch_agent.history.retention import MOST_EXITS
+from commwatch_agent.history.store import begin
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.runtime.run_lock import CannotStart, lock_directory
+from commwatch_agent.watchers.log_requests import LogRequest
+from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.watchers.profiles import Profiles
+from commwatch_alerts.kept import KeptFile
 from tests.helpers import Trainer, agent, clean_env, commwatch, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.log_requests import LogRequest
-from commwatch.watchers.nccl import MOST_JOBS, NcclLogs
-from commwatch.watchers.stack_capture import flight_recorder, recorder, trainer_of
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers.inspector import Inspector
+from commwatch_agent.watchers.log_requests import LogRequest
+from commwatch_agent.watchers.nccl import MOST_JOBS, NcclLogs
+from commwatch_agent.watchers.stack_capture import flight_recorder, recorder, trainer_of
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 
@@ -46,8 +46,8 @@ def followed(run: Path, aggregate: Aggregate | None = None) -> tuple[list[str], 
 COUNTS = """
 import sys, threading
 from pathlib import Path
-from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.nccl import NcclLogs
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers.nccl import NcclLogs
 logs, counts = NcclLogs(Path(sys.argv[1]), Aggregate(), threading.RLock()), {"os.scandir": 0, "open": 0}
 logs.tick()
 def count(event, arguments):
@@ -245,7 +245,7 @@ def test_dump_of_another(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mark_of_the_probe(public: Path) -> None:
     """A trainer writes the sign that its probe is loaded into a file of its own user or root's, not where another member has put a link or a file."""
-    from commwatch.collectors.wire.identity import mark_probe, probe_mark
+    from commwatch.wire.identity import mark_probe, probe_mark
 
     run = shared(public / "run")
     shared(run / "probes", MALLORY)

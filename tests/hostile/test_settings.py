@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.outbox import Batch, Policy
-from commwatch.alerts.receivers.command import Command
-from commwatch.alerts.receivers.sending import CannotSend, Secret
-from commwatch.core.addresses import BadAddress
-from commwatch.runtime.agents import addresses
+from commwatch.wire.addresses import BadAddress
+from commwatch_agent.runtime.agents import addresses
+from commwatch_alerts.outbox import Batch, Policy
+from commwatch_alerts.receivers.command import Command
+from commwatch_alerts.receivers.sending import CannotSend, Secret
 from tests.helpers import clean_env, commwatch
 from tests.hostile.attacker import MALLORY
 from tests.receivers import alert

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.deploy.kubernetes import Site
+from commwatch_agent.deploy.kubernetes import Site
 from tests.e2e.torchjob import JOBS
 from tests.helpers import RunningAgent, clean_env, fetch, free_port, wait_for
 

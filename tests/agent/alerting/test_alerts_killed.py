@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from commwatch.alerts.model import FIRING, PENDING, RESOLVED
+from commwatch_alerts.model import FIRING, PENDING, RESOLVED
 from tests.helpers import RunningAgent, Trainer, clean_env, fetch, free_port, identity, wait_for
 from tests.receivers import Server
 
@@ -18,11 +18,11 @@ from tests.receivers import Server
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch.alerting.evaluation import Plan
-from commwatch.alerts import evaluator
-from commwatch.alerts.model import Rule
-from commwatch.config import load
-from commwatch.daemon import Daemon
+from commwatch_agent.alerting.evaluation import Plan
+from commwatch_alerts import evaluator
+from commwatch_alerts.model import Rule
+from commwatch_agent.config import load
+from commwatch_agent.daemon import Daemon
 evaluator.LEAST_WARM_S = 6.0
 rules = [
     Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", summary="a rank is here", description=""),

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerting.bundles import MOST_BYTES, MOST_KEPT, Evidence, Sections, Sources, bundle
-from commwatch.alerts.model import RESOLVED, Alert
-from commwatch.analysis.queries import QueryService
-from commwatch.history.opening import StoreError
+from commwatch_agent.alerting.bundles import MOST_BYTES, MOST_KEPT, Evidence, Sections, Sources, bundle
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.history.opening import StoreError
+from commwatch_alerts.model import RESOLVED, Alert
 from tests.helpers import needs, small_tmpfs
 from tests.receivers import NOON, alert
 

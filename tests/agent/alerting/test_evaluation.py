@@ -22,15 +22,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from commwatch.alerting.evaluation import Alerting, Plan
-from commwatch.alerts.book import Book
-from commwatch.alerts.evaluator import LEAST_WARM_S
-from commwatch.alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert, Record, Rule
-from commwatch.analysis.queries import QueryService
-from commwatch.config import load
-from commwatch.runtime.run_lock import place_of_alerts
-from commwatch.server.problems import answer_problems
-from commwatch.server.routes import alerts
+from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.config import load
+from commwatch_agent.runtime.run_lock import place_of_alerts
+from commwatch_agent.server.problems import answer_problems
+from commwatch_agent.server.routes import alerts
+from commwatch_alerts.book import Book
+from commwatch_alerts.evaluator import LEAST_WARM_S
+from commwatch_alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert, Record, Rule
 from tests.agent.prometheus.test_metrics import samples
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, idle_services, wait_for
 
@@ -231,10 +231,10 @@ def test_route_refuses(tmp_path: Path, query: str, named: str) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch.alerting.evaluation import Plan
-from commwatch.alerts.model import Rule
-from commwatch.config import load
-from commwatch.daemon import Daemon
+from commwatch_agent.alerting.evaluation import Plan
+from commwatch_alerts.model import Rule
+from commwatch_agent.config import load
+from commwatch_agent.daemon import Daemon
 rules = [
     Rule("Here", "commwatch_build_info == 1", 0, 0, "info", summary="an agent is here", description=""),
     Rule("Long", "commwatch_build_info == 1", 3600, 0, "warning", summary="an agent is here for long", description=""),

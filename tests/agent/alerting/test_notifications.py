@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from socket import gethostname
 
-from commwatch.alerting.notifications import address_of, delivery_of, readings
-from commwatch.collectors.registry import Reading
-from commwatch.config import load
+from commwatch_agent.alerting.notifications import address_of, delivery_of, readings
+from commwatch_agent.config import load
+from commwatch_collectors.registry import Reading
 from tests.helpers import PATIENCE_S, wait_for
 from tests.receivers import Server, alert
 

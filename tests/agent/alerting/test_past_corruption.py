@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerting.marks import corruption_of
-from commwatch.analysis.corruption import PastCorruption
-from commwatch.report import charts, report, report_page
+from commwatch_agent.alerting.marks import corruption_of
+from commwatch_agent.analysis.corruption import PastCorruption
+from commwatch_agent.report import charts, report, report_page
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
 FIRST, LATER = "corruption: the weights of rank 2 differ: <a>", "corruption: the result of rank 1 differs"

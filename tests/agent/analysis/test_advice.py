@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.advice import RULES, advice_on
-from commwatch.analysis.advice_facts import Facts, Kind
-from commwatch.analysis.gpu_nic_affinity import GpuNicPair
-from commwatch.analysis.network_advice import Network
-from commwatch.collectors.nccl.findings import Finding
-from commwatch.core.alpha_beta import Curve
-from commwatch.core.api_views import Advice
-from commwatch.core.host_views import Complaint
-from commwatch.core.nccl_views import NcclOperations
+from commwatch_agent.analysis.advice import RULES, advice_on
+from commwatch_agent.analysis.advice_facts import Facts, Kind
+from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.api_views import Advice
+from commwatch_agent.core.host_views import Complaint
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_collectors.nccl.findings import Finding
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
-from commwatch.analysis.verdicts import merged_groups
-from commwatch.core.api_views import Row
-from commwatch.core.views import GroupView, StepView
+from commwatch_agent.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
+from commwatch_agent.analysis.verdicts import merged_groups
+from commwatch_agent.core.api_views import Row
+from commwatch_agent.core.views import GroupView, StepView
 
 USUAL_S, LONG_S = 0.1, 1.1
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.analysis.ended_operations import (
+from commwatch.wire import events as ev
+from commwatch.wire.modes import COUNTERS
+from commwatch_agent.analysis.ended_operations import (
     MOST_PARTS,
     WINDOW_NS,
     RankParts,
@@ -17,14 +19,12 @@ from commwatch.analysis.ended_operations import (
     put_together,
     stragglers,
 )
-from commwatch.analysis.straggler_search import stragglers_in
-from commwatch.collectors.probe.governor import COUNTERS
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.collective_join import MOST_PENDING
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.ingest.stragglers import Late
+from commwatch_agent.analysis.straggler_search import stragglers_in
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.collective_join import MOST_PENDING
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.ingest.stragglers import Late
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 S = 1000 * MS

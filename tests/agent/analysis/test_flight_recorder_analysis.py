@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.flight_recorder_analysis import (
+from commwatch_agent.analysis.flight_recorder_analysis import (
     RankDump,
     conclude,
     last_operations,
@@ -19,7 +19,7 @@ from commwatch.analysis.flight_recorder_analysis import (
     take_all,
     text,
 )
-from commwatch.collectors.node.flight_recorder import BadDump, load
+from commwatch_collectors.node.flight_recorder import BadDump, load
 from tests.collectors.node.test_flight_recorder import BEGIN_NS, dump_of, entry, pending
 from tests.helpers import commwatch
 

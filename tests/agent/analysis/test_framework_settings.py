@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.advice import RULES, advice_on
-from commwatch.analysis.framework_settings import KNOBS, OTHER, REPLICATED, SHARDED, TENSOR, VALUES, role
+from commwatch_agent.analysis.advice import RULES, advice_on
+from commwatch_agent.analysis.framework_settings import KNOBS, OTHER, REPLICATED, SHARDED, TENSOR, VALUES, role
 from tests.agent.analysis.test_advice import CURVE, facts, kind
 
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from commwatch.analysis.advice_input import LAST_S, count, facts
-from commwatch.analysis.gpu_nic_affinity import for_traffic, places
-from commwatch.analysis.network_advice import Network
-from commwatch.core.host_views import GroupTraffic, HostView
-from commwatch.report import report
-from commwatch.report.job_advice import lately
+from commwatch_agent.analysis.advice_input import LAST_S, count, facts
+from commwatch_agent.analysis.gpu_nic_affinity import for_traffic, places
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.core.host_views import GroupTraffic, HostView
+from commwatch_agent.report import report
+from commwatch_agent.report.job_advice import lately
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import EPOCH_NS, MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
@@ -114,9 +114,9 @@ def test_late_onset(tmp_path: Path) -> None:
 
 def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job of more steps than are read, advice is about the steps and sums of the same time; tables, numbers and hours are of the whole job."""
-    monkeypatch.setattr("commwatch.analysis.advice_input.MOST_STEPS", 60)
+    monkeypatch.setattr("commwatch_agent.analysis.advice_input.MOST_STEPS", 60)
     monkeypatch.setattr(
-        "commwatch.analysis.advice_input.time", SimpleNamespace(time_ns=lambda: EPOCH_NS + 200_000 * MS)
+        "commwatch_agent.analysis.advice_input.time", SimpleNamespace(time_ns=lambda: EPOCH_NS + 200_000 * MS)
     )
     watch, group = Watch(tmp_path), group_entry(0, (0, 1), "data")
     rings = [write_ring(watch.rings, [mark(0, MS)], [group], rank=rank, world_size=2) for rank in (0, 1)]
@@ -210,7 +210,7 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
 
 def test_all_that_is_read_within_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If all steps that are read are within one slot of the history, the report has their median; advice, for which no sums fit, is left out."""
-    monkeypatch.setattr("commwatch.analysis.advice_input.MOST_STEPS", 40)
+    monkeypatch.setattr("commwatch_agent.analysis.advice_input.MOST_STEPS", 40)
     watch, marks = Watch(tmp_path), [mark(n, (1 + 100 * n) * MS) for n in range(81)]
     ring = write_ring(watch.rings, marks, [group_entry(0, (0, 1), "data")], world_size=2)
     watch.tick(9_000 * MS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, of_some, split
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.live_ranks import rank as view
-from commwatch.analysis.live_ranks import ranks
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
-from commwatch.server.node_now import node_now
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch_agent.analysis.live_ranks import rank as view
+from commwatch_agent.analysis.live_ranks import ranks
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
+from commwatch_agent.server.node_now import node_now
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 

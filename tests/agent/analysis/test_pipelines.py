@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.pipelines import are_pipeline, is_forward, pipelines
-from commwatch.history.operations import Operation
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
+from commwatch_agent.analysis.pipelines import are_pipeline, is_forward, pipelines
+from commwatch_agent.history.operations import Operation
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis import live_ranks
-from commwatch.analysis.verdicts import verdicts
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
-from commwatch.ingest.jobs import Aggregate, Job
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.prometheus.exporter import Exporter
-from commwatch.server.node_now import node_now
+from commwatch.wire import events as ev
+from commwatch.wire.ring import HEARTBEAT, RingWriter
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.verdicts import verdicts
+from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.server.node_now import node_now
 from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, mark, operation, write_ring
 
 S = 10**9

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.advice import advice_on
-from commwatch.analysis.advice_input import count, facts
-from commwatch.report.charts import figures, gather
+from commwatch_agent.analysis.advice import advice_on
+from commwatch_agent.analysis.advice_input import count, facts
+from commwatch_agent.report.charts import figures, gather
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1000 * MS

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.analysis.straggler_search import LEAST_NS, stragglers_in, waiting_least
-from commwatch.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
+from commwatch_agent.analysis.straggler_search import LEAST_NS, stragglers_in, waiting_least
+from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
 from tests.helpers import MS, examples
 
 S = 1000 * MS
@@ -223,7 +223,7 @@ some_late = st.dictionaries(st.integers(0, 4), st.just(0) | st.integers(0, 1 << 
 def test_window(added: list[tuple[int, dict[int, int]]], now: int) -> None:
     """The window has the sums of each rank by bin, in order, of the latest bins to come; ranks may come later, and bins again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("commwatch.ingest.stragglers.MOST_BINS", 5)
+        patch.setattr("commwatch_agent.ingest.stragglers.MOST_BINS", 5)
         window, plain = LateWindow(), dict[int, dict[int, int]]()
         for number, late_ns in added:
             window.add(number * BIN_NS, late_ns)

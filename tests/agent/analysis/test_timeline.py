@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from commwatch.analysis.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, bars, timeline
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.events import Record
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch.wire.events import Record
+from commwatch_agent.analysis.timeline import (
+    LEAST_OF_RANK,
+    LONGEST_NS,
+    MOST_BARS,
+    Bar,
+    Pending,
+    Timeline,
+    bars,
+    timeline,
+)
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
-from commwatch.core.host_views import TrafficView
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
+from commwatch_agent.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
+from commwatch_agent.core.host_views import TrafficView
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, operation, packed
 
 S = 1000 * MS
@@ -89,7 +89,7 @@ def test_messages_to_ranks_elsewhere() -> None:
 
 def test_untimed_operations_count() -> None:
     """Bytes are sent whether the duration is known or not: on CUDA it is not, by default."""
-    from commwatch.collectors.wire import events as ev
+    from commwatch.wire import events as ev
 
     assert sent(node((0,), (0, 1), one(flags=ev.UNTIMED, timing=ev.BY_NONE))) == MB
 

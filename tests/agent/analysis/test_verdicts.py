@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.ended_operations import Disagreement
-from commwatch.analysis.verdicts import (
+from commwatch_agent.analysis.ended_operations import Disagreement
+from commwatch_agent.analysis.verdicts import (
     Verdict,
     combined,
     disagreement,
@@ -18,9 +18,9 @@ from commwatch.analysis.verdicts import (
     verdicts,
     waited_for,
 )
-from commwatch.analysis.wait_graph import HANG_S
-from commwatch.core.views import Failed, GroupView, InFlight, RankView
-from commwatch.ingest.stragglers import Late
+from commwatch_agent.analysis.wait_graph import HANG_S
+from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
+from commwatch_agent.ingest.stragglers import Late
 
 S = 1_000_000_000
 WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)

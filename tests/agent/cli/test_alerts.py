@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commwatch.alerting.alert_rules import catalogue
-from commwatch.alerts.catalogue import shipped
-from commwatch.config import load
-from commwatch.config_checks import ConfigError
+from commwatch_agent.alerting.alert_rules import catalogue
+from commwatch_agent.config import load
+from commwatch_agent.config_checks import ConfigError
+from commwatch_alerts.catalogue import shipped
 from tests.agent.test_config import one_line
 from tests.alerts.promtool import check
 from tests.helpers import clean_env, commwatch

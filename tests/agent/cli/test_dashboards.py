@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commwatch.dashboards.export import NAMES
+from commwatch_dashboards.export import NAMES
 from tests.dashboards.grafana import FOLDER
 from tests.helpers import commwatch
 

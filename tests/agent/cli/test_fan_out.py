@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.commands.diagnose import ask
-from commwatch.nodes.merging import conclude
+from commwatch_agent.commands.diagnose import ask
+from commwatch_agent.nodes.merging import conclude
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 
@@ -105,8 +105,8 @@ def answers_of(directory: Path) -> dict[str, bytes]:
 
 def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of agents that refuse, hang, or trickle headers without end each is named with its reason; all others are heard in time."""
-    monkeypatch.setattr("commwatch.runtime.client._TIMEOUT_S", 2.0)
-    monkeypatch.setattr("commwatch.runtime.client.TOGETHER_S", 15.0)
+    monkeypatch.setattr("commwatch.api.client._TIMEOUT_S", 2.0)
+    monkeypatch.setattr("commwatch.api.client.TOGETHER_S", 15.0)
     answers = answers_of(tmp_path)
     with ExitStack() as stack:
         good = [stack.enter_context(recorded(answers, rank)) for rank in range(HEALTHY)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch.config import Config, load
-from commwatch.config_checks import ConfigError
-from commwatch.prometheus.exporter import Exporter
+from commwatch_agent.config import Config, load
+from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.prometheus.exporter import Exporter
 from tests.helpers import Watch, clean_env, commwatch, write_ring
 
 EVERYTHING = """

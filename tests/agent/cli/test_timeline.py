@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.report.chrome_trace import pid_of
+from commwatch_agent.report.chrome_trace import pid_of
 from tests.agent.server.routes.test_jobs import populated
 from tests.agent.test_config import one_line
 from tests.chrome_trace import Trace, parsed, read

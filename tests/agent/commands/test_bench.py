@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from commwatch.commands.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, keep, wanted
-from commwatch.commands.bench_tables import Growing, compared, curves, note, table
-from commwatch.reference.references import Measured, load
+from commwatch_agent.commands.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, keep, wanted
+from commwatch_agent.commands.bench_tables import Growing, compared, curves, note, table
+from commwatch_agent.reference.references import Measured, load
 
-sweep: Any = importlib.import_module("commwatch.collectors.probe.torch_sweep")
+sweep: Any = importlib.import_module("commwatch.probe.torch_sweep")
 
 
 def sizes(low: str, high: str, factor: float) -> list[int]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.wire import events as ev
-from commwatch.commands.diagnose import CannotDiagnose, ask, text
-from commwatch.nodes.merging import Seen, conclude
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.commands.diagnose import CannotDiagnose, ask, text
+from commwatch_agent.nodes.merging import Seen, conclude
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
@@ -57,7 +57,7 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
 
 def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends its answer byte by byte without end delays a query no longer than a silent one."""
-    monkeypatch.setattr("commwatch.runtime.client._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("commwatch.api.client._TIMEOUT_S", 0.5)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -81,7 +81,7 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends without end does not fill the memory: its connection is closed, and it is named."""
-    monkeypatch.setattr("commwatch.runtime.client._MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("commwatch.api.client._MOST_BYTES", 1 << 16)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pour() -> None:

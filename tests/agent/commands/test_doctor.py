@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.traffic import NOT_COUNTED
-from commwatch.commands.doctor import Check, _cost, _witnesses, examine, network_checks
-from commwatch.config import load
+from commwatch_agent.analysis.traffic import NOT_COUNTED
+from commwatch_agent.commands.doctor import Check, _cost, _witnesses, examine, network_checks
+from commwatch_agent.config import load
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import (

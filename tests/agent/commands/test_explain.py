@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.facts import Via
-from commwatch.commands.explain import read
+from commwatch_agent.commands.explain import read
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.facts import Via
 from tests.helpers import PATIENCE_S, clean_env, commwatch
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from commwatch import __version__
-from commwatch.cli import doctor
-from commwatch.collectors.node.gpu import Gpu, Measured
-from commwatch.collectors.wire import events as ev
-from commwatch.commands import gpu_proof, gpu_proof_rows
-from commwatch.commands.gpu_proof import CannotProve, JobFailed, Machine, Proof
-from commwatch.commands.gpu_proof_rows import Ran, Records, Row
+from commwatch.wire import events as ev
+from commwatch_agent.cli import doctor
+from commwatch_agent.commands import gpu_proof, gpu_proof_rows
+from commwatch_agent.commands.gpu_proof import CannotProve, JobFailed, Machine, Proof
+from commwatch_agent.commands.gpu_proof_rows import Ran, Records, Row
+from commwatch_collectors.node.gpu import Gpu, Measured
 from tests.agent.test_config import one_line
 from tests.gpus import card
 from tests.helpers import MS, commwatch, mark, operation, packed
@@ -202,7 +202,7 @@ def test_command(
     monkeypatch.setattr(gpu_proof, "machine", lambda *_: MACHINE)
     monkeypatch.setattr(Proof, "rows", lambda _: iter(rows))
     file = tmp_path / "result.json"
-    assert doctor._gpu_proof(file, False) == code
+    assert doctor._gpu_proof(file, sys.executable, False) == code
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == [
         f"commwatch {__version__}, torch 2.14.1, CUDA 13.0, NCCL 2.30.7, driver 580.1",
@@ -213,7 +213,7 @@ def test_command(
     written = json.loads(file.read_text())
     assert [row["ok"] for row in written["rows"]] == [True, last]
     assert (written["holds"], written["driver"], written["gpus"]) == (code == 0, "580.1", ["NVIDIA H100"])
-    assert doctor._gpu_proof(file, True) == code
+    assert doctor._gpu_proof(file, sys.executable, True) == code
     assert json.loads(capsys.readouterr().out)["rows"] == written["rows"]
 
 
@@ -225,7 +225,7 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu_proof, "machine", interrupted)
     with pytest.raises(gpu_proof.Stopped) as error:
-        doctor._gpu_proof(tmp_path / "result.json", False)
+        doctor._gpu_proof(tmp_path / "result.json", sys.executable, False)
     assert error.value.exit_code == 130
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.commands.native_hook import prepare, trainer_python
+from commwatch_agent.commands.native_hook import prepare, trainer_python
 from tests.helpers import clean_env, commwatch
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import nccl_debug_file as debug
-from commwatch.commands.nccl_debug import Plan, in_memory, plan
-from commwatch.commands.output_filter import Passing
+from commwatch.wire import nccl_debug_file as debug
+from commwatch_agent.commands.nccl_debug import Plan, in_memory, plan
+from commwatch_agent.commands.output_filter import Passing
 from tests.helpers import PATIENCE_S, clean_env, commwatch, wait_for
 
 HOST = socket.gethostname().partition(".")[0]
@@ -218,7 +218,7 @@ def test_asked_for_by_us(tmp_path: Path) -> None:
 
 def test_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies far behind gives its disk space back; the file keeps its length, and nothing that is shown is missing."""
-    monkeypatch.setattr("commwatch.commands.output_filter.MOST_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr("commwatch_agent.commands.output_filter.MOST_KEPT_BYTES", 1 << 20)
     job = Shown(tmp_path)
     text = b"0123456789abcde\n" * 65_536
     for n in range(1, 9):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.commands.progress import Progress
+from commwatch_agent.commands.progress import Progress
 from tests.helpers import MS, Watch, end_rank, mark, write_ring
 
 

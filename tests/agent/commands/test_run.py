@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.commands import run as commands_run
-from commwatch.config import load
+from commwatch_agent.commands import run as commands_run
+from commwatch_agent.config import load
 from tests.agent.cli.test_cli import python, started, taken
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for
 
@@ -47,8 +47,8 @@ KILLS = f"""
 import json, os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from commwatch.collectors.wire.announcement import answering
-from commwatch.collectors.wire.crossing import own
+from commwatch.wire.announcement import answering
+from commwatch.wire.crossing import own
 from tests.helpers import MS, fetch, operation, wait_for, write_ring
 directory = Path(os.environ["COMMWATCH_DIR"])
 made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]

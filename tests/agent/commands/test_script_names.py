@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from commwatch.commands.script_names import script_name
+from commwatch_agent.commands.script_names import script_name
 
 
 @pytest.mark.parametrize(

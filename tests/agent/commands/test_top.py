@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.nccl.findings import Finding
-from commwatch.collectors.node.gpu import Card, Gpu, Measured
-from commwatch.commands.top import Seen, frame
-from commwatch.commands.top_answers import Answers, OfJob
-from commwatch.core.api_views import About, Advice, AlertView, Row, Summary
-from commwatch.core.terminal_text import width
-from commwatch.core.text_table import coloured
-from commwatch.core.views import InFlight, JobView, RankView, StepView
-from commwatch.nodes.merging import Nodes
-from commwatch.watchers.gpus import GpuView, GpuViews, RankOnGpu
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.commands.top import Seen, frame
+from commwatch_agent.commands.top_answers import Answers, OfJob
+from commwatch_agent.core.api_views import About, Advice, AlertView, Row, Summary
+from commwatch_agent.core.terminal_text import width
+from commwatch_agent.core.text_table import coloured
+from commwatch_agent.core.views import InFlight, JobView, RankView, StepView
+from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.watchers.gpus import GpuView, GpuViews, RankOnGpu
+from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.node.gpu import Card, Gpu, Measured
 from tests.agent.core.test_text_table import plain
 from tests.helpers import examples
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.core.terminal_text import width
+from commwatch_agent.core.terminal_text import width
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (

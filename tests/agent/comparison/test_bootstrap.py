@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commwatch.comparison.bootstrap import (
+from commwatch_agent.comparison.bootstrap import (
     BLOCKS,
     LEAST_BEYOND,
     LEAST_FILLED,
@@ -19,7 +19,7 @@ from commwatch.comparison.bootstrap import (
     ratio,
     warm_up,
 )
-from commwatch.comparison.comparison import LEAST_CHANGE
+from commwatch_agent.comparison.comparison import LEAST_CHANGE
 
 #: Steps of warm-up in the made-up jobs.
 WARM_UP = 12

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commwatch.comparison.comparison import compare
-from commwatch.comparison.pages import html
+from commwatch_agent.comparison.comparison import compare
+from commwatch_agent.comparison.pages import html
 from tests.agent.comparison.test_runs import run_of, watched
 
 if TYPE_CHECKING:

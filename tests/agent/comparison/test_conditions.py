@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.comparison.comparison import Comparison, Figure, Side
-from commwatch.comparison.gate import FIGURES, parse
-from commwatch.comparison.pages import says
+from commwatch_agent.comparison.comparison import Comparison, Figure, Side
+from commwatch_agent.comparison.gate import FIGURES, parse
+from commwatch_agent.comparison.pages import says
 from tests.agent.report.test_job_list import JOB
 
 STEP = Figure("step_p50", 0.1, 0.108, True, 0.08, 0.04, 0.12, True)

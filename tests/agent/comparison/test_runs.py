@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.comparison.bootstrap import BLOCKS, quantile, ratio
-from commwatch.comparison.comparison import compare
-from commwatch.comparison.kinds import Kind, Operations
-from commwatch.comparison.runs import LEAST_STEPS, Run, read
-from commwatch.history.history import History
-from commwatch.history.operations import Names
+from commwatch.wire import events as ev
+from commwatch_agent.comparison.bootstrap import BLOCKS, quantile, ratio
+from commwatch_agent.comparison.comparison import compare
+from commwatch_agent.comparison.kinds import Kind, Operations
+from commwatch_agent.comparison.runs import LEAST_STEPS, Run, read
+from commwatch_agent.history.history import History
+from commwatch_agent.history.operations import Names
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import MS, Watch, end_rank, group_entry, mark, operation, write_ring
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.alpha_beta import Curve, fit
-from commwatch.core.bandwidth import BUS_FACTOR, busbw
+from commwatch_agent.core.alpha_beta import Curve, fit
+from commwatch_agent.core.bandwidth import BUS_FACTOR, busbw
 from tests.helpers import examples
 
 MICRO = 1e-6

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from commwatch.collectors.wire.events import OPS
-from commwatch.core.bandwidth import BUS_FACTOR, algbw, bus_factor, busbw
+from commwatch.wire.events import OPS
+from commwatch_agent.core.bandwidth import BUS_FACTOR, algbw, bus_factor, busbw
 
 # PERFORMANCE.md, "Summary", with n put in:  AllReduce 2(n-1)/n; AllGather, ReduceScatter (n-1)/n; Broadcast, Reduce 1.
 # src/alltoall.cu, gather.cu, scatter.cu, `GetBw`: (n-1)/n; src/sendrecv.cu: 1.

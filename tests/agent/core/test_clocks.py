@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.clocks import FIRST, LEAST, compare
+from commwatch_agent.core.clocks import FIRST, LEAST, compare
 from tests.helpers import examples
 
 S = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.core.durations import parse_age, parse_last
+from commwatch_agent.core.durations import parse_age, parse_last
 
 
 def test_ages() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.identity import make_private_dir
-from commwatch.core.endings import Ending, failed, first_to_fail, says
-from commwatch.history import job_exit
-from commwatch.report.report import build, headlines
+from commwatch.wire import events as ev
+from commwatch.wire.identity import make_private_dir
+from commwatch_agent.core.endings import Ending, failed, first_to_fail, says
+from commwatch_agent.history import job_exit
+from commwatch_agent.report.report import build, headlines
 from tests.agent.ingest.test_intake import trainer
 from tests.helpers import MS, Watch, operation
 

@@ -6,7 +6,14 @@ import ast
 import builtins
 from pathlib import Path
 
-AGENT = Path(__file__).parents[3] / "agent"
+TREE = Path(__file__).parents[3]
+#: The agent, and what it shares with the Python API.
+SHARED = TREE / "collectors" / "commwatch"
+FILES = (
+    *(TREE / "agent").rglob("*.py"),
+    *(SHARED / "api").rglob("*.py"),
+    *(SHARED / "wire" / f"{name}.py" for name in ("addresses", "errors", "tokens")),
+)
 #: Caught where they are raised or one call up, and never shown as they are.
 INTERNAL = {"AllTaken", "BadProfile", "BadTrace", "CannotBuild", "JobFailed", "Stopped", "TooManyOfOne", "UnknownLink"}
 
@@ -15,7 +22,7 @@ def test_one_base() -> None:
     """Exceptions of the agent derive from ``CommwatchError``, except those that never reach a user."""
     classes = (
         node
-        for file in AGENT.rglob("*.py")
+        for file in FILES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.analysis.framework_settings import is_tensor
-from commwatch.core.group_labels import label
-from commwatch.core.names_file import Names
+from commwatch_agent.analysis.framework_settings import is_tensor
+from commwatch_agent.core.group_labels import label
+from commwatch_agent.core.names_file import Names
 from tests.helpers import group_entry
 
 HASH = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.intervals import Intervals
+from commwatch_agent.core.intervals import Intervals
 from tests.helpers import examples
 
 LAST = 24

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.core.cells import LATEST_KNOWN, MOST_APART, OTHER_ID
-from commwatch.core.names_file import Names
+from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER_ID
+from commwatch_agent.core.names_file import Names
 from tests.helpers import group_entry
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.plain_table import columns, paragraph
-from commwatch.core.terminal_text import width
+from commwatch_agent.core.plain_table import columns, paragraph
+from commwatch_agent.core.terminal_text import width
 from tests.helpers import examples
 
 HEAD = ("group", "op", "count", "p50", "busbw")

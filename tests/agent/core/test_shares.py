@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commwatch.core.shares import Room, fair
+from commwatch_agent.core.shares import Room, fair
 
 
 def test_no_owner_takes_all() -> None:

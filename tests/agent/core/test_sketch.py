@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core import sketch
+from commwatch_agent.core import sketch
 from tests.helpers import examples
 
 #: What the module promises for a quantile.

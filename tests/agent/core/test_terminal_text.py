@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.terminal_text import clean, cut, width
+from commwatch_agent.core.terminal_text import clean, cut, width
 from tests.helpers import examples
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from commwatch.core.terminal_text import clean, width
-from commwatch.core.text_table import Column, TableRow, coloured, table, wrap
+from commwatch_agent.core.terminal_text import clean, width
+from commwatch_agent.core.text_table import Column, TableRow, coloured, table, wrap
 from tests.helpers import examples
 
 

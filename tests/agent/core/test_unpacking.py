@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from commwatch.core.unpacking import Unpacking, UnpacksToMore
+from commwatch_agent.core.unpacking import Unpacking, UnpacksToMore
 
 
 def read_all(plain: Unpacking, taken: list[int]) -> None:

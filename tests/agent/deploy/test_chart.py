@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from commwatch import __version__
-from commwatch.deploy import chart
+from commwatch_agent.deploy import chart
 from tests.bare import TREE
 from tests.conftest import CACHE
 from tests.helpers import commwatch, needs

@@ -21,11 +21,11 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from commwatch.alerts import catalogue
-from commwatch.alerts.export import kubernetes as exported_rules
-from commwatch.dashboards.export import configmaps
-from commwatch.deploy.kubernetes import Site, Trainer, daemon_set, sidecar
-from commwatch.otlp.resource import _OF_KUBERNETES
+from commwatch_agent.deploy.kubernetes import Site, Trainer, daemon_set, sidecar
+from commwatch_agent.otlp.resource import _OF_KUBERNETES
+from commwatch_alerts import catalogue
+from commwatch_alerts.export import kubernetes as exported_rules
+from commwatch_dashboards.export import configmaps
 from tests.bare import TREE
 from tests.helpers import NOBODY, clean_env, commwatch, examples, needs
 

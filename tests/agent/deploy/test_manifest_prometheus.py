@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from commwatch.alerts import catalogue
-from commwatch.alerts.export import prometheus as exported_rules
+from commwatch_alerts import catalogue
+from commwatch_alerts.export import prometheus as exported_rules
 from tests.agent.server.test_tls import authority
 from tests.alerts.promtool import check, promtool
 from tests.bare import TREE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.deploy.slurm import FILES
+from commwatch_agent.deploy.slurm import FILES
 from tests.helpers import clean_env, commwatch, needs, wait_for
 
 #: A user that may be given a folder, and that is not us.

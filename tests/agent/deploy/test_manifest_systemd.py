@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.deploy.systemd import unit
+from commwatch_agent.deploy.systemd import unit
 from tests.helpers import clean_env, commwatch, free_port, needs, wait_for
 
 NAME = f"commwatch-test-{os.getpid()}"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from commwatch.core.cells import SLOT_NS
-from commwatch.history.history import History
-from commwatch.history.opening import StoreError
-from commwatch.history.rows import Rollup
-from commwatch.history.store import Writer
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.history.history import History
+from commwatch_agent.history.opening import StoreError
+from commwatch_agent.history.rows import Rollup
+from commwatch_agent.history.store import Writer
 from tests.helpers import (
     RunningAgent,
     Trainer,

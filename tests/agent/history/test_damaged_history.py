@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.time_buckets import slots_of
-from commwatch.core.node_counters import SENT, CounterSample, NodeCounter
-from commwatch.history.chunks import Damaged
-from commwatch.history.examination import Examination
-from commwatch.history.soundness import mark
-from commwatch.history.store import begin
-from commwatch.history.wal import frames
+from commwatch_agent.analysis.time_buckets import slots_of
+from commwatch_agent.core.node_counters import SENT, CounterSample, NodeCounter
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.examination import Examination
+from commwatch_agent.history.soundness import mark
+from commwatch_agent.history.store import begin
+from commwatch_agent.history.wal import frames
 from tests.helpers import MS, Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
 from tests.helpers import mark as mark_of_step
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from commwatch.core.views import StepView
-from commwatch.history.examination import Examination
-from commwatch.history.opening import StoreError
-from commwatch.history.operations import Operation
-from commwatch.report.report import build, text
+from commwatch_agent.core.views import StepView
+from commwatch_agent.history.examination import Examination
+from commwatch_agent.history.opening import StoreError
+from commwatch_agent.history.operations import Operation
+from commwatch_agent.report.report import build, text
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commwatch.history.rows import RingRow, latest_run
+from commwatch_agent.history.rows import RingRow, latest_run
 
 S = 10**9
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.core.cells import SLOT_NS, Cell, CellKey
-from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
-from commwatch.history.chunks import CHUNK_RECORDS
-from commwatch.history.history import History
-from commwatch.history.retention import fair_share
-from commwatch.history.rows import COARSE_NS
-from commwatch.history.soundness import numbers
-from commwatch.history.store import Writer
+from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey
+from commwatch_agent.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
+from commwatch_agent.history.chunks import CHUNK_RECORDS
+from commwatch_agent.history.history import History
+from commwatch_agent.history.retention import fair_share
+from commwatch_agent.history.rows import COARSE_NS
+from commwatch_agent.history.soundness import numbers
+from commwatch_agent.history.store import Writer
 from tests.helpers import identity, numbered, stored_records
 
 NOW = 1_700_000_100_000_000_000

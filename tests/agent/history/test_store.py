@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
-from commwatch.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES
-from commwatch.history.history import History
-from commwatch.history.rows import RingRow
-from commwatch.history.store import Writer
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import Cell, CellKey, GroupInfo, StepRecord
+from commwatch_agent.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES
+from commwatch_agent.history.history import History
+from commwatch_agent.history.rows import RingRow
+from commwatch_agent.history.store import Writer
 from tests.helpers import examples, identity, mark, numbered, operation, packed, split_records, stored_records
 
 NOW = 1_700_000_000_000_000_000

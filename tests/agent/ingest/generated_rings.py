@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import SLOT_NS
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import SLOT_NS
 from tests.helpers import MS, group_entry, identity, packed
 
 RANKS = 4

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.bandwidth import bus_factor
-from commwatch.core.cells import (
+from commwatch.wire import events as ev
+from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.core.cells import (
     DURATION_BOUNDS_NS,
     MOST_APART,
     OTHER_ID,
@@ -22,12 +22,12 @@ from commwatch.core.cells import (
     Ran,
     StepRecord,
 )
-from commwatch.core.intervals import Intervals
-from commwatch.core.names_file import Names
-from commwatch.core.sketch import bin_of
-from commwatch.ingest.rank_totals import LAST_NS
-from commwatch.ingest.step_accounting import StepAccounting
-from commwatch.ingest.stragglers import BIN_NS
+from commwatch_agent.core.intervals import Intervals
+from commwatch_agent.core.names_file import Names
+from commwatch_agent.core.sketch import bin_of
+from commwatch_agent.ingest.rank_totals import LAST_NS
+from commwatch_agent.ingest.step_accounting import StepAccounting
+from commwatch_agent.ingest.stragglers import BIN_NS
 
 UNKNOWN_NS = 1 << 62
 

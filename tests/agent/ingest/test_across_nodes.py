@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import Batch, ingest, ingest_records
-from commwatch.ingest.collective_join import MOST_PENDING, GroupJoin, Part
-from commwatch.ingest.jobs import Aggregate
+from commwatch.wire import events as ev
+from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
+from commwatch_agent.ingest.collective_join import MOST_PENDING, GroupJoin, Part
+from commwatch_agent.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, operation, packed
 
 HERE, SIZE = (0, 1, 5), 8

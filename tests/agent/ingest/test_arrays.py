@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire.events import size_log2
-from commwatch.core.cells import DURATION_BOUNDS_NS
-from commwatch.core.intervals import Intervals, covered
-from commwatch.core.sketch import bin_of
-from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
-from commwatch.ingest.columns import Ints, classes, distinct, sums
-from commwatch.ingest.joining import Parts, complete
-from commwatch.ingest.tables.bins import bins_of
-from commwatch.ingest.unions import unions
+from commwatch.wire.events import size_log2
+from commwatch_agent.core.cells import DURATION_BOUNDS_NS
+from commwatch_agent.core.intervals import Intervals, covered
+from commwatch_agent.core.sketch import bin_of
+from commwatch_agent.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
+from commwatch_agent.ingest.columns import Ints, classes, distinct, sums
+from commwatch_agent.ingest.joining import Parts, complete
+from commwatch_agent.ingest.tables.bins import bins_of
+from commwatch_agent.ingest.unions import unions
 from tests.helpers import examples
 
 #: Values around which something changes.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.corruption.collectives import MOST_GROUPS, Fault
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch_agent.core.corruption.collectives import MOST_GROUPS, Fault
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, packed
 
 #: Time between two collectives.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire.events import OP_CODE
-from commwatch.ingest.collective_join import (
+from commwatch.wire.events import OP_CODE
+from commwatch_agent.ingest.collective_join import (
     MOST_PENDING,
     NOT_KNOWN_NS,
     GroupJoin,
@@ -20,7 +20,7 @@ from commwatch.ingest.collective_join import (
     split,
     waits_at_root,
 )
-from commwatch.ingest.lateness import of_waits, own_lateness
+from commwatch_agent.ingest.lateness import of_waits, own_lateness
 from tests.helpers import examples
 
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis import live_ranks
-from commwatch.collectors.wire import ring
-from commwatch.core.endings import first_to_fail
+from commwatch.wire import ring
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.core.endings import first_to_fail
 from tests.helpers import Watch, end_rank, operation, write_ring
 
 S = 10**9

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import ring_reader
-from commwatch.core.cells import GroupInfo
-from commwatch.core.names_file import Names
-from commwatch.ingest import intake as intake_module
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.collective_join import MOST_PENDING
-from commwatch.ingest.intake import Intake
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rings import finding
-from commwatch.ingest.tables import weights
+from commwatch.wire import ring_reader
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.names_file import Names
+from commwatch_agent.ingest import intake as intake_module
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.collective_join import MOST_PENDING
+from commwatch_agent.ingest.intake import Intake
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rings import finding
+from commwatch_agent.ingest.tables import weights
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation, packed, write_ring
 
 FINE = operation(start_ns=0, end_ns=9)
@@ -320,7 +320,7 @@ def test_directory_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_ranks_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks that have ended a bounded number is kept while their job goes on; another user's remain."""
-    monkeypatch.setattr("commwatch.ingest.jobs.MOST_ENDED", 50)
+    monkeypatch.setattr("commwatch_agent.ingest.jobs.MOST_ENDED", 50)
     aggregate = Aggregate()
     for owner, number in (("good", 5), ("bad", 400)):
         aggregate.open(f"{owner} lives", identity(owner), owner)

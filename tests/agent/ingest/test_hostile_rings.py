@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring, ring_reader
-from commwatch.collectors.wire.ring_reader import BadRing, RingReader
-from commwatch.core.cells import SLOT_NS
+from commwatch.wire import events as ev
+from commwatch.wire import ring, ring_reader
+from commwatch.wire.ring_reader import BadRing, RingReader
+from commwatch_agent.core.cells import SLOT_NS
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import RingWriter
-from commwatch.core.cells import SLOT_NS
-from commwatch.ingest.steps import EXPLICIT
-from commwatch.report.report import build
+from commwatch.wire import ring
+from commwatch.wire.ring import RingWriter
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.ingest.steps import EXPLICIT
+from commwatch_agent.report.report import build
 from tests.helpers import (
     EPOCH_NS,
     MS,

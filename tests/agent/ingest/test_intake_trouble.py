@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.core.cells import SLOT_NS
-from commwatch.history.chunks import CHUNK_RECORDS
-from commwatch.history.store import Writer
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.history.chunks import CHUNK_RECORDS
+from commwatch_agent.history.store import Writer
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, needs, operation, small_tmpfs, write_ring
 
 # -- files that are no rings ----------------------------------------------------------------------

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.bandwidth import busbw
-from commwatch.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
-from commwatch.core.sketch import quantile
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.collective_join import GroupJoin
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch_agent.core.bandwidth import busbw
+from commwatch_agent.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
+from commwatch_agent.core.sketch import quantile
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.collective_join import GroupJoin
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, examples, group_entry, identity, mark, operation, packed
 
 #: Wall time of monotonic 0 in ``identity``; a slot begins there.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.history.history import History
-from commwatch.ingest.intake import MOST_RINGS, Intake, room_for_rings
+from commwatch.wire import events as ev
+from commwatch_agent.history.history import History
+from commwatch_agent.ingest.intake import MOST_RINGS, Intake, room_for_rings
 from tests.helpers import MS, Trainer, Watch, end_rank, identity, operation, write_ring
 
 FILES = Path("/proc/self/fd")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.probe.governor import COUNTERS, FULL
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.periods import Periods
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch.wire.modes import COUNTERS, FULL
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.periods import Periods
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 S = 1000 * MS

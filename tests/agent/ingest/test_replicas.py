@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.wire import events as ev
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, operation, packed
 
 NAMES = ["a", "b", "c"]

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.analysis.time_buckets import slots_of
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import SHARE_WINDOW_NS, StepRecord
-from commwatch.core.views import StepView
-from commwatch.history.history import History
-from commwatch.history.opening import StoreError, connect
-from commwatch.history.schema import SCHEMA_VERSION, UPGRADES
-from commwatch.history.store import Writer
-from commwatch.ingest import step_accounting
-from commwatch.ingest.step_accounting import (
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.time_buckets import slots_of
+from commwatch_agent.core.cells import SHARE_WINDOW_NS, StepRecord
+from commwatch_agent.core.views import StepView
+from commwatch_agent.history.history import History
+from commwatch_agent.history.opening import StoreError, connect
+from commwatch_agent.history.schema import SCHEMA_VERSION, UPGRADES
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest import step_accounting
+from commwatch_agent.ingest.step_accounting import (
     LEAST_NEIGHBOURS,
     StepAccounting,
     StepTotals,
@@ -30,8 +30,8 @@ from commwatch.ingest.step_accounting import (
     of_known,
     total,
 )
-from commwatch.prometheus.exporter import Exporter
-from commwatch.report import report
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.report import report
 from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring
 
 S = 1000 * MS

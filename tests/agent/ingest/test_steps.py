@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.ingest import optimizer_rounds
-from commwatch.ingest.optimizer_rounds import Mark, repeats
-from commwatch.ingest.steps import AMBIGUOUS, EXPLICIT, Step, StepTracker
+from commwatch_agent.ingest import optimizer_rounds
+from commwatch_agent.ingest.optimizer_rounds import Mark, repeats
+from commwatch_agent.ingest.steps import AMBIGUOUS, EXPLICIT, Step, StepTracker
 from tests.helpers import MS, examples
 
 Span = tuple[int, int]
@@ -347,7 +347,7 @@ def test_order_that_becomes_clear() -> None:
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many optimizers there are, so many marks are held."""
-    monkeypatch.setattr("commwatch.ingest.steps.MOST_HELD", 128)
+    monkeypatch.setattr("commwatch_agent.ingest.steps.MOST_HELD", 128)
     monkeypatch.setattr(optimizer_rounds, "MOST_HELD", 128)
     for fresh in (True, False):
         tracker = StepTracker()

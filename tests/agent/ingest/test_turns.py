@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from commwatch.ingest.rings.turns import Turns
+from commwatch_agent.ingest.rings.turns import Turns
 
 
 class Clock:

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from commwatch.analysis import live_ranks
-from commwatch.collectors.node.process import Usage
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.processes import Processes
-from commwatch.ingest.why_late import MOST_SAMPLES, Sample, reason
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.processes import Processes
+from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample, reason
+from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
 
 S = 1_000_000_000

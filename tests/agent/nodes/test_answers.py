@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.queries import QueryService
-from commwatch.core.api_views import AlertsView, AlertView
-from commwatch.nodes.job_report import StepRow, StepRows
-from commwatch.nodes.merging import Heard
-from commwatch.server.history_queries import QUESTIONS, text_of
-from commwatch.server.job_questions import JOB_QUESTIONS
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.api_views import AlertsView, AlertView
+from commwatch_agent.nodes.job_report import StepRow, StepRows
+from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.server.history_queries import QUESTIONS, text_of
+from commwatch_agent.server.job_questions import JOB_QUESTIONS
 from tests.helpers import MS, Watch, operation, write_ring
 
 ALERT = AlertView("1", "X", "warning", "resolved", {"job_id": "a"}, {}, 1.0, 100.0, 101.0, 200.0)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from commwatch.analysis.advice_input import network_of
-from commwatch.analysis.gpu_nic_affinity import GpuNicPair
-from commwatch.analysis.network_advice import Network
-from commwatch.analysis.queries import QueryService
-from commwatch.analysis.totals import Totals
-from commwatch.core.host_views import Complaint, HostView, TrafficView
-from commwatch.nodes.job_report import NodeData, ReportPart, ReportQueries, network_of_all, rows_of
-from commwatch.nodes.job_waits import JobWaits, joined_waits
-from commwatch.nodes.queries import Cells, view_of
-from commwatch.nodes.wait_source import wait_part
+from commwatch_agent.analysis.advice_input import network_of
+from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.totals import Totals
+from commwatch_agent.core.host_views import Complaint, HostView, TrafficView
+from commwatch_agent.nodes.job_report import NodeData, ReportPart, ReportQueries, network_of_all, rows_of
+from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
+from commwatch_agent.nodes.queries import Cells, view_of
+from commwatch_agent.nodes.wait_source import wait_part
 from tests.agent.analysis.test_gpu_nic_affinity import GPUS
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring

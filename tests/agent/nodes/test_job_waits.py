@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import Cell, Counted, GroupInfo, StepRecord
-from commwatch.core.views import WaitView
-from commwatch.history.store import Writer
-from commwatch.ingest.collective_join import Part, split
-from commwatch.nodes import wait_source
-from commwatch.nodes.job_waits import JobWaits, RankWait, joined_waits
-from commwatch.nodes.packed import packed
-from commwatch.nodes.wait_parts import MOST_COLLECTIVES, MOST_NS, RUN, GroupPart, WaitPart
-from commwatch.nodes.wait_source import wait_part
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import Cell, Counted, GroupInfo, StepRecord
+from commwatch_agent.core.views import WaitView
+from commwatch_agent.history.store import Writer
+from commwatch_agent.ingest.collective_join import Part, split
+from commwatch_agent.nodes import wait_source
+from commwatch_agent.nodes.job_waits import JobWaits, RankWait, joined_waits
+from commwatch_agent.nodes.packed import packed
+from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_NS, RUN, GroupPart, WaitPart
+from commwatch_agent.nodes.wait_source import wait_part
 from tests.helpers import examples, identity, operation
 from tests.helpers import packed as records_of
 
@@ -242,7 +242,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seqs(part: GroupPart) -> list[int]:
     """The numbers of the collectives in a part."""
-    from commwatch.nodes.wait_parts import columns_of
+    from commwatch_agent.nodes.wait_parts import columns_of
 
     found: list[int] = columns_of(part).seq.tolist()
     return found

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis import live_ranks
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.nodes.merging import Seen, conclude, own_records
-from commwatch.nodes.replica_parts import RankChecks, rank_checks
+from commwatch.wire import events as ev
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.nodes.merging import Seen, conclude, own_records
+from commwatch_agent.nodes.replica_parts import RankChecks, rank_checks
 from tests.helpers import group_entry, identity, packed
 
 S = 1_000_000_000

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
-from commwatch.alerts.model import FIRING, RESOLVED
-from commwatch.analysis.verdicts import Verdict
-from commwatch.otlp.events import MOST_WAITING, Event, Events, request
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.otlp.events import MOST_WAITING, Event, Events, request
+from commwatch_alerts.model import FIRING, RESOLVED
 from tests.otlp import attributes, labels
 from tests.receivers import NOON, alert
 

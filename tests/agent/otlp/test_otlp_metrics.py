@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from commwatch.otlp.metrics import Starts, request
-from commwatch.otlp.resource import attributes_of
-from commwatch.prometheus.metrics import METRICS
+from commwatch_agent.otlp.metrics import Starts, request
+from commwatch_agent.otlp.resource import attributes_of
+from commwatch_agent.prometheus.metrics import METRICS
 from tests.agent.prometheus.test_metrics import READINGS, page, recorded
 from tests.agent.prometheus.test_metrics import exporter as exported
 from tests.agent.prometheus.test_metrics import samples as on_page

@@ -14,10 +14,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from commwatch.config import Config
-from commwatch.config_checks import ConfigError
-from commwatch.otlp.endpoint import Endpoint
-from commwatch.otlp.push import LOGS, METRICS, Push, Sender
+from commwatch_agent.config import Config
+from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.otlp.endpoint import Endpoint
+from commwatch_agent.otlp.push import LOGS, METRICS, Push, Sender
 from tests.agent.server.test_tls import authority
 from tests.helpers import free_port, wait_for
 from tests.otlp import Receiver, unpacked

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from commwatch.collectors.wire import events as ev
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.prometheus.exporter import Exporter
+from commwatch.wire import events as ev
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.prometheus.exporter import Exporter
 from tests.helpers import group_entry, identity, mark, operation, packed
 
 S = 10**9

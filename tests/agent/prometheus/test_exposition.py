@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commwatch.prometheus.exposition import rendered
+from commwatch_agent.prometheus.exposition import rendered
 
 _HELP = 'With a "quote", a \\ and a\nsecond line.'
 _TEXT = st.text() | st.text(alphabet='\\"\n{}, =')

@@ -20,18 +20,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from commwatch.collectors.node.gpu import GpuPlace, Measured, Xid
-from commwatch.collectors.node.gpu import readings as gpu_readings
-from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring_reader import RingReader
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.prometheus.exporter import MOST_GROUPS, Exporter
-from commwatch.prometheus.exposition import rendered
-from commwatch.prometheus.metrics import METRICS
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.ring_reader import RingReader
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.prometheus.exporter import MOST_GROUPS, Exporter
+from commwatch_agent.prometheus.exposition import rendered
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_collectors.node.gpu import GpuPlace, Measured, Xid
+from commwatch_collectors.node.gpu import readings as gpu_readings
+from commwatch_collectors.registry import Reading
 from tests.gpus import DRIVER, UUIDS, full, lost
 from tests.helpers import MS, end_rank, group_entry, mark, needs, operation, packed, write_ring
 

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from commwatch.core.alpha_beta import Curve
-from commwatch.core.cells import Cell, Counted
-from commwatch.core.sketch import bin_of
-from commwatch.reference.efficiency import Efficiency, Yardstick, by_kind, curve_of, lines
-from commwatch.reference.references import Measured, Modelled, Reference
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.cells import Cell, Counted
+from commwatch_agent.core.sketch import bin_of
+from commwatch_agent.reference.efficiency import Efficiency, Yardstick, by_kind, curve_of, lines
+from commwatch_agent.reference.references import Measured, Modelled, Reference
 
 #: 100 us a message, 100 MB/s.
 CURVE = Curve(100e-6, 1e-8)

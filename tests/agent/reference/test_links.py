@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.reference.links import Link, UnknownLink, find, links
+from commwatch_agent.reference.links import Link, UnknownLink, find, links
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "links.md"
 ALL = list(links().values())

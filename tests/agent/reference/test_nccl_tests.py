@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.bandwidth import bus_factor
-from commwatch.reference.nccl_tests import PROGRAMS, Run, parse
+from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.reference.nccl_tests import PROGRAMS, Run, parse
 from tests.helpers import examples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl_tests"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.alpha_beta import Curve
-from commwatch.reference.links import find
-from commwatch.reference.references import BadReference, Measured, References, catalogued, directory, load, save
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.reference.links import find
+from commwatch_agent.reference.references import BadReference, Measured, References, catalogued, directory, load, save
 from tests.helpers import examples
 
 CURVE = Curve(10e-6, 1e-10)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import GroupInfo
-from commwatch.core.views import TraceOperation
-from commwatch.report import chrome_trace
-from commwatch.report.chrome_trace import ChromeTrace, TraceMark, TraceStep, pid_of
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.report import chrome_trace
+from commwatch_agent.report.chrome_trace import ChromeTrace, TraceMark, TraceStep, pid_of
 from tests.chrome_trace import Slice, Trace, sound
 from tests.helpers import examples
 

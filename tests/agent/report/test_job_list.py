@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commwatch.core.cells import StepSums
-from commwatch.core.terminal_text import width
-from commwatch.core.views import JobFigures, JobView
-from commwatch.nodes.packed import packed, unpacked
-from commwatch.report import report
-from commwatch.report.job_figures import Durations, FiguresPart, RankSteps, figures_of_nodes, figures_parts, job_figures
-from commwatch.report.job_list import text
+from commwatch_agent.core.cells import StepSums
+from commwatch_agent.core.terminal_text import width
+from commwatch_agent.core.views import JobFigures, JobView
+from commwatch_agent.nodes.packed import packed, unpacked
+from commwatch_agent.report import report
+from commwatch_agent.report.job_figures import (
+    Durations,
+    FiguresPart,
+    RankSteps,
+    figures_of_nodes,
+    figures_parts,
+    job_figures,
+)
+from commwatch_agent.report.job_list import text
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import EPOCH_NS, MS, Watch, mark, write_ring
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.report import profile_trace
-from commwatch.report.profile_trace import BadProfile, ProfileTrace
-from commwatch.report.timeline_export import Exported, Window, own_trace, write
+from commwatch_agent.report import profile_trace
+from commwatch_agent.report.profile_trace import BadProfile, ProfileTrace
+from commwatch_agent.report.timeline_export import Exported, Window, own_trace, write
 from tests.chrome_trace import Trace, parsed
 from tests.helpers import EPOCH_NS, MS, Watch, examples, group_entry, mark, operation, write_ring
 

@@ -6,14 +6,14 @@ from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import GroupInfo
-from commwatch.core.views import TraceOperation
-from commwatch.report.chrome_trace import TraceStep
-from commwatch.report.recorded_steps import known_steps, model_of
-from commwatch.report.timeline_export import NodeTrace
-from commwatch.whatif.model import LAUNCHES
-from commwatch.whatif.replay import replay
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.report.chrome_trace import TraceStep
+from commwatch_agent.report.recorded_steps import known_steps, model_of
+from commwatch_agent.report.timeline_export import NodeTrace
+from commwatch_agent.whatif.model import LAUNCHES
+from commwatch_agent.whatif.replay import replay
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 STEPS, STEP_NS = 20, 100 * MS

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire import events as ev
-from commwatch.core.nccl_views import NcclOperations
-from commwatch.core.views import WaitView
-from commwatch.report import charts, html_frame, report, report_page
-from commwatch.report.recorded_steps import known_steps, study_of
-from commwatch.report.svg import STYLE
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.core.views import WaitView
+from commwatch_agent.report import charts, html_frame, report, report_page
+from commwatch_agent.report.recorded_steps import known_steps, study_of
+from commwatch_agent.report.svg import STYLE
 from tests.agent.commands.test_top import row
 from tests.agent.report.test_svg import HOSTILE
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import GroupInfo
-from commwatch.core.clocks import compare
-from commwatch.history.chunks import CHUNK_RECORDS, OpenChunk, statements
-from commwatch.history.history import Chunk, History
-from commwatch.history.opening import Transaction, connect
-from commwatch.history.store import Writer
-from commwatch.report.timeline_source import Source
+from commwatch.wire import events as ev
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.clocks import compare
+from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
+from commwatch_agent.history.history import Chunk, History
+from commwatch_agent.history.opening import Transaction, connect
+from commwatch_agent.history.store import Writer
+from commwatch_agent.report.timeline_source import Source
 from tests.helpers import EPOCH_NS, MS, identity
 
 #: Every third operation of a rank is of all ranks, the others are of a group on its node.

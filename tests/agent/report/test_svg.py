@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.report.svg import Axis, Point, Series, even_axis, heat, legend, log_axis, plot
+from commwatch_agent.report.svg import Axis, Point, Series, even_axis, heat, legend, log_axis, plot
 from tests.helpers import elsewhere, examples
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,8 +17,8 @@ import pandas
 import pyarrow
 import pytest
 
-from commwatch.cli.export import _FORMATS
-from commwatch.report.table_export import FORMATS, TABLES, CannotExport, export, schema_of
+from commwatch_agent.cli.export import _FORMATS
+from commwatch_agent.report.table_export import FORMATS, TABLES, CannotExport, export, schema_of
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -155,7 +155,7 @@ def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
     assert done.stderr == f"commwatch: export: cannot write {tmp_path}/file/x/operations.parquet: Not a directory\n"
     hidden = f"import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = ['export', '--dir', {str(watched.directory)!r}, '--out', 'x']"
     done = subprocess.run(
-        [sys.executable, "-c", f"{hidden}; from commwatch.cli import main; sys.exit(main())"],
+        [sys.executable, "-c", f"{hidden}; from commwatch_agent.cli import main; sys.exit(main())"],
         capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.queries import QueryService
-from commwatch.core.node_counters import GPU_BUSY, RECEIVED, SENT, CounterSample, NodeCounter
-from commwatch.history.store import Writer
-from commwatch.report.chrome_trace import TraceMark, pid_of
-from commwatch.report.timeline_export import Exported, Window, export
-from commwatch.runtime.whole_files import writing
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.node_counters import GPU_BUSY, RECEIVED, SENT, CounterSample, NodeCounter
+from commwatch_agent.history.store import Writer
+from commwatch_agent.report.chrome_trace import TraceMark, pid_of
+from commwatch_agent.report.timeline_export import Exported, Window, export
+from commwatch_agent.runtime.whole_files import writing
 from tests.agent.report.test_report_page import job_of
 from tests.chrome_trace import Trace, parsed, read
 from tests.helpers import EPOCH_NS, MS, Watch, group_entry, mark, operation, write_ring

@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from commwatch.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
-from commwatch.history.store import Writer
-from commwatch.report.chrome_trace import TraceMark
-from commwatch.report.profile_trace import ProfileTrace
-from commwatch.report.timeline_export import Window, export, own_trace, write
-from commwatch.runtime.whole_files import writing
+from commwatch_agent.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
+from commwatch_agent.history.store import Writer
+from commwatch_agent.report.chrome_trace import TraceMark
+from commwatch_agent.report.profile_trace import ProfileTrace
+from commwatch_agent.report.timeline_export import Window, export, own_trace, write
+from commwatch_agent.runtime.whole_files import writing
 from tests.agent.report.test_report_page import job_of
 from tests.chrome_trace import read
 from tests.helpers import PATIENCE_S

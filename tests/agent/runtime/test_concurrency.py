@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from commwatch.runtime.client import together
-from commwatch.runtime.concurrency import at_once
+from commwatch.api.client import together
+from commwatch.wire.concurrency import at_once
 from tests.helpers import PATIENCE_S, wait_for
 
 
@@ -53,8 +53,8 @@ def test_what_fails_and_what_is_cancelled() -> None:
 
 def test_together_leaves_the_late_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of questions asked together, those without an answer in time have none, and those that have not begun by then never begin."""
-    monkeypatch.setattr("commwatch.runtime.client.TOGETHER_S", 0.5)
-    monkeypatch.setattr("commwatch.runtime.client._AT_ONCE", 2)
+    monkeypatch.setattr("commwatch.api.client.TOGETHER_S", 0.5)
+    monkeypatch.setattr("commwatch.api.client._AT_ONCE", 2)
     begun, go, before = list[int](), threading.Event(), threading.active_count()
 
     def question(n: int) -> int:

@@ -11,7 +11,7 @@ from tests.helpers import PATIENCE_S, clean_env
 AT_EVERY_LINE = """
 import signal
 import sys
-from commwatch.runtime.ending import Ending
+from commwatch_agent.runtime.ending import Ending
 
 def send(*_):
     signal.raise_signal(signal.SIGTERM)

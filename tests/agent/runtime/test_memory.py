@@ -9,7 +9,7 @@ import pytest
 
 ALLOCATING = """
 import ctypes, sys, threading
-from commwatch.runtime.memory import share_one_heap
+from commwatch_agent.runtime.memory import share_one_heap
 if sys.argv[1] == "shared":
     share_one_heap()
 turn = threading.Barrier(5)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commwatch.runtime.offload import Aside
+from commwatch_agent.runtime.offload import Aside
 from tests.helpers import PATIENCE_S
 
 

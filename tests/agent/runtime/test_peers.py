@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.config import Config
-from commwatch.core.addresses import BadAddress
-from commwatch.runtime.agents import addresses
-from commwatch.runtime.peers import MOST_REPORTED, Peers
+from commwatch.wire.addresses import BadAddress
+from commwatch_agent.config import Config
+from commwatch_agent.runtime.agents import addresses
+from commwatch_agent.runtime.peers import MOST_REPORTED, Peers
 from tests.helpers import wait_for
 
 TOKEN = "a-token-of-the-whole-site"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from commwatch.collectors.registry import Reading
-from commwatch.config import load
-from commwatch.daemon import Daemon
-from commwatch.runtime.periodic import Beside, known
-from commwatch.watchers.nccl import NcclLogs
+from commwatch_agent.config import load
+from commwatch_agent.daemon import Daemon
+from commwatch_agent.runtime.periodic import Beside, known
+from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_collectors.registry import Reading
 from tests.helpers import Trainer, operation, wait_for
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.config import load
-from commwatch.daemon import Daemon
-from commwatch.runtime.sd_notify import ALIVE, READY, STOPPING, notify
+from commwatch_agent.config import load
+from commwatch_agent.daemon import Daemon
+from commwatch_agent.runtime.sd_notify import ALIVE, READY, STOPPING, notify
 from tests.helpers import agent, clean_env, wait_for
 
 

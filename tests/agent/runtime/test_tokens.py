@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.runtime import tokens
-from commwatch.runtime.tokens import BadToken
+from commwatch.wire import tokens
+from commwatch.wire.tokens import BadToken
 from tests.helpers import NOBODY, needs
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.core.errors import CommwatchError
-from commwatch.runtime.whole_files import write, writing
+from commwatch.wire.errors import CommwatchError
+from commwatch_agent.runtime.whole_files import write, writing
 
 
 def test_file_that_was_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.server.access import COOKIE, SECURE_COOKIE, Rules, decide, host_allowed, rules_of, session
+from commwatch_agent.server.access import COOKIE, SECURE_COOKIE, Rules, decide, host_allowed, rules_of, session
 
 TOKEN = "right-right-right-right"
 HERE = {"host": "127.0.0.1:9477"}

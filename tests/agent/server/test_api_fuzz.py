@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from commwatch.config import Config
-from commwatch.server import history_queries
-from commwatch.server.history_queries import ApiError, Wanted, operations
-from commwatch.server.listener import listen
+from commwatch_agent.config import Config
+from commwatch_agent.server import history_queries
+from commwatch_agent.server.history_queries import ApiError, Wanted, operations
+from commwatch_agent.server.listener import listen
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.helpers import (
     MS,

@@ -16,13 +16,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.queries import QueryService
-from commwatch.server import problems
-from commwatch.server.gate import LIVE, line_of
-from commwatch.server.history_worker import Worker
-from commwatch.server.routes.params import MOST_CHARACTERS, query_names
-from commwatch.server.web import application
-from commwatch.watchers.log_requests import LogRequest
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.server import problems
+from commwatch_agent.server.gate import LIVE, line_of
+from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.server.routes.params import MOST_CHARACTERS, query_names
+from commwatch_agent.server.web import application
+from commwatch_agent.watchers.log_requests import LogRequest
 from tests.agent.server.routes.test_jobs import populated
 from tests.helpers import RunningAgent, agent, idle_services, wait_for
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from commwatch.server import client_name
+from commwatch_agent.server import client_name
 from tests.helpers import NOBODY, PATIENCE_S, needs
 
 

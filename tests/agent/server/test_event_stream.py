@@ -21,9 +21,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from commwatch.history.opening import StoreError
-from commwatch.server.event_stream import EventStream, Topic
-from commwatch.server.gate import MOST_STREAMS, MOST_STREAMS_OF_ONE
+from commwatch_agent.history.opening import StoreError
+from commwatch_agent.server.event_stream import EventStream, Topic
+from commwatch_agent.server.gate import MOST_STREAMS, MOST_STREAMS_OF_ONE
 from tests.helpers import (
     NOBODY,
     PATIENCE_S,

@@ -20,12 +20,12 @@ from urllib.parse import unquote, urlencode
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from commwatch.collectors.wire.crossing import Trust
-from commwatch.runtime import tokens
-from commwatch.runtime.client import Keys, get
-from commwatch.server import gate
-from commwatch.server.access import Rules, session
-from commwatch.server.http_protocol import MOST_HEADER_BYTES
+from commwatch.api.client import Keys, get
+from commwatch.wire import tokens
+from commwatch.wire.crossing import Trust
+from commwatch_agent.server import gate
+from commwatch_agent.server.access import Rules, session
+from commwatch_agent.server.http_protocol import MOST_HEADER_BYTES
 from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs
 from tests.serving import Served, serving
 

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from commwatch.analysis.host_rates import answer
-from commwatch.collectors.node import process
-from commwatch.core.api_views import Summary
-from commwatch.history.chunks import Damaged
-from commwatch.reference.references import References
-from commwatch.report.chrome_trace import TraceMark
-from commwatch.report.timeline_export import Window
-from commwatch.report.timeline_parts import Page
-from commwatch.server import history_queries, history_worker, history_worker_process
-from commwatch.server.history_queries import ApiError, Wanted, text_of
-from commwatch.server.history_worker import Worker
-from commwatch.server.job_timelines import TIMELINE_QUESTIONS
-from commwatch.server.job_whatif import WHATIF_QUESTIONS
-from commwatch.whatif.questions import Question
+from commwatch_agent.analysis.host_rates import answer
+from commwatch_agent.core.api_views import Summary
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.reference.references import References
+from commwatch_agent.report.chrome_trace import TraceMark
+from commwatch_agent.report.timeline_export import Window
+from commwatch_agent.report.timeline_parts import Page
+from commwatch_agent.server import history_queries, history_worker, history_worker_process
+from commwatch_agent.server.history_queries import ApiError, Wanted, text_of
+from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.server.job_timelines import TIMELINE_QUESTIONS
+from commwatch_agent.server.job_whatif import WHATIF_QUESTIONS
+from commwatch_agent.whatif.questions import Question
+from commwatch_collectors.node import process
 from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from commwatch.server import gate, http_protocol
+from commwatch_agent.server import gate, http_protocol
 from tests.helpers import PATIENCE_S, RunningAgent, agent, examples, wait_for
 from tests.serving import Served, serving
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from commwatch.core.nccl_views import NcclOperations
-from commwatch.server.live_feed import LiveFeed
-from commwatch.server.node_now import Operations
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.server.live_feed import LiveFeed
+from commwatch_agent.server.node_now import Operations
 from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring
 
 

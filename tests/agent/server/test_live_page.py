@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Dialog, expect
 
-from commwatch.collectors.wire import events as ev
+from commwatch.wire import events as ev
 from tests.agent.report.test_svg import HOSTILE
 from tests.agent.test_nccl_operations import RING_SIMPLE_4, TREE_LL_1
 from tests.helpers import MS, RunningAgent, agent, end_rank, operation, wait_for

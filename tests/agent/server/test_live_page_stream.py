@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import expect
 
-from commwatch.server.gate import MOST_STREAMS_OF_ONE
+from commwatch_agent.server.gate import MOST_STREAMS_OF_ONE
 from tests.helpers import RunningAgent, agent, wait_for
 from tests.live import PERIOD_MS, HandMade, hear
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.time_buckets import Slot, SlotSums, slots_of
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.probe.governor import SAMPLING
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.events import Record
-from commwatch.core.cells import NO_STEPS, SLOT_NS
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate, Job
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.server.live_view import JobNow, job_now
-from commwatch.server.node_now import Card, Oldest, node_now, operations, pick, running
+from commwatch.wire import events as ev
+from commwatch.wire.events import Record
+from commwatch.wire.modes import SAMPLING
+from commwatch_agent.analysis.time_buckets import Slot, SlotSums, slots_of
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.cells import NO_STEPS, SLOT_NS
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.server.live_view import JobNow, job_now
+from commwatch_agent.server.node_now import Card, Oldest, node_now, operations, pick, running
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS

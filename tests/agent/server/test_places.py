@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from commwatch.server.turns import AllTaken, Place, Places, TooManyOfOne
+from commwatch_agent.server.turns import AllTaken, Place, Places, TooManyOfOne
 
 
 def nothing() -> None:

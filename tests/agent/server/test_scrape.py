@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from commwatch.server import scrape
-from commwatch.server.scrape import Scrape
+from commwatch_agent.server import scrape
+from commwatch_agent.server.scrape import Scrape
 from tests.helpers import PATIENCE_S
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.5"

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import pytest
 
-from commwatch.alerting.notifications import address_of, url_of
-from commwatch.config import load
-from commwatch.config_checks import ConfigError
-from commwatch.runtime.client import Keys, get
-from commwatch.runtime.run_lock import CannotStart
-from commwatch.server import http_protocol
-from commwatch.server.listener import listen
-from commwatch.server.tls import listening
+from commwatch.api.client import Keys, get
+from commwatch_agent.alerting.notifications import address_of, url_of
+from commwatch_agent.config import load
+from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.runtime.run_lock import CannotStart
+from commwatch_agent.server import http_protocol
+from commwatch_agent.server.listener import listen
+from commwatch_agent.server.tls import listening
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, fetch, needs, wait_for
 from tests.serving import Served, serving
 
@@ -129,7 +129,7 @@ def test_renewal(
     tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A renewed certificate is taken up while the agent runs; one that does not fit its key, or is none, leaves it with the old."""
-    monkeypatch.setattr("commwatch.server.listener._RENEWAL_S", 0)
+    monkeypatch.setattr("commwatch_agent.server.listener._RENEWAL_S", 0)
     pair = (tmp_path / "tls.crt", tmp_path / "tls.key")
 
     def put(new: tuple[Path, Path]) -> None:
@@ -312,7 +312,7 @@ def test_encrypted_key(tmp_path: Path, ours: Authority) -> None:
     both, locked = tmp_path / "both.pem", tmp_path / "locked.key"
     _openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked)
     both.write_text(cert.read_text() + locked.read_text())
-    load = f"from commwatch.runtime.client_tls import tls_context; tls_context({str(ours.cert)!r}, {str(both)!r})"
+    load = f"from commwatch.api.client_tls import tls_context; tls_context({str(ours.cert)!r}, {str(both)!r})"
     in_terminal = f"import pty, sys; pty.spawn([sys.executable, '-c', {load!r}])"
     done = subprocess.run(
         [sys.executable, "-c", in_terminal],

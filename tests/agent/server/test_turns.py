@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from commwatch.server.turns import Turns
+from commwatch_agent.server.turns import Turns
 from tests.helpers import PATIENCE_S
 
 

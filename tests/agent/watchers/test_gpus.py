@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
-from commwatch.core.node_counters import GPU_BUSY
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
-from commwatch.watchers.gpus import Gpus
+from commwatch_agent.core.node_counters import GPU_BUSY
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.watchers.gpus import Gpus
+from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
 from tests.agent.prometheus.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
 from tests.helpers import MS, group_entry, identity, mark, operation, packed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.watchers.trace_overlap import overlap
+from commwatch_agent.watchers.trace_overlap import overlap
 from tests.agent.watchers.kernel_sweep import kernels, sweep
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h100"

@@ -15,16 +15,16 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.gpu_nic_affinity import places
-from commwatch.analysis.queries import QueryService
-from commwatch.collectors.registry import Reading
-from commwatch.core.host_views import HostView, NicView
-from commwatch.core.node_counters import SENT, NodeCounter
-from commwatch.ingest.jobs import Aggregate
-from commwatch.prometheus.metrics import METRICS
-from commwatch.reference.links import links, of_device
-from commwatch.server.web import application
-from commwatch.watchers.host import MOST_VIRTUAL, HostWatch
+from commwatch_agent.analysis.gpu_nic_affinity import places
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.host_views import HostView, NicView
+from commwatch_agent.core.node_counters import SENT, NodeCounter
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_agent.reference.links import links, of_device
+from commwatch_agent.server.web import application
+from commwatch_agent.watchers.host import MOST_VIRTUAL, HostWatch
+from commwatch_collectors.registry import Reading
 from tests.helpers import idle_services
 from tests.trees import say, unpack, vanish
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire.nccl_debug_file import inspector_dir
-from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers import inspector, inspector_sums
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.inspector_sums import MOST_CELLS
+from commwatch.wire.nccl_debug_file import inspector_dir
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers import inspector, inspector_sums
+from commwatch_agent.watchers.inspector import Inspector
+from commwatch_agent.watchers.inspector_sums import MOST_CELLS
+from commwatch_collectors.registry import Reading
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, group_entry, identity, operation, wait_for, write_ring
 
@@ -198,7 +198,7 @@ def test_file_that_begins_again(folder: Path) -> None:
 def test_later_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A format that cannot be read is named in one line of the log and in the state; its readable lines are used."""
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr("commwatch.watchers.inspector.log.warning", lambda *about: said.append(about[1:]))
+    monkeypatch.setattr("commwatch_agent.watchers.inspector.log.warning", lambda *about: said.append(about[1:]))
     path = put(folder, "v4.3.log")
     later = path.read_text().replace('"v4.3"', '"v5.0"')
     path.write_text(later.replace('"coll_sn"', '"seq"').replace('"p2p_sn"', '"seq"'))
@@ -295,7 +295,7 @@ def test_unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop.symlink_to(loop)
     put(folder, "nccl-2.30.log", 106)
     said: list[str] = []
-    monkeypatch.setattr("commwatch.watchers.inspector.log.warning", lambda *about: said.append(about[1]))
+    monkeypatch.setattr("commwatch_agent.watchers.inspector.log.warning", lambda *about: said.append(about[1]))
     watched = Watched(folder)
     watched.tick()
     watched.tick()
@@ -348,7 +348,7 @@ def test_in_the_agent(tmp_path: Path, folder: Path) -> None:
 
 def test_readings_have_known_names(folder: Path) -> None:
     """Every reading belongs to an existing metric, with its labels."""
-    from commwatch.prometheus.metrics import METRICS
+    from commwatch_agent.prometheus.metrics import METRICS
 
     put(folder, "v4.3.log")
     watched = Watched(folder)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.communicators import communicators
-from commwatch.collectors.registry import Reading
-from commwatch.core.cells import GroupInfo
-from commwatch.core.nccl_views import Topology
-from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.log_requests import LogRequest, requests
-from commwatch.watchers.nccl import NcclLogs, remove_old
-from commwatch.watchers.nccl_groups import matching
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.nccl_views import Topology
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers.log_requests import LogRequest, requests
+from commwatch_agent.watchers.nccl import NcclLogs, remove_old
+from commwatch_agent.watchers.nccl_groups import matching
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.communicators import communicators
+from commwatch_collectors.registry import Reading
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
 
@@ -355,7 +355,7 @@ def test_log_that_cannot_be_read(tmp_path: Path) -> None:
     LogRequest("job", [str(loop)], time.time(), os.getpid()).write(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
-        patch.setattr("commwatch.watchers.nccl.log.warning", lambda *about: said.append(about[1]))
+        patch.setattr("commwatch_agent.watchers.nccl.log.warning", lambda *about: said.append(about[1]))
         logs.tick()
         logs.tick()
     assert said == [str(loop)]

@@ -8,11 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-from commwatch.core.nccl_views import Topology
-from commwatch.ingest.jobs import Aggregate
-from commwatch.watchers.log_requests import LogRequest
-from commwatch.watchers.nccl import NcclLogs, logs_of, remove_old
-from commwatch.watchers.nccl_archive import keep, kept
+from commwatch_agent.core.nccl_views import Topology
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers.log_requests import LogRequest
+from commwatch_agent.watchers.nccl import NcclLogs, logs_of, remove_old
+from commwatch_agent.watchers.nccl_archive import keep, kept
 from tests.agent.watchers.test_nccl import _train, lines
 from tests.helpers import agent, commwatch, wait_for
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import profile_files as files
-from commwatch.report.timeline_export import Window, own_trace, write
-from commwatch.watchers.profiles import (
+from commwatch.wire import events as ev
+from commwatch.wire import profile_files as files
+from commwatch_agent.report.timeline_export import Window, own_trace, write
+from commwatch_agent.watchers.profiles import (
     Profile,
     ProfileError,
     Profiles,

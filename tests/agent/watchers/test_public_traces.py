@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.watchers import trace_files
-from commwatch.watchers.trace_overlap import overlap
+from commwatch_agent.watchers import trace_files
+from commwatch_agent.watchers.trace_overlap import overlap
 from tests.agent.watchers.hta_figures import FIGURES, digest
 from tests.agent.watchers.kernel_sweep import Kernel, kernels, sweep
 

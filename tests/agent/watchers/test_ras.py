@@ -13,16 +13,16 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.verdicts import Verdict
-from commwatch.collectors.nccl import ras as client
-from commwatch.collectors.nccl.ras import Communicator, Member, parse
-from commwatch.commands import diagnose
-from commwatch.core.cells import GroupInfo
-from commwatch.ingest.batches import ingest_records
-from commwatch.ingest.jobs import Aggregate
-from commwatch.nodes.merging import conclude
-from commwatch.server.web import application
-from commwatch.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.commands import diagnose
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.ingest.batches import ingest_records
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.nodes.merging import conclude
+from commwatch_agent.server.web import application
+from commwatch_agent.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
+from commwatch_collectors.nccl import ras as client
+from commwatch_collectors.nccl.ras import Communicator, Member, parse
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,

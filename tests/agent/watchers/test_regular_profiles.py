@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.analysis.queries import QueryService
-from commwatch.core.views import StepView
-from commwatch.watchers.profiles import RankProfile
-from commwatch.watchers.regular_profiles import BUDGET, RegularProfiles, added, interval
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.views import StepView
+from commwatch_agent.watchers.profiles import RankProfile
+from commwatch_agent.watchers.regular_profiles import BUDGET, RegularProfiles, added, interval
 from tests.agent.watchers.test_profiles import JOB, STEP, STEPS, Node
 from tests.helpers import MS, mark
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.verdicts import Verdict
-from commwatch.core.views import RankView
-from commwatch.watchers.stack_capture import evidence, flight_recorder, recorder, stack, trainer_of
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.views import RankView
+from commwatch_agent.watchers.stack_capture import evidence, flight_recorder, recorder, stack, trainer_of
 from tests.collectors.node.test_flight_recorder import dump_of, entry, pending
 from tests.helpers import PATIENCE_S, needs
 
@@ -64,7 +64,7 @@ def test_end_of_an_agent(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\necho $$ > {asked}\nexec sleep 600 > /dev/null\n", encoding="utf-8")
     program.chmod(0o755)
     ends = (
-        "import sys; from commwatch.watchers import stack_capture; from commwatch.runtime.concurrency import at_once; stack_capture._STACK_S = 600\n"
+        "import sys; from commwatch_agent.watchers import stack_capture; from commwatch.wire.concurrency import at_once; stack_capture._STACK_S = 600\n"
         "at_once(stack_capture.stack, [1], 1); print(open(sys.argv[1]).read())"
     )
     path = f"{tmp_path}:{os.environ['PATH']}"

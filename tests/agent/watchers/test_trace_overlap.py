@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.watchers import trace_overlap
-from commwatch.watchers.trace_overlap import BadTrace, overlap
+from commwatch_agent.watchers import trace_overlap
+from commwatch_agent.watchers.trace_overlap import BadTrace, overlap
 from tests.agent.watchers.kernel_sweep import kernels, sweep
 from tests.helpers import PATIENCE_S, examples
 
@@ -258,7 +258,7 @@ def test_bad_traces(trace: Any, says: str) -> None:
 def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
     """The process that reads a trace always answers in JSON: a damaged file gives an error."""
     (tmp_path / "trace.gz").write_bytes(content)
-    command = [sys.executable, "-m", "commwatch.watchers.trace_overlap", str(tmp_path / "trace.gz"), "0", "1000"]
+    command = [sys.executable, "-m", "commwatch_agent.watchers.trace_overlap", str(tmp_path / "trace.gz"), "0", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "the trace cannot be read" in json.loads(done.stdout)["error"]
 
@@ -269,7 +269,7 @@ def read_apart(path: Path, most_bytes: int | None = None) -> tuple[dict[str, Any
     # Not ``ru_maxrss``, which includes the memory of the process that starts this one.
     peak = "sys.stderr.write(next(line for line in open('/proc/self/status') if line.startswith('VmHWM:')))"
     do = "; ".join((f"t.MOST_BYTES = {limit}", "t.confine()", "t.main(sys.argv[1:])", peak))
-    run = ["-c", f"import sys; from commwatch.watchers import trace_overlap as t; {do}"]
+    run = ["-c", f"import sys; from commwatch_agent.watchers import trace_overlap as t; {do}"]
     command = [sys.executable, *run, str(path), str(BASE), str(BASE + 10**9)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert len(done.stdout.splitlines()) == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.alpha_beta import Curve
-from commwatch.core.cells import GroupInfo
-from commwatch.core.views import TraceOperation
-from commwatch.whatif.build import StepSpan, build
-from commwatch.whatif.model import Do, Kind, Model, Op, Program
+from commwatch.wire import events as ev
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.whatif.build import StepSpan, build
+from commwatch_agent.whatif.model import Do, Kind, Model, Op, Program
 
 MS = 1_000_000
 

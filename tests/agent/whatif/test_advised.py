@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.advice import advice_on
-from commwatch.core.api_views import Advice, Remedy
-from commwatch.whatif.advised import predicted, question_of
-from commwatch.whatif.answers import answer, outcome
-from commwatch.whatif.model import Model
-from commwatch.whatif.questions import Question, changes_of
+from commwatch_agent.analysis.advice import advice_on
+from commwatch_agent.core.api_views import Advice, Remedy
+from commwatch_agent.whatif.advised import predicted, question_of
+from commwatch_agent.whatif.answers import answer, outcome
+from commwatch_agent.whatif.model import Model
+from commwatch_agent.whatif.questions import Question, changes_of
 from tests.agent.analysis.test_advice import SPEAKS
 from tests.agent.whatif.scenes import model
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.whatif.answers import forecast, study
-from commwatch.whatif.changes import replica_ranks, with_ranks
-from commwatch.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, recosted
-from commwatch.whatif.replay import replay
+from commwatch_agent.whatif.answers import forecast, study
+from commwatch_agent.whatif.changes import replica_ranks, with_ranks
+from commwatch_agent.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
+from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, recosted
+from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import grid, hybrid, model
 from tests.helpers import examples
 

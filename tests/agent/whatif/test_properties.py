@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.alpha_beta import Curve
-from commwatch.whatif.changes import scaled_compute, with_bandwidth, with_latency, with_ranks, without_lateness
-from commwatch.whatif.exchange import accumulated, compressed, sharded, with_buckets
-from commwatch.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Op, Program
-from commwatch.whatif.replay import replay
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.whatif.changes import scaled_compute, with_bandwidth, with_latency, with_ranks, without_lateness
+from commwatch_agent.whatif.exchange import accumulated, compressed, sharded, with_buckets
+from commwatch_agent.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Op, Program
+from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import large, model
 from tests.helpers import examples
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.core.alpha_beta import Curve
-from commwatch.core.cells import GroupInfo
-from commwatch.core.views import TraceOperation
-from commwatch.whatif.build import StepSpan, build
-from commwatch.whatif.changes import scaled_compute, with_bandwidth, with_latency, without_lateness
-from commwatch.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
-from commwatch.whatif.replay import replay
+from commwatch.wire import events as ev
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.whatif.build import StepSpan, build
+from commwatch_agent.whatif.changes import scaled_compute, with_bandwidth, with_latency, without_lateness
+from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
+from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import MS, ddp, group, model
 from tests.helpers import examples
 

@@ -6,10 +6,10 @@ from statistics import median
 
 import pytest
 
-from commwatch.whatif.answers import Study, study
-from commwatch.whatif.changes import with_bandwidth
-from commwatch.whatif.model import CannotAnswer, Model
-from commwatch.whatif.replay import replay
+from commwatch_agent.whatif.answers import Study, study
+from commwatch_agent.whatif.changes import with_bandwidth
+from commwatch_agent.whatif.model import CannotAnswer, Model
+from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import model
 
 MIB = 1 << 20

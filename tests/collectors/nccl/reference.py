@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.labels import labels
-from commwatch.collectors.nccl.lines import MOST_BYTES
-from commwatch.collectors.nccl.lives import Facts, Warned
-from commwatch.collectors.nccl.quiet import is_quiet
-from commwatch.collectors.nccl.search import SEARCHED
-from commwatch.collectors.nccl.text import Message, clean, has_own_time, parse_line
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.labels import labels
+from commwatch_collectors.nccl.lines import MOST_BYTES
+from commwatch_collectors.nccl.lives import Facts, Warned
+from commwatch_collectors.nccl.quiet import is_quiet
+from commwatch_collectors.nccl.search import SEARCHED
+from commwatch_collectors.nccl.text import Message, clean, has_own_time, parse_line
 
 
 def lines_of(data: bytes) -> list[tuple[int, str]]:

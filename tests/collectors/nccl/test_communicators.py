@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.communicators import Communicator, Link, communicators
-from commwatch.collectors.spans import spans
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.communicators import Communicator, Link, communicators
+from commwatch_collectors.spans import spans
 
 
 def _comms(*lines: str) -> list[Communicator]:

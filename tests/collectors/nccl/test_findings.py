@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.evidence import Live
-from commwatch.collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
-from commwatch.collectors.nccl.topology import views
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.evidence import Live
+from commwatch_collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
+from commwatch_collectors.nccl.topology import views
 
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
 CASES = NCCL / "findings"

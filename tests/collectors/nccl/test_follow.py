@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.nccl import follow
-from commwatch.collectors.nccl.follow import Follower
-from commwatch.collectors.nccl.lines import apart
-from commwatch.collectors.nccl.matching import LogPattern
-from commwatch.collectors.wire import crossing
+from commwatch.wire import crossing
+from commwatch_collectors.nccl import follow
+from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.lines import apart
+from commwatch_collectors.nccl.matching import LogPattern
 
 
 class Taken:

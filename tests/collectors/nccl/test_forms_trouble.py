@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.quiet import is_quiet
-from commwatch.collectors.nccl.search import read
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.quiet import is_quiet
+from commwatch_collectors.nccl.search import read
 
 #: Versions that print it, text, facts.
 Case = tuple[str, str, tuple[f.Fact, ...]]

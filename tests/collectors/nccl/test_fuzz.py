@@ -10,12 +10,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.findings import findings
-from commwatch.collectors.nccl.labels import labels
-from commwatch.collectors.nccl.lines import Lines
-from commwatch.collectors.nccl.text import clean
-from commwatch.collectors.nccl.topology import choices, hosts, views
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.labels import labels
+from commwatch_collectors.nccl.lines import Lines
+from commwatch_collectors.nccl.text import clean
+from commwatch_collectors.nccl.topology import choices, hosts, views
 from tests.helpers import examples
 
 FIXTURES = sorted((Path(__file__).parents[2] / "fixtures/nccl").glob("*.log"))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.nccl.inspector import Dropped, Mean, Reader, Timed, parse_prom
+from commwatch_collectors.nccl.inspector import Dropped, Mean, Reader, Timed, parse_prom
 from tests.helpers import examples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/inspector"

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.nccl import ras
-from commwatch.collectors.nccl.ras import Communicator, Member, RasError, Status, ask, parse
+from commwatch_collectors.nccl import ras
+from commwatch_collectors.nccl.ras import Communicator, Member, RasError, Status, ask, parse
 from tests.helpers import examples, free_port
 from tests.ras_server import listening, ras_server, serving
 
@@ -84,7 +84,7 @@ def test_silent_server(until: int) -> None:
 
 def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer without end is cut off."""
-    monkeypatch.setattr("commwatch.collectors.nccl.ras.MOST_BYTES", 100_000)
+    monkeypatch.setattr("commwatch_collectors.nccl.ras.MOST_BYTES", 100_000)
 
     def serve(connection: socket.socket) -> None:
         for each in (b"SERVER PROTOCOL 2\n", b"OK\n"):

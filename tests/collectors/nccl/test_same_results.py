@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.findings import findings
-from commwatch.collectors.nccl.forms import FORMS, Form
-from commwatch.collectors.nccl.lines import Lines
-from commwatch.collectors.nccl.search import read
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.forms import FORMS, Form
+from commwatch_collectors.nccl.lines import Lines
+from commwatch_collectors.nccl.search import read
 from tests.collectors.nccl import reference
 from tests.collectors.nccl.test_fuzz import FIXTURES, LINES, cut, glued, line, mutated
 from tests.collectors.nccl.test_labels import CORPUS

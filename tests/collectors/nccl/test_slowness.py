@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.findings import findings
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import findings
 
 
 def log(algorithms: str, ranks: int = 4) -> Account:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.labels import labels
-from commwatch.collectors.nccl.text import Head, Message, Process, clean, has_own_time, parse_line
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.labels import labels
+from commwatch_collectors.nccl.text import Head, Message, Process, clean, has_own_time, parse_line
 
 HEAD = "gpu-a7:4411:4502 [3]"
 SAID = "Connected all trees"

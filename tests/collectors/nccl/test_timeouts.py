@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.findings import findings
-from commwatch.collectors.nccl.lives import Warned
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.lives import Warned
 
 
 def report(job: int, rank: int, seq: int, group: str, *, ran_ms: int = 600_012, enqueued: int = 0) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from commwatch.collectors.probe.native.library import PLUGIN
+from commwatch.probe.native.library import PLUGIN
 from tests.helpers import needs
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors import nccl_plugin
+from commwatch import nccl_plugin
 
 S, DELAY = 10**9, 5_000
 

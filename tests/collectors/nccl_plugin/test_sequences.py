@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from commwatch.collectors.probe.native.library import PLUGIN
+from commwatch.probe.native.library import PLUGIN
 from tests.collectors.nccl_plugin.conftest import HERE, STRICT, Built
 
 SEQUENCES = sorted((Path(__file__).parents[2] / "fixtures" / "nccl_plugin").glob("*.v*"))

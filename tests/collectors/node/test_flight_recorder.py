@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.node.flight_recorder import BadDump, load, unpickled
+from commwatch_collectors.node.flight_recorder import BadDump, load, unpickled
 from tests.helpers import examples
 
 BEGIN_NS = 1_763_746_202_000_000_000
@@ -197,10 +197,10 @@ def test_no_dump(data: bytes) -> None:
 def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dumps that are too large, or have too many steps, are refused."""
     with monkeypatch.context() as patch:
-        patch.setattr("commwatch.collectors.node.flight_recorder.MOST_BYTES", 1000)
+        patch.setattr("commwatch_collectors.node.flight_recorder.MOST_BYTES", 1000)
         with pytest.raises(BadDump, match="larger"):
             load(b"x" * 1001)
-    monkeypatch.setattr("commwatch.collectors.node.flight_recorder.MOST_STEPS", 1000)
+    monkeypatch.setattr("commwatch_collectors.node.flight_recorder.MOST_STEPS", 1000)
     with pytest.raises(BadDump, match="steps"):
         load(b"\x80\x02" + b"}" * 2000 + b".")
 

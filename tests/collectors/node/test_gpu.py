@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.node.gpu import (
+from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_collectors.node.gpu import (
     THROTTLE_REASONS,
     GpuPlace,
     Measured,
@@ -20,9 +21,8 @@ from commwatch.collectors.node.gpu import (
     plain_uuid,
     readings,
 )
-from commwatch.collectors.node.gpu_xids import XIDS, meaning
-from commwatch.collectors.registry import Reading
-from commwatch.prometheus.metrics import METRICS
+from commwatch_collectors.node.gpu_xids import XIDS, meaning
+from commwatch_collectors.registry import Reading
 from tests.gpus import DRIVER, UUIDS, card, full, lost
 
 PLAIN = "5a0e1f2c-3b4d-4e6f-8a9b-000000000000"

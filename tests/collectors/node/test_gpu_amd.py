@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from commwatch.collectors.node.gpu import Driver, DriverTrouble, Measured, NoGpus, find, place_of
-from commwatch.collectors.node.gpu_amd import AmdSource
+from commwatch_collectors.node.gpu import Driver, DriverTrouble, Measured, NoGpus, find, place_of
+from commwatch_collectors.node.gpu_amd import AmdSource
 
 FAKE = Path(__file__).parents[1] / "fake_amdsmi"
 

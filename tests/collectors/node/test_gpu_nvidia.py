@@ -15,8 +15,8 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from commwatch.collectors.node.gpu import Driver, DriverTrouble, Gpu, Measured, NoGpus, Xid
-from commwatch.collectors.node.gpu_nvidia import NvidiaSource
+from commwatch_collectors.node.gpu import Driver, DriverTrouble, Gpu, Measured, NoGpus, Xid
+from commwatch_collectors.node.gpu_nvidia import NvidiaSource
 from tests.gpus import LIBRARY, UUIDS, Script, build, full
 from tests.helpers import clean_env
 
@@ -286,7 +286,7 @@ def test_library_is_found_by_name(libraries: dict[str, Path], tmp_path: Path) ->
     """In a separate process ``nvidia-ml-py`` finds the library by its name; without one it reports that there is no driver."""
     Script(tmp_path / "script.txt")
     program = (
-        "from commwatch.collectors.node.gpu_nvidia import NvidiaSource; from commwatch.collectors.node.gpu import NoGpus\n"
+        "from commwatch_collectors.node.gpu_nvidia import NvidiaSource; from commwatch_collectors.node.gpu import NoGpus\n"
         "source = NvidiaSource()\n"
         "try: print(source.open().version, len(source.read().gpus))\n"
         "except NoGpus as error: print(error)\n"
@@ -303,5 +303,5 @@ def test_library_is_found_by_name(libraries: dict[str, Path], tmp_path: Path) ->
 
 def test_import_is_lazy() -> None:
     """Neither the package nor the collector brings in ``pynvml`` before it is opened."""
-    code = "import sys, commwatch, commwatch.collectors.node.gpu_nvidia; print('pynvml' in sys.modules)"
+    code = "import sys, commwatch, commwatch_collectors.node.gpu_nvidia; print('pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

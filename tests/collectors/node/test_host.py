@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.host import HostCollector, cpu, memory, pressure
-from commwatch.collectors.registry import Reading
+from commwatch_collectors.node.host import HostCollector, cpu, memory, pressure
+from commwatch_collectors.registry import Reading
 from tests.trees import procfs, say, unpack, vanish
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS, Infiniband, rate
-from commwatch.collectors.node.nics import Nic, Traffic
+from commwatch_collectors.node.infiniband import EVENTS, HW_EVENTS, Infiniband, rate
+from commwatch_collectors.node.nics import Nic, Traffic
 from tests.trees import say, unpack, vanish
 
 MLX5_0 = "sys/class/infiniband/mlx5_0/ports/1"

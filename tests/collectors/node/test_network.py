@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.network import Network
-from commwatch.collectors.node.nics import Counts, Nic, Traffic
+from commwatch_collectors.node.network import Network
+from commwatch_collectors.node.nics import Counts, Nic, Traffic
 from tests.trees import procfs, say, unpack, vanish
 
 PROC = Path(__file__).parents[2] / "fixtures" / "proc"

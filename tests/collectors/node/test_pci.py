@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.pci import Function, PciLink, address, distance, function_of, gpus, numa_nodes
-from commwatch.reference.links import links
+from commwatch_agent.reference.links import links
+from commwatch_collectors.node.pci import Function, PciLink, address, distance, function_of, gpus, numa_nodes
 from tests.trees import unpack
 
 

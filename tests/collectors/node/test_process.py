@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node import process
-from commwatch.collectors.wire import identity
+from commwatch.wire import identity
+from commwatch_collectors.node import process
 from tests.helpers import wait_for
 
 #: Takes a name that the kernel cuts after 15 bytes, in the middle of a character, and one that looks like the end of it.

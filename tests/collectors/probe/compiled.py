@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import _dynamo
 
-from commwatch.collectors.probe import torch_steps
+from commwatch.probe import torch_steps
 
 STEPS = 3
 #: What Dynamo logs of a frame that it compiles.

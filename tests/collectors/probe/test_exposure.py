@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.exposure import Exposure
+from commwatch.probe.exposure import Exposure
 from tests.helpers import wait_for
 
 #: Wall time is a parameter, CPU time is this thread's own: against minutes of the one the other is nothing.

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.probe.governor import (
-    COST_BOUND,
-    COUNTERS,
-    FULL,
-    SAMPLING,
-    CostTurns,
-    Counts,
-    Governor,
-    UsualCost,
-    budget_of,
-    is_sampled,
-)
+from commwatch.probe.governor import COST_BOUND, CostTurns, Counts, Governor, UsualCost, budget_of, is_sampled
+from commwatch.wire.modes import COUNTERS, FULL, SAMPLING
 
 DEAR, CHEAP = 0.02, 0.001
 

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from commwatch.collectors.probe.torch_device import Devices, Watch
-from commwatch.collectors.probe.torch_groups import Groups
-from commwatch.collectors.probe.torch_timing import POLL, Timing
-from commwatch.collectors.wire import events as ev
+from commwatch.probe.torch_device import Devices, Watch
+from commwatch.probe.torch_groups import Groups
+from commwatch.probe.torch_timing import POLL, Timing
+from commwatch.wire import events as ev
 
 CPU = torch.device("cpu")
 

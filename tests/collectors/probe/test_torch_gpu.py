@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from commwatch.collectors.probe.torch_gpu import Finder
-from commwatch.collectors.probe.torch_python import PythonProbe
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe.torch_gpu import Finder
+from commwatch.probe.torch_python import PythonProbe
+from commwatch.wire import ring
+from commwatch.wire.ring_reader import RingReader
 from tests.helpers import identity
 
 UUID = "5a0e1f2c-3b4d-4e6f-8a9b-00000000000{}"

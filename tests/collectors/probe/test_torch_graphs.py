@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch.cuda.graphs
 
-from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
-from commwatch.collectors.probe.torch_groups import Group
-from commwatch.collectors.probe.torch_replay import Captured, Operation
+from commwatch.probe.torch_graphs import GraphEvents, GraphHooks
+from commwatch.probe.torch_groups import Group
+from commwatch.probe.torch_replay import Captured, Operation
 
 HOOKS = ("capture_start", "capture_end", "replay_start", "replay_end")
 

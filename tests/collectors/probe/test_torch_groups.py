@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, _unregister_process_group
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from commwatch.collectors.probe.torch_groups import Groups
-from commwatch.collectors.probe.torch_timing import Batches
-from commwatch.collectors.wire import events as ev
+from commwatch.probe.torch_groups import Groups
+from commwatch.probe.torch_timing import Batches
+from commwatch.wire import events as ev
 
 STORE = HashStore()
 c10d: Any = distributed_c10d

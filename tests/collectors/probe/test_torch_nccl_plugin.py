@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.torch_nccl_plugin import choose, set_variables
+from commwatch.probe.torch_nccl_plugin import choose, set_variables
 
 PLUGIN = Path("/cache/commwatch/native/torch-2.14.1-1/nccl-1.so")
 ON = {"COMMWATCH_NCCL_PLUGIN": "on"}

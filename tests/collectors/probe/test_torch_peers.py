@@ -14,10 +14,10 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from commwatch.collectors.probe import torch_peers
-from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire.announcement import LOCK, announce
-from commwatch.collectors.wire.identity import PEER_ADDRESS
+from commwatch.probe import torch_peers
+from commwatch.wire import crossing
+from commwatch.wire.announcement import LOCK, announce
+from commwatch.wire.identity import PEER_ADDRESS
 from tests.helpers import PATIENCE_S, free_port, wait_for
 
 KEY = "commwatch/agents/job"

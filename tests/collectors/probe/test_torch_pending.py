@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.futures import Future
 
-from commwatch.collectors.probe.torch_groups import Group
-from commwatch.collectors.probe.torch_pending import Flight, Pending
-from commwatch.collectors.probe.torch_python import PythonProbe
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import PROBE_NS, RingWriter
+from commwatch.probe.torch_groups import Group
+from commwatch.probe.torch_pending import Flight, Pending
+from commwatch.probe.torch_python import PythonProbe
+from commwatch.wire import events as ev
+from commwatch.wire.ring import PROBE_NS, RingWriter
 
 MS = 1_000_000
 Ended = list[tuple[Flight, int, int, int]]

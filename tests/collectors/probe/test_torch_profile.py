@@ -22,9 +22,9 @@ import torch
 from torch.autograd import profiler as backend
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from commwatch.collectors.probe.torch_profile import Profiling
-from commwatch.collectors.probe.torch_steps import EXPLICIT
-from commwatch.collectors.wire import profile_files as files
+from commwatch.probe.torch_profile import Profiling
+from commwatch.probe.torch_steps import EXPLICIT
+from commwatch.wire import profile_files as files
 from tests.helpers import NOBODY, PLANTED, needs, small_tmpfs
 
 RANK = 1

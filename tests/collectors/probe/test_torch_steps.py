@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from commwatch.collectors.probe import torch_steps
-from commwatch.collectors.probe.torch_steps import MOST_CALLS, StepHooks
+from commwatch.probe import torch_steps
+from commwatch.probe.torch_steps import MOST_CALLS, StepHooks
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.torch_timing import Timing, choose
+from commwatch.probe.torch_timing import Timing, choose
 from tests.helpers import clean_env
 
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -68,7 +68,7 @@ def test_loaded_nccl(tmp_path: Path, number: int | None, version: str) -> None:
         compiler = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", str(tmp_path / "nccl.c"), "-o", str(library)]
         subprocess.run(compiler, check=True, timeout=60)
         env["LD_PRELOAD"] = str(library)
-    script = "from commwatch.collectors.probe.torch_timing import loaded_nccl; print(loaded_nccl())"
+    script = "from commwatch.probe.torch_timing import loaded_nccl; print(loaded_nccl())"
     done = subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False
     )

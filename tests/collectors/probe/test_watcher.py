@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.probe.watcher import Watcher
+from commwatch.probe.watcher import Watcher
 from tests.helpers import PATIENCE_S, wait_for
 
 

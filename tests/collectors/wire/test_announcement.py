@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.kept import KeptFile
-from commwatch.collectors.wire.announcement import FILE, LOCK, announce, answering
-from commwatch.collectors.wire.crossing import Trust, own
-from commwatch.watchers.log_requests import LogRequest
+from commwatch.wire.announcement import FILE, LOCK, announce, answering
+from commwatch.wire.crossing import Trust, own
+from commwatch_agent.watchers.log_requests import LogRequest
+from commwatch_alerts.kept import KeptFile
 from tests.helpers import commwatch
 
 ABOUT = {"url": "http://127.0.0.1:9477", "history": "/h", "pid": os.getpid()}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import crossing
-from commwatch.collectors.wire.crossing import ANYBODY, Refused
+from commwatch.wire import crossing
+from commwatch.wire.crossing import ANYBODY, Refused
 from tests.helpers import NOBODY, PATIENCE_S, PLANTED, clean_env, needs, wait_for
 
 MOST = 1000
@@ -96,7 +96,7 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
 AS_NOBODY = f"""
 import os, sys
 from pathlib import Path
-from commwatch.collectors.wire import crossing
+from commwatch.wire import crossing
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 try:
     print(crossing.read(Path(sys.argv[1]), 1000, getattr(crossing, sys.argv[2])()).decode())
@@ -223,7 +223,7 @@ def test_mounts_of_kubernetes(public: Path) -> None:
 PRIVATE = """
 import grp, os, pwd, sys, types
 from pathlib import Path
-from commwatch.collectors.wire import crossing
+from commwatch.wire import crossing
 uid, name, members = int(sys.argv[2]), sys.argv[3], sys.argv[4].split(",") if sys.argv[4] else []
 pwd.getpwuid = lambda uid: types.SimpleNamespace(pw_name="me", pw_gid=uid)
 grp.getgrgid = lambda gid: types.SimpleNamespace(gr_name=name, gr_gid=gid, gr_mem=members)

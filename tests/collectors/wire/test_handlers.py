@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.wire.handlers import raised_by_handler
 
 
 def plain(signum: int, frame: FrameType | None) -> None:

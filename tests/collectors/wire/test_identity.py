@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire.identity import (
+from commwatch.wire.identity import (
     boot_id,
     describe,
     job_id,
@@ -81,7 +81,7 @@ def test_job_of_static_ranks() -> None:
     assert job_id({"TORCHELASTIC_RUN_ID": "none"}, "") == whole
 
 
-ASK = "import os; from commwatch.collectors.wire.identity import job_id; print(job_id({}))"
+ASK = "import os; from commwatch.wire.identity import job_id; print(job_id({}))"
 
 
 def test_job_without_a_name() -> None:
@@ -100,7 +100,7 @@ def test_job_without_a_name() -> None:
 
 FIRST_RANK = """
 import os, subprocess, sys, time
-from commwatch.collectors.wire.identity import job_id
+from commwatch.wire.identity import job_id
 os.environ["MASTER_PORT"] = "29511"
 if sys.argv[1] == "forks":  # a worker that loads data
     read, write = os.pipe()
@@ -110,7 +110,7 @@ if sys.argv[1] == "forks":  # a worker that loads data
         os._exit(0)
 else:
     given = {**os.environ, "LOCAL_RANK": sys.argv[1]}
-    ask = "import os, sys; from commwatch.collectors.wire.identity import job_id; print(job_id(os.environ)); sys.stdout.flush(); sys.stdin.read()"
+    ask = "import os, sys; from commwatch.wire.identity import job_id; print(job_id(os.environ)); sys.stdout.flush(); sys.stdin.read()"
     second = subprocess.Popen([sys.executable, "-c", ask], env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     print(second.stdout.readline(), end="")
 print(job_id(os.environ))
@@ -162,7 +162,7 @@ def test_no_local_rank(value: str | None) -> None:
 
 def test_boot_id() -> None:
     """The boot has one name as long as it lasts, the same for every process."""
-    ask = "from commwatch.collectors.wire.identity import boot_id; print(boot_id())"
+    ask = "from commwatch.wire.identity import boot_id; print(boot_id())"
     other = subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True, text=True).stdout.strip()
     assert boot_id() == other != ""
 
@@ -254,7 +254,7 @@ def test_not_a_directory(tmp_path: Path) -> None:
 SOMEBODY_ELSE = """
 import os, sys
 from pathlib import Path
-from commwatch.collectors.wire.identity import make_private_dir
+from commwatch.wire.identity import make_private_dir
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 for env in ({}, {"COMMWATCH_GROUP": str(os.getgid())}):

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import mapping, ring
-from commwatch.collectors.wire.identity import describe
-from commwatch.collectors.wire.mapping import MappedFile, is_locked
-from commwatch.collectors.wire.ring import RingWriter
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire import mapping, ring
+from commwatch.wire.identity import describe
+from commwatch.wire.mapping import MappedFile, is_locked
+from commwatch.wire.ring import RingWriter
+from commwatch.wire.ring_reader import RingReader
 from tests.helpers import NOBODY, Trainer, end_rank, identity, needs, operation, small_tmpfs, wait_for
 
 SIZE = 8192
@@ -52,8 +52,8 @@ def test_no_descriptor_is_kept(tmp_path: Path) -> None:
 CLOSES_EVERYTHING = """
 import json, os, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingWriter
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire.ring import RingWriter
+from commwatch.wire.ring_reader import RingReader
 folder = Path(sys.argv[1])
 writer = RingWriter(folder / "a.ring", {"job": "job"}, 128)
 own = {}
@@ -90,7 +90,7 @@ def test_descriptors_of_the_user_are_the_users(tmp_path: Path) -> None:
 HOLDS_A_LOCK = """
 import os, sys, time
 from pathlib import Path
-from commwatch.collectors.wire.mapping import MappedFile
+from commwatch.wire.mapping import MappedFile
 held = MappedFile(Path(sys.argv[1]), 8192, 0o600)
 if sys.argv[2] == "closes":
     os.closerange(3, 4096)
@@ -175,7 +175,7 @@ def test_refusals_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 CUTS_SHORT = """
 import json, os, sys
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.ring import RingWriter
 from pathlib import Path
 if os.getuid() == 0:
     os.setuid(int(sys.argv[2]))
@@ -225,8 +225,8 @@ def test_owner(tmp_path: Path) -> None:
 MAKES_A_RING = """
 import os, sys, time
 from pathlib import Path
-from commwatch.collectors.wire import identity
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire import identity
+from commwatch.wire.ring import RingWriter
 about = identity.describe({"COMMWATCH_JOB": "job"}, 0, 1)
 writer = RingWriter(Path(sys.argv[1]), about, 128)
 print("ready", flush=True)

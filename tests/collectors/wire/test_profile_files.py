@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import profile_files as files
+from commwatch.wire import profile_files as files
 
 REQUEST = files.Request("0123456789abcdef", "job", 3, [0, 1], 1e9)
 RESULT = files.Result("0123456789abcdef", 1, 3, 10, 13, 5, 6, None)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import MARGIN, RingWriter
-from commwatch.collectors.wire.ring_reader import GAP_PATIENCE, RingReader
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.ring import MARGIN, RingWriter
+from commwatch.wire.ring_reader import GAP_PATIENCE, RingReader
 from tests.helpers import examples, identity, operation, rewind_ring
 
 SLOTS = 128
@@ -246,7 +246,7 @@ def test_several_writers(tmp_path: Path) -> None:
 WRITES_FOR_EVER = """
 import os, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.ring import RingWriter
 writer, n = RingWriter(Path(sys.argv[1]), {"job": "job"}, int(sys.argv[2])), 0
 while True:
     for n in range(n, n + 50):

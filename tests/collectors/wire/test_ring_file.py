@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import IN_FLIGHT_SLOTS, RingWriter
-from commwatch.collectors.wire.ring_reader import BadRing, RingReader
+from commwatch.wire import events as ev
+from commwatch.wire import ring
+from commwatch.wire.ring import IN_FLIGHT_SLOTS, RingWriter
+from commwatch.wire.ring_reader import BadRing, RingReader
 from tests.helpers import Trainer, examples, identity, operation, small_tmpfs
 
 
@@ -207,8 +207,8 @@ def test_no_names_file(pair: tuple[RingWriter, RingReader]) -> None:
 NAMES_UNTIL_FULL = """
 import json, resource, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingWriter
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.wire.ring import RingWriter
+from commwatch.wire.ring_reader import RingReader
 writer = RingWriter(Path(sys.argv[1]), {"job": "job"}, 128)
 limit = 20_000  # of the names file; the ring is smaller
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -253,7 +253,7 @@ def test_no_space_in_memory(tmp_path: Path) -> None:
 MAKES_A_RING = """
 import resource, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.ring import RingWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 try:
     RingWriter(Path(sys.argv[1]), {"job": "job"})
@@ -265,7 +265,7 @@ except OSError:
 UNMADE = """
 import sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingFile
+from commwatch.wire.ring import RingFile
 for path in (Path(sys.argv[1], "none", "a.ring"), Path(sys.argv[1], "a.ring")):
     try:
         RingFile(path, {"note": "x" * 4000})

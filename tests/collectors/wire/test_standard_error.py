@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire import descriptor
+from commwatch.wire import descriptor
 from tests.helpers import PATIENCE_S, clean_env
 
 #: Before each script. ``checkpoint`` opens one as C does, which does not close it at ``exec``, or as Python does.
@@ -23,7 +23,7 @@ def checkpoint(how="python"):
     os.write(fd, b"CHECKPOINT")
     return fd
 def come():
-    from commwatch.collectors.wire import standard_error
+    from commwatch.wire import standard_error
     return standard_error.say
 """
 #: Programs in which a file has the number of standard error, or of the stream in its place, before a line of ours.
@@ -202,7 +202,7 @@ def test_inode_that_is_used_again(tmp_path: Path) -> None:
 
 def test_no_other_way() -> None:
     """Nothing that runs in the trainer writes to standard error, but for the two functions that check what it is."""
-    collectors = Path(__file__).parents[3] / "collectors"
+    collectors = Path(__file__).parents[3] / "collectors" / "commwatch"
     rooms = [collectors / name for name in ("probe", "wire", "nccl_plugin")]
     sources = [path for room in rooms for path in room.rglob("*.*") if path.suffix in (".py", ".c", ".cpp", ".h")]
     found = {

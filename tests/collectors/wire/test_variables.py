@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.wire.ring import MARGIN
-from commwatch.collectors.wire.variables import slots, wrong
+from commwatch.wire.ring import MARGIN
+from commwatch.wire.variables import slots, wrong
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch.testing._internal.distributed.fake_pg  # makes the backend known
 from common import begin, end, say
 
 import commwatch
-from commwatch.collectors.probe.torch_collectives import ring_file
+from commwatch.probe.torch_collectives import ring_file
 
 
 def recorded() -> bytes:

@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
 import commwatch
-from commwatch.collectors.probe.torch_collectives import ring_file
-from commwatch.collectors.wire.events import BLOCKED
-from commwatch.collectors.wire.ring import HEARTBEAT
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe.torch_collectives import ring_file
+from commwatch.wire.events import BLOCKED
+from commwatch.wire.ring import HEARTBEAT
+from commwatch.wire.ring_reader import RingReader
 
 MS = 1_000_000
 #: Compute before the first operation, and what operations take.

@@ -24,12 +24,11 @@ import torch.distributed as dist
 from common import begin, end, say
 
 import commwatch
-from commwatch import collectors
-from commwatch.collectors.probe import torch_collectives
-from commwatch.collectors.probe.torch_probe import Probe
-from commwatch.collectors.wire.ring_reader import RingReader
+from commwatch.probe import torch_collectives
+from commwatch.probe.torch_probe import Probe
+from commwatch.wire.ring_reader import RingReader
 
-OURS = str(Path(collectors.__file__).parent)
+OURS = str(Path(commwatch.__file__).parent)
 PATIENCE_S = 60
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from common import say
 
 import commwatch
-from commwatch.collectors.probe.torch_collectives import ring_file
+from commwatch.probe.torch_collectives import ring_file
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from common import say
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import commwatch
-from commwatch.collectors.probe import torch_collectives
+from commwatch.probe import torch_collectives
 
 
 def main() -> None:

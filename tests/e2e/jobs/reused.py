@@ -34,4 +34,6 @@ dist.all_reduce(torch.ones(4))
 if WHEN == "after":
     writer.write_record("second", bytes(1000), 1000)
     writer.write_end_of_file()
+# Without this, torch sometimes ends the process with an abort while it exits.
+dist.destroy_process_group()
 print("job done")

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,13 +19,15 @@ from common import begin, say
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from commwatch.collectors.probe import torch_collectives
-from commwatch.collectors.wire.ring_reader import RingReader
+import commwatch
+from commwatch.probe import torch_collectives
+from commwatch.wire.ring_reader import RingReader
 
 State = dict[str, torch.Tensor]
 PATIENCE_S = 60
 #: Then it prints where each of its threads is, and ends: less than the patience of its test.
 HANGS_AFTER_S = 240
+OURS = str(Path(commwatch.__file__).parent)
 
 
 class Late(Exception):
@@ -79,7 +82,7 @@ def came_through_us(error: BaseException) -> bool:
     """Whether our code was in the middle of something."""
     entry = error.__traceback__
     while entry is not None:
-        if "commwatch" in entry.tb_frame.f_code.co_filename and "collectors" in entry.tb_frame.f_code.co_filename:
+        if entry.tb_frame.f_code.co_filename.startswith(OURS):
             return True
         entry = entry.tb_next
     return False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.wire.ring import RingWriter
+from commwatch.wire.ring import RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import CURSOR, RingWriter
+from commwatch.wire import events as ev
+from commwatch.wire.ring import CURSOR, RingWriter
 from tests.helpers import (
     MS,
     RunningAgent,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.cli.query import table
+from commwatch_agent.cli.query import table
 from tests.agent.cli.test_fan_out import Behaviour, strange
 from tests.agent.server.routes.test_jobs import populated
 from tests.helpers import RunningAgent, agent, commwatch, free_port

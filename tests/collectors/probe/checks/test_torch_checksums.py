@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from commwatch.collectors.probe.checks.torch_checksums import ROW, checksum
+from commwatch.probe.checks.torch_checksums import ROW, checksum
 
 MASK = (1 << 64) - 1
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commwatch.collectors.probe.checks.torch_corruption import MOST_SUMS, ReplicaChecks, Schedule, _together, bundled
-from commwatch.collectors.wire.events import Checksum
-from commwatch.collectors.wire.variables import wrong
+from commwatch.probe.checks.torch_corruption import MOST_SUMS, ReplicaChecks, Schedule, _together, bundled
+from commwatch.wire.events import Checksum
+from commwatch.wire.variables import wrong
 
 SECOND = 1_000_000_000
 

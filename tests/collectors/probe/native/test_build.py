@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 import pytest
 
-from commwatch.collectors.probe.native import build, library
-from commwatch.collectors.probe.native.library import NotAvailable
+from commwatch.probe.native import build, library
+from commwatch.probe.native.library import NotAvailable
 from tests.helpers import PATIENCE_S, clean_env, needs, wait_for
 
 #: A build compiles the hook, and then the NCCL plugin; the diary has the first.
@@ -70,7 +70,7 @@ class Cache:
 
     def start(self, *arguments: str, **env: Any) -> subprocess.Popen[str]:
         """The builder, in the background."""
-        command = [sys.executable, "-m", "commwatch.collectors.probe.native.build", *arguments]
+        command = [sys.executable, "-m", "commwatch.probe.native.build", *arguments]
         return subprocess.Popen(
             command, env=self.env(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
         )
@@ -319,7 +319,7 @@ def test_another_users_work(built: Cache) -> None:
 )
 def test_of_other_sources(path: str | None, says: str, native: Path) -> None:
     """A library with another key than its place says, or one that cannot be loaded, is refused by name."""
-    trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", path or str(native), "0123456789abcdef"]
+    trial = [sys.executable, "-m", "commwatch.probe.native.trial", path or str(native), "0123456789abcdef"]
     env = clean_env(COMMWATCH_DIR="/no/such/directory")
     done = subprocess.run(trial, env=env, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 1
@@ -338,7 +338,7 @@ def test_clean(built: Cache) -> None:
 def test_nowhere_to_put_it(home: dict[str, str], says: str, cache: Cache) -> None:
     """A home that cannot be written to, or that does not exist, is reported in one line."""
     env = {**{k: v for k, v in cache.env().items() if k not in ("HOME", "XDG_CACHE_HOME")}, **home}
-    command = [sys.executable, "-m", "commwatch.collectors.probe.native.build", "build"]
+    command = [sys.executable, "-m", "commwatch.probe.native.build", "build"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 1
     assert says in done.stderr

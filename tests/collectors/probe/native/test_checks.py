@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from commwatch.collectors.probe.checks.torch_checksums import checksum
-from commwatch.collectors.probe.native import library
+from commwatch.probe.checks.torch_checksums import checksum
+from commwatch.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).with_name("checks_driver.cpp")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.governor import CostTurns, Governor, UsualCost, is_sampled
-from commwatch.collectors.probe.native import library
+from commwatch.probe.governor import CostTurns, Governor, UsualCost, is_sampled
+from commwatch.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent

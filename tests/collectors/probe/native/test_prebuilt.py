@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import torch
 
-from commwatch.collectors.probe.native import build, library
-from commwatch.collectors.probe.native.library import NotAvailable
-from commwatch.deploy.hooks_wheel import glibc_of, packed, write
+from commwatch.probe.native import build, library
+from commwatch.probe.native.library import NotAvailable
+from commwatch_agent.deploy.hooks_wheel import glibc_of, packed, write
 from tests.e2e.torchjob import read_rings
 from tests.helpers import clean_env, free_port
 
@@ -85,8 +85,8 @@ def test_used_without_a_compiler(installed: Path, tmp_path: Path) -> None:
     status = [sys.executable, "-m", "commwatch", "native", "status"]
     said = subprocess.run(status, env=bare_env(tmp_path), cwd="/", capture_output=True, text=True, check=False)
     assert said.returncode == 0
-    assert str(installed) in said.stdout
-    assert not (tmp_path / "cache").exists()
+    assert str(Path("commwatch_hooks", installed.name, "hook.so")) in said.stdout
+    assert not library.cache_dir(bare_env(tmp_path)).exists()
 
 
 def test_tried_before_a_job(installed: Path, tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_not_used(spoil: Callable[[Path], object], installed: Path, tmp_path: Pa
 
 
 def test_wheel(wheel: Path, tmp_path: Path) -> None:
-    """The wheel says what it needs: this commwatch, this machine, and a C library that is no newer than the one here."""
+    """The wheel does not need the agent; it says which machine it is for, and a C library that is no newer than the one here."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     (about,) = tmp_path.glob("*.dist-info")
     metadata = importlib.metadata.PathDistribution(about)
-    assert metadata.requires == [f"commwatch=={importlib.metadata.version('commwatch')}"]
+    assert metadata.requires is None
     recorded = {str(file): file.hash for file in metadata.files or ()}
     assert {name for name in recorded if name.endswith(".so")} == {
         f"{library.PACKAGE}/torch-{torch.__version__.partition('+')[0]}/{name}.so" for name in ("hook", "nccl")

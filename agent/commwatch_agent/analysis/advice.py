@@ -1,0 +1,397 @@
+"""Advice and its expected gain: rules over shares, waits, efficiency and NCCL's findings. Pure.
+
+Every advice names the numbers that led to it. Its gain is the share of step time that it would save by the α-β model: an
+upper bound if it is not known how much communication is hidden behind compute. ``whatif/advised.py`` puts predictions in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil
+from statistics import mean, median
+from typing import NamedTuple
+
+from commwatch_agent.analysis import framework_settings
+from commwatch_agent.analysis.advice_facts import LEAST_GAIN, Facts, Kind
+from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
+from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
+from commwatch_agent.core.alpha_beta import messages
+from commwatch_agent.core.api_views import Advice, Remedy
+from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.core.units import percent, rate, seconds, size
+from commwatch_agent.reference.efficiency import BELOW_THE_LINK
+from commwatch_collectors.spans import ranks
+
+#: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
+#: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).
+BOTTLENECK_SHARE, WORTH = 0.30, 0.10
+#: Ranks are late if the others wait at least this share of a step.
+_LEAST_WAITING = 0.05
+#: Late ranks wait less than this part of the others' median wait.
+LATE_PART = 0.3
+#: Ranks are late in turn if each waits at least this part of the median wait.
+_ALIKE = 0.6
+_MOST_MICRO_STEPS = 64
+#: Name of the rule about late ranks.
+LATE_RULE = "straggler"
+#: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
+_PER_LATENCY = 9
+_WIDE = {"float32": 4, "float64": 8}
+#: Efficiency that a healthy link reaches.
+_GOOD = 0.9
+
+
+class Found(NamedTuple):
+    """One result of a rule."""
+
+    because: list[str]
+    gain: str
+    saves_share: float | None
+    #: Replace the rule's own texts unless empty.
+    do: str = ""
+    title: str = ""
+    remedies: Sequence[Remedy] = ()
+
+
+class Rule(NamedTuple):
+    """One kind of advice."""
+
+    name: str
+    title: str
+    do: str
+    check: Callable[[Facts], Iterable[Found]]
+
+
+def _about(facts: Facts, kind: Kind) -> list[str]:
+    share = percent(kind.seconds / facts.step_s)
+    exposed = "not known" if facts.exposed is None else percent(facts.exposed)
+    left_out = f", excluding the {percent(facts.left_out)} spent waiting for late ranks" if facts.left_out else ""
+    return [
+        f"communication takes {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
+    ]
+
+
+# -- rules --------------------------------------------------------------------------------------
+
+
+def _accumulate(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
+        return
+    exchange = min(facts.comm, kind.seconds / facts.step_s)
+    # Of an exchange, only the exposed part takes time: k micro-steps take k times the rest of the step, and that part once.
+    other, exposed = facts.comm - exchange, exchange * facts.visible
+    rest = 1 - exposed
+    # From this k on the share is below the limit L.
+    room = BOTTLENECK_SHARE * rest - other
+    needed = ceil((exchange - BOTTLENECK_SHARE * exposed) / room) if room > 0 else None
+    if needed is not None and needed <= 1:
+        return
+    steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
+    share = (steps * other + exchange) / (steps * rest + exposed)
+    saves = exposed * (1 - 1 / steps)
+    enough = "reduces" if share <= BOTTLENECK_SHARE + 1e-9 else "is not enough, but reduces"
+    gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
+    yield Found(
+        _about(facts, kind),
+        f"{gain} and saves up to {percent(saves)} of the time per sample",
+        saves,
+        kind.knob("accumulate_gradients"),
+        remedies=[Remedy("", {"accumulate": steps}, saves)],
+    )
+
+
+def _larger_buckets(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        latency, factor = kind.latency_s, bus_factor(kind.op, kind.group_size)
+        if kind.curve is None or latency is None or not factor or kind.curve.beta_s == 0 or kind.per_step < 2:
+            continue
+        # Once latency is a tenth of the time, larger buckets gain little.
+        good = _PER_LATENCY * messages(kind.op, kind.group_size) * kind.curve.alpha_s / (factor * kind.curve.beta_s)
+        total = kind.per_step * kind.size_bytes
+        count = max(1, ceil(total / good)) if good > 0 else kind.per_step
+        saved = latency * (1 - count / kind.per_step)
+        if kind.size_bytes >= good or facts.saves(saved) < LEAST_GAIN:
+            continue
+        because = [
+            *_about(facts, kind),
+            f"latency is {percent(latency / kind.seconds)} of their time (α-β model)",
+        ]
+        saves = facts.saves(saved)
+        gain = f"{count} per step of {size(total / count)} each would save up to {percent(saves)} of a step"
+        # The replay changes all buckets of gradients, so it can only predict this for the one exchange of a job.
+        alone = kind.role == framework_settings.REPLICATED and sum(other.gradients for other in facts.kinds) == 1
+        buckets = [Remedy("", {"buckets": f"{total / count:.0f}B"}, saves)] if alone and kind.op == "all_reduce" else []
+        yield Found(because, gain, saves, kind.knob("larger_buckets"), remedies=buckets)
+
+
+def _overlap(facts: Facts) -> Iterator[Found]:
+    exposed = facts.exposed
+    if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
+        return
+    kind = max(facts.kinds, key=lambda kind: kind.seconds)
+    # Behind the last operation of a step no compute is left to hide it.
+    saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
+    yield Found(
+        _about(facts, kind),
+        f"hiding it behind compute would save up to {percent(saves)} of a step",
+        saves,
+        kind.knob("overlap"),
+    )
+
+
+def _tensor_in_node(facts: Facts) -> Iterator[Found]:
+    ranks_here = max((kind.local for kind in facts.kinds), default=0)
+    for kind in facts.kinds:
+        share = kind.seconds / facts.step_s
+        if (
+            not framework_settings.is_tensor(kind.group)
+            or not kind.spans_nodes
+            or share < WORTH
+            or kind.group_size > ranks_here
+        ):
+            continue
+        near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
+        time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
+        because = [*_about(facts, kind), f"no more than {kind.local} of its {kind.group_size} ranks are on one node"]
+        if time is None:
+            yield Found(because, "not known: there is no group within the node to compare with", None)
+            continue
+        saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
+        if saves >= LEAST_GAIN:
+            gain = f"the speed of the node's own links would save up to {percent(saves)} of a step"
+            yield Found(because, gain, saves)
+
+
+def _compression(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or kind.dtype is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
+        return
+    width = _WIDE.get(kind.dtype, 2)
+    transport = kind.transport_s
+    # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
+    kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
+    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1%)": kept}
+    every = [
+        Remedy(name, {"compress": f"{part:.6g}"}, facts.saves(transport * (1 - part)))
+        for name, part in forms.items()
+        if part < 1
+    ]
+    worth = [each for each in every if each.saves_share >= LEAST_GAIN]
+    if worth:
+        because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
+        gain = f"would save up to this share of a step: {shares(worth)}"
+        most = max(each.saves_share for each in worth)
+        yield Found(because, gain, most, kind.knob("compression"), remedies=worth)
+
+
+def _faster_network(facts: Facts) -> Iterator[Found]:
+    linked = [kind for kind in facts.kinds if kind.spans_nodes] or facts.kinds
+    bound = [kind for kind in linked if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
+    if facts.comm <= BOTTLENECK_SHARE or not bound:
+        return
+    kind = max(bound, key=lambda kind: kind.transport_s)
+    # Groups that communicate at the same time share it.
+    saved = min(sum(kind.transport_s for kind in bound), facts.comm * facts.step_s) / 2
+    saves = facts.saves(saved)
+    if saves >= LEAST_GAIN:
+        after = (facts.comm - saved / facts.step_s) / (1 - saves)
+        rest = percent(max(0.0, after))
+        gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce communication to {rest} of it"
+        because = [*_about(facts, kind), "it is bandwidth-bound (α-β model)"]
+        yield Found(because, gain, saves, remedies=[Remedy("", {"link": "2x"}, saves)])
+
+
+def _below_the_link(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
+            continue
+        saves = facts.saves(kind.seconds * (1 - kind.efficiency / _GOOD))
+        if saves >= LEAST_GAIN:
+            because = [*_about(facts, kind), f"its efficiency is {percent(kind.efficiency)} against {kind.reference}"]
+            gain = f"reaching 90% of the reference would save {percent(saves)} of a step"
+            link = {"link": f"{_GOOD / kind.efficiency:.6f}x", "group": kind.group}
+            alone = sum(other.group == kind.group for other in facts.kinds) == 1 and kind.efficiency > 0
+            yield Found(because, gain, saves, remedies=[Remedy("", link, saves)] if alone else [])
+
+
+def _straggler(facts: Facts) -> Iterator[Found]:
+    if facts.late:
+        cost = max(facts.late.values())
+        because = [
+            f"the others wait {percent(share)} of the time for rank {rank}"
+            for rank, share in sorted(facts.late.items())
+        ]
+        late = sorted(facts.late)
+        yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
+        return
+    found = _late_by_waits(facts)
+    if found is None:
+        return
+    late, theirs, others = found
+    spend = f"{ranks(late)} spend{'s' * (len(late) == 1)}"
+    because = [f"{spend} {percent(theirs)} of the step time waiting, the others {percent(others)} (medians)"]
+    cost = others - theirs
+    yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
+
+
+def _on_time(late: Sequence[int], cost: float) -> Remedy:
+    return Remedy("", {"no_late_rank": list(late)}, cost)
+
+
+def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
+    """Return the ranks that wait far less than the others, their wait and the others' (medians, shares of a step)."""
+    if len(facts.waits) < 2:
+        return None
+    order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
+    waits = [facts.waits[rank] for rank in order]
+    number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
+    theirs, others = waits[number - 1], median(waits[number:])
+    # Stages of a pipeline always wait for messages, and are never quite even.
+    if others < _LEAST_WAITING or theirs >= (LATE_PART if facts.bubble is None else 0.5) * others:
+        return None
+    return sorted(order[:number]), median(waits[:number]), others
+
+
+def _uneven_work(facts: Facts) -> Iterator[Found]:
+    waits = facts.waits.values()
+    # If nothing exposed is left without the waiting, some of the waiting is hidden, too.
+    hidden = facts.exposed == 0.0
+    if hidden or facts.late or facts.bubble is not None or len(waits) < 2 or _late_by_waits(facts) is not None:
+        return
+    waiting = mean(waits) * facts.visible
+    if waiting >= WORTH and min(waits) >= _ALIKE * median(waits):
+        because = [f"each rank waits for others {percent(min(waits))} to {percent(max(waits))} of its step time"]
+        yield Found(because, _up_to(waiting), waiting)
+
+
+def _up_to(share: float) -> str:
+    return f"would save up to {percent(share)} of a step"
+
+
+def _are_late(late: Sequence[int]) -> str:
+    if len(late) == 1:
+        return f"{ranks(late)} is late and the others wait for it"
+    return f"{ranks(late)} are late and the others wait for them"
+
+
+def _bubble(facts: Facts) -> Iterator[Found]:
+    bubble = facts.bubble
+    if bubble is None or not facts.pipeline or not WORTH <= bubble < 0.95:
+        return
+    # The bubble is (p−1)/(m+p−1), here with twice the m; the time per sample is proportional to 1/(1−bubble).
+    after = bubble / (2 - bubble)
+    saves = 1 - (1 - bubble) / (1 - after)
+    gain = f"twice the micro-batches would reduce the bubble to {percent(after)} and the time per sample by {percent(saves)}"
+    yield Found([f"ranks spend {percent(bubble)} of a step waiting for sends and receives"], gain, saves)
+
+
+def _network(check: Callable[[Network], Iterable[NetworkFinding]]) -> Callable[[Facts], Iterator[Found]]:
+    def rule(facts: Facts) -> Iterator[Found]:
+        share = sum(kind.seconds for kind in facts.kinds if kind.spans_nodes) / facts.step_s
+        for finding in check(facts.network) if share >= WORTH else ():
+            because = [f"groups that span nodes take {percent(share)} of a step", *finding.because]
+            yield Found(because, "not known: see `/api/v1/host`", None, finding.do, finding.title)
+
+    return rule
+
+
+def _transport(facts: Facts) -> Iterator[Found]:
+    for finding in facts.findings:
+        if finding.severity != "info":
+            yield Found([finding.says], "not known: see the finding", None, do=finding.do, title=finding.title)
+
+
+def _nccl_choice(facts: Facts) -> Iterator[Found]:
+    for slow in slow_choices(facts.choices):
+        chosen = slow.chosen
+        kind = next((kind for kind in facts.kinds if (kind.group, kind.op) == (chosen.group, chosen.op)), None)
+        if kind is not None and facts.saves(kind.seconds) >= LEAST_GAIN:
+            title = f"NCCL chose {_choice(chosen)} for {kind.named()}, {_sizes(chosen)}"
+            yield Found([*_about(facts, kind), *_measured(slow)], "not known", None, title=title)
+
+
+def _measured(slow: SlowChoice) -> Iterator[str]:
+    chosen, faster = slow
+    yield f"{chosen.count} of the latest took {seconds(chosen.mean_s)} on average, busbw {rate(chosen.busbw)}"
+    yield WHY_SLOW
+    if faster is not None:
+        yield f"with {_choice(faster)}, operations of {_sizes(faster)} had busbw {rate(faster.busbw)}"
+
+
+def _choice(chosen: NcclOperations) -> str:
+    return f"{chosen.algorithm}/{chosen.protocol}" if chosen.algorithm else str(chosen.protocol)
+
+
+def _sizes(chosen: NcclOperations) -> str:
+    return f"{size(1 << chosen.size_log2 - 1)} to {size(1 << chosen.size_log2)}"
+
+
+RULES = (
+    Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
+         "an uneven batch): see `commwatch diagnose` or `/api/v1/verdicts`.", _straggler),
+    Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
+         "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
+    Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
+         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`). Adapt the learning rate to the larger batch.", _accumulate),
+    Rule("larger_buckets", "operations are too small", "Put more data into each operation: raise DDP's `bucket_cap_mb`, use larger FSDP "
+         "units or coalesced collectives.", _larger_buckets),
+    Rule("overlap", "communication does not overlap with compute", "Start operations early and wait for them late: use `async_op=True` or the "
+         "overlap of DDP or FSDP (`backward_prefetch`, `forward_prefetch`), and synchronise the host less often before collectives.", _overlap),
+    Rule("below_the_link", "operations are slower than the link", "Look for a wrong transport or interface (`commwatch explain` on the job's NCCL "
+         "log, `/api/v1/topology`), for link errors and for other traffic on the link.", _below_the_link),
+    Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group stays within one "
+         "node: it communicates in every layer, on the critical path.", _tensor_in_node),
+    Rule("compression", "gradients can be compressed", "Use DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, or an int8 or top-k "
+         "hook. Check that training still converges.", _compression),
+    Rule("faster_network", "the network limits the job", "Use a faster link, or several links (rails, bonding).", _faster_network),
+    Rule("micro_batches", "the pipeline is partly idle", "Use more micro-batches per step, an interleaved or zero-bubble schedule, or more equal "
+         "stages.", _bubble),
+    Rule("gpu_far_from_nic", "a rank reaches its NIC across NUMA nodes", "Place ranks that communicate with other nodes on GPUs of the NIC's "
+         "socket, or give each socket a NIC of its own.", _network(far_from_nic)),
+    Rule("nic_below_its_rate", "a NIC runs below its full speed", "Check the slot, the cable and the switch port; see `commwatch doctor`.",
+         _network(complaints("slow", "down"))),
+    Rule("link_errors", "a link loses packets or is congested", "Check the cable, the transceiver, the switch port, PFC and ECN; see "
+         "`commwatch doctor`.", _network(complaints("errors", "congestion"))),
+    Rule("nccl_choice", "NCCL chose LL for large operations", "Check whether `NCCL_PROTO`, `NCCL_ALGO` or a tuner plugin (`NCCL_TUNER_PLUGIN`) "
+         "makes NCCL choose this, and remove it: for this size NCCL usually chooses Simple or LL128.", _nccl_choice),
+    Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _transport),
+)  # fmt: skip
+
+
+def advice_on(facts: Facts | None) -> list[Advice]:
+    """Return all advice: late ranks first, then by gain, then advice of unknown gain; empty without facts.
+
+    The rules see the job without its waiting for late ranks, because gradients and network do not cause that.
+    """
+    if facts is None:
+        return []
+    rest = facts.without_waiting()
+    return ranked(
+        Advice(
+            rule.name,
+            one.title or rule.title,
+            one.because,
+            one.do or rule.do,
+            one.gain,
+            one.saves_share,
+            remedies=list(one.remedies),
+        )
+        for rule in RULES
+        for one in rule.check(rest)
+        if one.saves_share is None or one.saves_share >= LEAST_GAIN
+    )
+
+
+def ranked(advice: Iterable[Advice]) -> list[Advice]:
+    """Return advice on late ranks first, then the rest by gain, and advice of unknown gain at the end."""
+    return sorted(
+        advice, key=lambda each: (each.rule != LATE_RULE, each.saves_share is None, -(each.saves_share or 0.0))
+    )
+
+
+def shares(remedies: Iterable[Remedy]) -> str:
+    """Return the gain of each remedy as text."""
+    return ", ".join(f"{each.name} {percent(each.saves_share)}".lstrip() for each in remedies)

@@ -1,0 +1,133 @@
+"""The facts about a job that the rules of ``advice.py`` use. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from commwatch_agent.analysis import framework_settings
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_collectors.nccl.findings import Finding
+
+#: Smaller gains (shares of step time) are ignored.
+LEAST_GAIN = 0.01
+
+
+class Kind(NamedTuple):
+    """The operations of one kind in one group; numbers are per rank and step."""
+
+    group: str
+    op: str
+    group_size: int
+    #: Operations per step, their mean size S in bytes (0: none), and their seconds per step.
+    per_step: float
+    size_bytes: float
+    seconds: float
+    #: Expected durations; ``None``: no reference.
+    curve: Curve | None = None
+    #: Expected over measured time, and the kind of reference; ``None``: not known.
+    efficiency: float | None = None
+    reference: str | None = None
+    #: Most ranks of the group on one host, of those that are known.
+    local: int = 0
+    #: ``None``: not known.
+    dtype: str | None = None
+    #: The part of ``seconds`` spent waiting for late ranks, where it is known.
+    waiting_s: float = 0.0
+    #: A data parallel group of the job has all_gathers and reduce_scatters.
+    sharded: bool = False
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether the group has ranks on several nodes."""
+        return self.local < self.group_size
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds per step that do not depend on sizes, at most ``seconds``; ``None``: no reference."""
+        if self.curve is None:
+            return None
+        return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
+
+    @property
+    def transport_s(self) -> float:
+        """Seconds per step that fewer bytes could save at most: all but the latency."""
+        return max(0.0, self.seconds - (self.latency_s or 0.0))
+
+    @property
+    def gradients(self) -> bool:
+        """Whether these are probably the exchange of gradients: large reductions of a group that is not for model parallelism."""
+        return self.role in (framework_settings.REPLICATED, framework_settings.SHARDED) and self.op != "all_gather"
+
+    @property
+    def role(self) -> str:
+        """Purpose of the operations: one of the roles in ``framework_settings``."""
+        return framework_settings.role(self.group, self.op, self.size_bytes, self.sharded)
+
+    def knob(self, rule: str) -> str:
+        """Return the advice of a rule for this role; empty: the general text of the rule applies."""
+        return framework_settings.KNOBS[rule].get(self.role, "")
+
+    def named(self) -> str:
+        return f"{self.op} of group {self.group}"
+
+
+class Facts(NamedTuple):
+    """The facts about a job that the rules use; all shares are 0 to 1."""
+
+    #: Mean step in seconds.
+    step_s: float
+    #: Shares of step time; ``None``: not known.
+    comm: float
+    exposed: float | None
+    kinds: list[Kind]
+    #: Share of its steps that a rank waited for late ranks and messages, for ranks with enough known steps.
+    waits: Mapping[int, float]
+    #: Share of the steps spent in waits for messages; ``None``: there are none.
+    bubble: float | None
+    findings: list[Finding]
+    network: Network = Network()
+    #: The latest operations that NCCL timed, by what it chose for them; the most time first.
+    choices: Sequence[NcclOperations] = ()
+    #: The current stragglers by rank, with the share of time that the others wait for each.
+    late: Mapping[int, float] = MappingProxyType({})
+    #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
+    left_out: float = 0.0
+    #: A group is a pipeline (``pipelines.are_pipeline``).
+    pipeline: bool = False
+
+    @property
+    def visible(self) -> float:
+        """Exposed part of the communication (0 to 1); 1 if not known."""
+        return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
+
+    @property
+    def gradients(self) -> Kind | None:
+        """The largest exchange of gradients; ``None``: there is none."""
+        return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
+
+    @property
+    def waiting(self) -> float:
+        """Share of a step spent waiting for late ranks, as far as it is known."""
+        return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
+
+    def without_waiting(self) -> Facts:
+        """Return the facts as if no rank were late: steps and communication are shorter by the waiting."""
+        waiting = self.waiting
+        rest = 1 - waiting
+        if waiting < LEAST_GAIN or rest < LEAST_GAIN:
+            return self
+        return self._replace(
+            step_s=self.step_s * rest,
+            comm=(self.comm - waiting) / rest,
+            exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
+            kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
+            left_out=waiting,
+        )
+
+    def saves(self, seconds: float) -> float:
+        """Return the share of a step saved by ``seconds`` less communication, if hidden and exposed parts shrink alike."""
+        return seconds / self.step_s * self.visible

@@ -1,0 +1,359 @@
+"""Collects the facts for advice from a job's steps, its operations and their references."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.advice_facts import Facts, Kind
+from commwatch_agent.analysis.framework_settings import is_model
+from commwatch_agent.analysis.gpu_nic_affinity import places
+from commwatch_agent.analysis.nccl_operations import nccl_operations_of
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.analysis.pipelines import are_pipeline
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.api_views import Row
+from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.core.durations import LAST, parse_age
+from commwatch_agent.core.host_views import HostView
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.core.views import GroupView, JobView, RankView, StepView
+from commwatch_agent.history.operations import Operation
+from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
+from commwatch_agent.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
+from commwatch_collectors.nccl.findings import Finding
+
+#: Most steps of a job that are read.
+MOST_STEPS = 100_000
+#: ``LAST`` in seconds.
+LAST_S = parse_age(LAST)
+#: Advice needs this many steps of one rank, or this many seconds of steps per rank.
+_ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
+#: Most operations (the latest) that are read for their dtypes; and of those that NCCL timed, for what it chose.
+_MOST_OPERATIONS, MOST_TIMED = 1_000, 10_000
+
+
+@dataclass(frozen=True)
+class JobSteps:
+    """The steps in a part of a job's history."""
+
+    #: Begin of that part in ns of Unix time; 0: begin of the job.
+    since_ns: int
+    #: By rank of this run: all its steps, and its usual steps (see ``usual_steps``).
+    steps_of: Mapping[int, list[StepView]]
+    usual_of: Mapping[int, list[StepView]]
+    #: They are all within one slot of the history, which also has earlier ones: no sums of operations cover the same time.
+    within_slot: bool = field(default=False, kw_only=True)
+
+    @property
+    def steps(self) -> list[StepView]:
+        """All steps of all ranks."""
+        return [step for of_rank in self.steps_of.values() for step in of_rank]
+
+    @property
+    def usual(self) -> list[StepView]:
+        """The usual steps of all ranks."""
+        return [step for of_rank in self.usual_of.values() for step in of_rank]
+
+    @property
+    def enough(self) -> bool:
+        """Whether a rank has 20 usual steps, or the ranks have 30 s of them on average; and sums of operations can cover the same time."""
+        made = [of_rank for of_rank in self.usual_of.values() if of_rank]
+        total_s = sum(step.duration_s for of_rank in made for step in of_rank)
+        return (
+            bool(total_s)
+            and not self.within_slot
+            and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
+        )
+
+
+class Sums(NamedTuple):
+    """Sums of operations: one row per group and op; one row per rank."""
+
+    operations: list[Row]
+    by_rank: list[Row]
+
+
+@dataclass(frozen=True)
+class Counts(JobSteps):
+    """Steps and sums of operations over a part of a job's history."""
+
+    #: Of all operations; and of those after the first step mark of their rank.
+    every: Sums
+    in_steps: Sums
+    #: Share of the usual steps that operations of a group took, by its label, the largest first.
+    group_shares: Mapping[str, float]
+
+
+def count(agent: QueryService, job_id: str) -> Counts:
+    """Read a job's history; if there are too many steps, only the time of the latest."""
+    return _with_sums(agent, job_id, steps_since(agent, job_id))
+
+
+def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts:
+    """Read the steps of ``last_steps``, and the operations of that time."""
+    return _with_sums(agent, job_id, last_steps(agent, job_id, last_s))
+
+
+def steps_since(agent: QueryService, job_id: str, since_ns: int = 0) -> JobSteps:
+    """Read a job's steps from ``since_ns`` on; if they are too many, only the latest."""
+    steps, more = agent.latest_steps(since_ns, job_id, MOST_STEPS)
+    within_slot = False
+    if more and steps:  # sums and steps must cover equal times
+        begin_ns, since_ns = slot_of(steps[-1].end_at, time.time_ns())
+        within_slot = steps[0].end_at * 1e9 < since_ns
+        since_ns = begin_ns if within_slot else since_ns
+    steps_of: dict[int, list[StepView]] = {view.rank: [] for view in agent.ranks(job_id)}
+    for step in steps:
+        if step.rank in steps_of and step.end_at * 1e9 >= since_ns:
+            steps_of[step.rank].append(step)
+    usual_of = {rank: usual_steps(of_rank) for rank, of_rank in steps_of.items()}
+    return JobSteps(since_ns, steps_of, usual_of, within_slot=within_slot)
+
+
+def last_steps(agent: QueryService, job_id: str, last_s: float | None) -> JobSteps:
+    """Read the ``last_s`` seconds up to the job's last step; read the whole job if that is too little, or with ``None``.
+
+    An earlier run of that name is left out.
+    """
+    now_ns = time.time_ns()
+    begun_ns, _ = slot_of(agent.begun_at(job_id), now_ns)
+    latest, _ = agent.latest_steps(0, job_id, 1)
+    if last_s is not None and latest:
+        since_ns, _ = slot_of(latest[0].end_at - last_s, now_ns)
+        steps = steps_since(agent, job_id, max(begun_ns, since_ns))
+        if steps.enough:
+            return steps
+    return steps_since(agent, job_id, begun_ns)
+
+
+def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
+    every, in_steps = sums(agent, job_id, steps.since_ns)
+    known = [step for of_rank in steps.usual_of.values() for step in of_rank if step.comm_s is not None]
+    return Counts(
+        steps.since_ns,
+        steps.steps_of,
+        steps.usual_of,
+        every,
+        in_steps._replace(by_rank=[row for row in in_steps.by_rank if row.by["rank"] in steps.steps_of]),
+        group_shares=_group_shares(known),
+        within_slot=steps.within_slot,
+    )
+
+
+def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[Sums, Sums]:
+    """Return the sums of a job's operations from ``since_ns`` on: of all, and of those after the first step mark of their rank."""
+    by = [["group", "op"], ["rank"]]
+    apart = [[*each, "startup"] for each in by]
+    _, found = agent.summaries(since_ns, time.time_ns(), [*by, *apart], {"job_id": job_id})
+    in_steps = [[row for row in rows if not row.by["startup"]] for rows in found[len(by) :]]
+    return Sums(*found[: len(by)]), Sums(*in_steps)
+
+
+def slot_of(at: float, now_ns: int) -> tuple[int, int]:
+    """Return begin and end of the history slot that contains a time, in ns of Unix time.
+
+    Args:
+        at: the time, in Unix seconds.
+        now_ns: Unix time in ns. The history may have merged slots older than an hour.
+    """
+    length_ns = COARSE_NS if at * 1e9 < now_ns - COARSEN_AFTER_NS else SLOT_NS
+    begin_ns = max(0, int(at * 1e9)) // length_ns * length_ns
+    return begin_ns, begin_ns + length_ns
+
+
+def usual_steps(steps: list[StepView]) -> list[StepView]:
+    """Return the steps of a rank that were not long; none if they are too few."""
+    usual = [step for step in steps if not step.long]
+    return usual if len(usual) >= LEAST_STEPS else []
+
+
+def _group_shares(steps: list[StepView]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for step in steps:
+        for label, share in step.group_shares.items():
+            sums[label] = sums.get(label, 0.0) + share * step.duration_s
+    duration = sum(step.duration_s for step in steps)
+    return {label: part / duration for label, part in sorted(sums.items(), key=lambda item: -item[1])}
+
+
+def facts(
+    agent: QueryService,
+    job: JobView,
+    counts: Counts,
+    findings: Iterable[Finding],
+    *,
+    network: Network | None = None,
+    late: Mapping[int, float] | None = None,
+) -> Facts | None:
+    """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
+
+    Args:
+        network: the state of the nodes' networks, if agents watch them right now.
+        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
+    """
+    if not counts.enough:
+        return None
+    steps = counts.usual
+    total = sum(step.duration_s for step in steps)
+    of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
+    bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
+    latest = _latest(agent, job.job_id)
+    return Facts(
+        step_s=total / len(steps),
+        # 0 if not known, so that no advice follows from it.
+        comm=of_known(of_ranks, comm_share)[0] or 0.0,
+        exposed=of_known(of_ranks, exposed_share)[0],
+        kinds=_kinds(agent, job.job_id, counts, latest),
+        waits=_waits(counts),
+        bubble=sum(bubble) / total if bubble else None,
+        findings=list(findings),
+        network=network or Network(),
+        late=late or {},
+        choices=_choices(agent, job.job_id, counts.since_ns, latest),
+        pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
+    )
+
+
+def _has_pipeline(agent: QueryService, job_id: str, since_ns: int) -> bool:
+    """Return whether the latest messages of a group are those of a pipeline."""
+    messages = agent.operations(since_ns, 1 << 62, None, lambda each: each.op in ev.P2P, _MOST_OPERATIONS, job=job_id)
+    of_group: dict[str, list[Operation]] = {}
+    for each in messages:
+        of_group.setdefault(each.group_id, []).append(each)
+    members = {view.group_id: view.members for view in agent.groups(job_id)}
+    return any(are_pipeline(each, members.get(group_id)) for group_id, each in of_group.items())
+
+
+def network_of(host: HostView, ranks: Iterable[RankView]) -> Network:
+    """Return the facts about the network of a node and its ``ranks``."""
+    gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
+    return Network(places(gpus, host), host.complaints)
+
+
+def nccl_choices(agent: QueryService, job_id: str) -> list[NcclOperations]:
+    """Return the latest ``MOST_TIMED`` operations of a job that NCCL timed, by what it chose for them."""
+    return _choices(agent, job_id, 0, _latest(agent, job_id))
+
+
+def _choices(agent: QueryService, job_id: str, since_ns: int, latest: list[Operation]) -> list[NcclOperations]:
+    if not any(operation.timing == "nccl" for operation in latest):
+        return []  # without NCCL's times, the whole history would be searched for them
+    return nccl_operations_of(
+        agent.operations(since_ns, 1 << 62, None, lambda each: each.timing == "nccl", MOST_TIMED, job=job_id)
+    )
+
+
+def _latest(agent: QueryService, job_id: str) -> list[Operation]:
+    return agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job=job_id)
+
+
+def _waits(counts: Counts) -> dict[int, float]:
+    """Return the share of its usual steps that each rank waited for late ranks and for messages.
+
+    Left out are ranks with too few steps, ranks with long steps of unknown communication, and ranks that waited longer
+    than their usual steps took, because part of that waiting was outside these steps.
+    """
+    waits = {}
+    for row in counts.in_steps.by_rank:
+        rank = int(row.by["rank"] or 0)
+        usual, waited_s = counts.usual_of[rank], (row.wait_s or 0.0) + (row.p2p_wait_s or 0.0)
+        long = [step.comm_s for step in counts.steps_of[rank] if step.long]
+        more_s = _longer(long, [step.comm_s for step in usual])
+        if len(usual) < LEAST_STEPS or (row.wait_s is None and row.p2p_wait_s is None) or more_s is None:
+            continue
+        steps_s = sum(step.duration_s for step in usual)
+        if waited_s - more_s <= steps_s:
+            waits[rank] = max(0.0, waited_s - more_s) / steps_s
+    return waits
+
+
+def _longer(long: Collection[float | None], usual: Collection[float | None]) -> float | None:
+    """Return the seconds of communication in long steps beyond the usual: waiting for a checkpoint. ``None``: not known."""
+    if not long:
+        return 0.0
+    known = [comm for comm in usual if comm is not None]
+    if None in long or not known:
+        return None
+    return sum(max(0.0, comm - median(known)) for comm in long if comm is not None)
+
+
+def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
+    """Return by group label, summed over all ranks and as far as it is known: ``_longer`` in s, and how much of it can have been waiting.
+
+    A rank cannot have waited longer in its long steps than in the whole time.
+    """
+    waited_s = {row.by["rank"]: row.wait_s or 0.0 for row in counts.in_steps.by_rank}
+    more: dict[str, tuple[float, float]] = {}
+    for rank, usual in counts.usual_of.items():
+        long = [step for step in counts.steps_of[rank] if step.long]
+        for label in counts.group_shares if long and usual else ():
+            of_steps = (
+                [step.group_shares.get(label, 0.0) * step.duration_s for step in each] for each in (long, usual)
+            )
+            longer_s, before = _longer(*of_steps) or 0.0, more.get(label, (0.0, 0.0))
+            more[label] = before[0] + longer_s, before[1] + min(longer_s, waited_s.get(rank, 0.0))
+    return more
+
+
+def _is_sharded(operations: Iterable[Row]) -> bool:
+    """Return whether a data parallel group has both all_gathers and reduce_scatters."""
+    ops: dict[str, set[str]] = {}
+    for row in operations:
+        ops.setdefault(str(row.by["group"]), set()).add(str(row.by["op"]))
+    return any({"all_gather", "reduce_scatter"} <= each and not is_model(group) for group, each in ops.items())
+
+
+def most_on_a_host(groups: Iterable[GroupView], hosts: Mapping[int, str]) -> dict[str, int]:
+    """Return by label how many ranks of a group are on one host at most; of several groups with that label, for the one with the fewest.
+
+    Args:
+        hosts: the host of each known rank.
+    """
+    found: dict[str, int] = {}
+    for group in groups:
+        most = max(Counter(hosts[rank] for rank in group.ranks if rank in hosts).values(), default=0)
+        found[group.group] = min(most, found.get(group.group, most))
+    return found
+
+
+def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operation]) -> list[Kind]:
+    steps = counts.usual
+    curves = agent.curves(job_id)
+    local = most_on_a_host(agent.groups(job_id), {view.rank: view.host for view in agent.ranks(job_id)})
+    dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
+    total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
+    per_rank = sum(map(len, counts.steps_of.values())) / ranks
+    more, sharded, kinds = longer_of_groups(counts), _is_sharded(counts.in_steps.operations), []
+    for row in counts.in_steps.operations:
+        group, op = str(row.by["group"]), str(row.by["op"])
+        share = counts.group_shares.get(group, 0.0)
+        of_group = sum(other.seconds for other in counts.in_steps.operations if other.by["group"] == group)
+        if not share or not row.seconds or row.group_size is None or row.group_size < 2:
+            continue
+        seconds = share * row.seconds / of_group * total / len(steps)
+        longer_s, waited_s = (each * row.seconds / of_group for each in more.get(group, (0.0, 0.0)))
+        waiting_s = max(0.0, (row.wait_s or 0.0) - waited_s) / max(row.seconds - longer_s, 1e-9)
+        kinds.append(
+            Kind(
+                group=group,
+                op=op,
+                group_size=row.group_size,
+                per_step=row.count / row.ranks / per_rank,
+                size_bytes=row.bytes / row.count if row.count else 0,
+                seconds=seconds,
+                curve=curves.get((group, op)),
+                efficiency=row.efficiency,
+                reference=row.reference,
+                local=local.get(group, 0),
+                dtype=dtypes.get((group, op)),
+                waiting_s=seconds * min(1.0, waiting_s),
+                sharded=sharded,
+            )
+        )
+    return kinds

@@ -1,0 +1,70 @@
+"""Explains a communication share in words: its parts, and whether it is the bottleneck. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.core.units import percent
+from commwatch_collectors.spans import ranks as named
+
+#: Smaller shares of a step spent waiting are not mentioned.
+_LEAST_WAITING = 0.01
+#: Waiting up to this factor above communication is still a part of it, because their clocks and windows differ.
+_ALIKE = 1.2
+
+
+def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
+    """Return the parts of a communication share in words: ``8% transfer, 44% waiting for rank 2``.
+
+    Args:
+        comm: communication share, 0 to 1; ``None``: not known.
+        waiting: its part spent waiting for late ranks; ``None``: not known.
+        messages: its part spent waiting for messages; ``None``: not known, or there are none.
+        late: the stragglers, if ``waiting`` is for them.
+
+    Returns:
+        Empty if no part is known to be waiting, or if the waiting is longer, because then their windows differ.
+    """
+    if comm is None or max(waiting or 0.0, messages or 0.0) > _ALIKE * comm:
+        return ""
+    waiting = min(comm, waiting or 0.0)
+    messages = min(comm - waiting, messages or 0.0)
+    whom = named(late) if late else "late ranks"
+    parts = [
+        f"{percent(part)} waiting for {what}"
+        for part, what in ((waiting, whom), (messages, "messages"))
+        if part >= _LEAST_WAITING
+    ]
+    return ", ".join((f"{percent(comm - waiting - messages)} transfer", *parts)) if parts else ""
+
+
+def bottleneck(
+    comm: float | None,
+    exposed: float | None,
+    waiting: float | None = None,
+    messages: float | None = None,
+    late: Collection[int] = (),
+) -> str:
+    """Return in words whether a communication share is the bottleneck; empty if it is at most 30%, or not known.
+
+    Args:
+        waiting: its part spent waiting for late ranks; ``None``: not known.
+        messages: its part spent waiting for messages; ``None``: not known, or there are none.
+        late: the stragglers, if ``waiting`` is for them.
+    """
+    if comm is None or comm <= BOTTLENECK_SHARE:
+        return ""
+    if exposed is not None and exposed < WORTH:
+        return "above 30%, but hidden behind compute"
+    if waiting is not None and 2 * waiting > comm:
+        whom = f"{named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
+        return f"above 30%: {whom} the bottleneck, not the network"
+    if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
+        return "above 30%: uneven stages or a late rank are more likely the cause than the network"
+    return "above 30%: communication is the bottleneck"
+
+
+def of_some(known: int, ranks: int) -> str:
+    """Return for how many ranks a share is known, as `` (3 of 4 ranks)``; empty if for all or none."""
+    return f" ({known} of {ranks} ranks)" if 0 < known < ranks else ""

@@ -1,0 +1,230 @@
+"""Ranks, groups and verdicts from the totals in memory alone: cheap enough for every scrape, because no history is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from commwatch.wire import events as ev
+from commwatch.wire.identity import process_began_ns
+from commwatch.wire.modes import FULL, MODES
+from commwatch_agent.analysis import ended_operations
+from commwatch_agent.analysis.corruption import corruptions
+from commwatch_agent.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.endings import Ending
+from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
+from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.ingest.why_late import reason
+
+
+def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
+    """Return the ranks in memory, each in its latest life, without those of an earlier run.
+
+    Args:
+        jobs: locked by the caller.
+        now_ns: the monotonic clock in ns.
+    """
+    return [rank(job.id, totals, now_ns) for job in jobs for totals in of_this_run(job)]
+
+
+def of_this_run(job: Job) -> Iterator[RankTotals]:
+    """Yield the totals of the job's latest life, one per rank; none for a job without ranks.
+
+    The life is that of the latest process: a job of the same name that is started anew counts its restarts from 0 again.
+    """
+    oldest_first = sorted(job.rank_totals.values(), key=order)
+    if not oldest_first:
+        return
+    life = int(oldest_first[-1].identity["restart"])
+    began = max((process_began_ns(totals.identity) for totals in oldest_first if totals.alive), default=0)
+    last: dict[int, RankTotals] = {}
+    for totals in oldest_first:
+        before = last.get(totals.rank)
+        if totals.alive or (int(totals.identity["restart"]) == life and (before is None or not before.alive)):
+            last[totals.rank] = totals
+    # A rank that ended before the process of a live rank began is of an earlier run of that name.
+    yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
+
+
+def order(totals: RankTotals) -> int:
+    """Return a key that sorts ranks by their begins: 0 for one that began after its end, by the clock of an earlier boot."""
+    began_ns = started_ns(totals)
+    return 0 if totals.gone_ns is not None and began_ns > totals.gone_ns else began_ns
+
+
+def started_ns(totals: RankTotals) -> int:
+    """Return when a rank's ring was made, on the monotonic clock."""
+    return int(totals.identity.get("started_ns", 0))
+
+
+def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
+    """Return the view of a rank from its totals alone: records are those that this agent has read; the GPU's index is missing."""
+    identity, place = totals.identity, totals.gpu
+    mode, reason = gpu_timing(identity)
+    return RankView(
+        job_id=job_id,
+        rank=totals.rank,
+        restart=int(identity["restart"]),
+        state="running" if totals.alive else "ended" if totals.closed_properly else "gone",
+        host=str(identity.get("host", "")),
+        local_rank=identity.get("local_rank"),
+        pid=int(identity.get("pid", 0)),
+        hook=str(identity.get("hook", "")),
+        process=totals.process[1] if totals.process is not None and totals.process[0] == totals.pid else None,
+        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive else None,
+        last_seq={totals.group(small_id).group_id: seq for small_id, seq in totals.last_seq.items()},
+        launched_s={
+            totals.group(group).group_id: max(0, now_ns - totals.launched_ns.get(group, now_ns)) / 1e9
+            for group, seq in totals.unseen.items()
+            if totals.mode != FULL or totals.last_seq.get(group) == seq
+        },
+        in_flight=[_in_flight(totals, record, now_ns) for record in totals.in_flight],
+        failed=_failures(totals, now_ns),
+        records=totals.read,
+        lost=totals.lost + totals.dropped,
+        overflow_s=max(0, now_ns - totals.overflow_ns) / 1e9 if totals.overflow_ns is not None else None,
+        visible_pid=totals.pid,
+        gpu_timing=mode,
+        gpu_timing_reason=reason,
+        exposed_source=totals.steps.exposed_source,
+        gpu_uuid=place.uuid if place is not None else None,
+        gpu_bus_id=place.bus_id or None if place is not None else None,
+        probe_mode=MODES[totals.mode],
+        probe_mode_s=max(0, now_ns - totals.mode_since_ns) / 1e9 if totals.mode_since_ns and totals.alive else None,
+        probe_s=totals.probe_ns / 1e9,
+        probe_budget=budget(identity),
+        ended_at=None if totals.ending is None else totals.ending.until_ns / 1e9,
+        started_at=(started_ns(totals) + totals.offset_ns) / 1e9,
+        raised=(totals.ending and totals.ending.raised) or None,
+    )
+
+
+def endings(job: Job) -> dict[int, Ending]:
+    """Return by rank how the ranks of the job's latest life ended, for those that have ended."""
+    return {totals.rank: totals.ending for totals in of_this_run(job) if totals.ending is not None}
+
+
+def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a rank times its operations on GPUs, and why, from the header of its ring; empty if it is not there."""
+    timing = identity.get("timing")
+    return (str(timing.get("mode", "")), str(timing.get("reason", ""))) if isinstance(timing, dict) else ("", "")
+
+
+def budget(identity: Mapping[str, Any]) -> float | None:
+    """Return the share of time (0 to 1) that a rank's probe may take, from its ring's header; ``None`` if it is not there."""
+    given = identity.get("budget")
+    return float(given) if isinstance(given, int | float) and 0 <= given <= 1 else None
+
+
+def groups(jobs: Iterable[Job]) -> list[GroupView]:
+    """Return the groups that the ranks of each job's latest life have used; the caller locks ``jobs``."""
+    return [
+        group(job.id, members)
+        for job in jobs
+        for members in _members((totals.rank, info) for totals in of_this_run(job) for info in totals.groups.values())
+    ]
+
+
+def _members(infos: Iterable[tuple[int, GroupInfo]]) -> Iterable[list[tuple[int, GroupInfo]]]:
+    by_id: dict[str, list[tuple[int, GroupInfo]]] = {}
+    for member in infos:
+        by_id.setdefault(member[1].group_id, []).append(member)
+    return by_id.values()
+
+
+def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
+    """Return the view of a group from its announcements by ranks of one node: (rank, announcement), at least one."""
+    first = members[0][1]
+    return GroupView(
+        job_id,
+        first.group_id,
+        first.label,
+        first.name,
+        first.description,
+        first.size,
+        None if first.ranks is None else list(first.ranks),
+        sorted({rank for rank, _ in members}),
+        all(info.aligned for _, info in members),
+        first.backend,
+    )
+
+
+def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
+    """Return the current verdicts, from the totals in memory alone; the caller locks ``jobs``."""
+    held = list(jobs)
+    seen = groups(held)
+    return combined(verdicts(ranks(held, now_ns), seen), ended_verdicts(held, seen, now_ns))
+
+
+def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
+    """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each."""
+    return {late.rank: late.cost_share for _, _, late in ended_operations.stragglers(jobs, now_ns)}
+
+
+def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
+    """Return the verdicts on what has ended in the groups ``seen``: disagreements, corruption and stragglers."""
+    by_id = {(group.job_id, group.group_id): group for group in seen}
+    odd = [
+        disagreement(what, by_id[what.job_id, what.group_id])
+        for what in ended_operations.disagreements(jobs, now_ns)
+        if (what.job_id, what.group_id) in by_id
+    ]
+    samples = {
+        job.id: {totals.rank: totals.samples for totals in job.rank_totals.values() if totals.alive} for job in jobs
+    }
+    late = [
+        lateness(
+            who,
+            by_id[job_id, group_id],
+            reason(who.rank, who.cost_share, samples[job_id], now_ns - who.window_ns),
+        )
+        for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
+        if (job_id, group_id) in by_id
+    ]
+    return [verdict for verdict in odd if verdict is not None] + [*corruptions(jobs, by_id, now_ns)] + late
+
+
+def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
+    group, op = totals.group(record.group), totals.op_name(record.op)
+    blocked, on_device = bool(record.flags & ev.BLOCKED), bool(record.flags & ev.ON_DEVICE)
+    usual_ns = totals.usual_ns(record.group, record.op)
+    return InFlight(
+        op=op,
+        group=group.label,
+        group_id=group.group_id,
+        seq=record.seq,
+        peer=record.peer if record.peer >= 0 else None,
+        tag=record.tag if op in ev.P2P else None,
+        dtype=totals.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        age_s=max(0, now_ns - record.launch_ns) / 1e9,
+        blocked=blocked,
+        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and (on_device or op in ev.P2P) else None,
+        usual_s=None if usual_ns is None else usual_ns / 1e9,
+        queued=on_device and not blocked,
+    )
+
+
+def _failures(totals: RankTotals, now_ns: int) -> list[Failed]:
+    if not totals.failures:
+        return []
+    ended = map(ev.Record._make, ev.RECORD.iter_unpack(totals.tail[-ev.RECORD_SIZE :]))
+    began_ns = (each.end_ns if each.op == ev.STEP_MARK else each.launch_ns for each in (*ended, *totals.in_flight))
+    latest_ns = max(began_ns, default=0)
+    return [_failed(totals, record, now_ns, latest_ns) for record in totals.failures]
+
+
+def _failed(totals: RankTotals, record: ev.Record, now_ns: int, latest_ns: int) -> Failed:
+    op = totals.op_name(record.op)
+    return Failed(
+        op=op,
+        group_id=totals.group(record.group).group_id,
+        seq=record.seq,
+        dtype=totals.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        ago_s=max(0, now_ns - record.end_ns) / 1e9,
+        peer=record.peer if op in ev.P2P and record.peer >= 0 else None,
+        is_latest=latest_ns <= record.end_ns,
+    )

@@ -1,0 +1,256 @@
+"""Stragglers: ranks that make the others of a group wait, step after step (docs/definitions.md, Stragglers). Pure.
+
+Each rank has a series: its own lateness (``collective_join.OwnLateness``) in the collectives of each period. A period is a
+training step where steps are marked. The series of a straggler is above those of all ranks that are not stragglers: on
+average by 5% of the time, in nearly all parts of the window, and by more than chance allows. Ranks that are late in turn, or
+whose work is uneven, have series that cross. Events in fewer than one of five periods, such as checkpoints, do not count.
+
+A test against three standard deviations over the ranks finds no straggler in a small group: among n ranks, none can be more
+than (n-1)/sqrt(n) standard deviations from the mean. For three ranks this is 1.2, and it reaches 3 only with eleven ranks.
+
+For groups over several nodes, rules of Prometheus judge instead: ``job_rank:commwatch_period_comm_share:straggler`` in
+``alerts/commwatch_alerts/rules.yaml``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from math import ceil
+from statistics import median_low
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commwatch_agent.ingest.columns import Flags, Ints
+from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, WINDOWS_NS, Late, LateBins, LateWindow
+
+#: Least length and number of periods of a window; anything less is the start of a job, or chance.
+LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5
+#: Most bins of a period where steps are not marked; fewer if there would be fewer than ``_PERIODS`` periods.
+_BINS_OF_PERIOD, _PERIODS = 5, 20
+#: Among ranks that send messages: how many times as long as the straggler each other rank waits at least.
+_WAITS = 1.5
+#: How many times as long a straggler makes each other rank wait, at least, as that rank makes it wait.
+_TIMES = 3
+#: Least mean lead in standard errors; plus the second number divided by the number of periods.
+_ERRORS, _ERRORS_OF_FEW = 4, 60
+#: A straggler this long ago remains one while it still costs as much.
+_HELD_NS = tuple(range(1_000_000_000, 5_000_000_001, 1_000_000_000))
+#: Quantile of the leads at which larger ones are cut off.
+_USUAL = 0.8
+#: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
+_PARTS, _PARTS_WITH = 5, 4
+#: Most other ranks that a suspect is compared with: those with the most lateness.
+_MOST_COMPARED = 8
+#: There is no verdict this long after the latest period, or this many mean periods after it if that is longer.
+_STILL_NS, _STILL_PERIODS = 30_000_000_000, 3
+#: Longer lateness in a bin (52 days) is cut off, so that sums fit.
+_MOST_NS = 1 << 52
+#: Most leads that are in memory at a time.
+_MOST_TOGETHER = 1 << 16
+#: By how much ranks were later than others, in ns: [..., periods].
+_Leads = Ints | npt.NDArray[np.float64]
+
+
+class _Periods(NamedTuple):
+    """Periods of time, in order; arrays of shape [periods], ``late`` of shape [ranks, periods]."""
+
+    start: Ints
+    end: Ints
+    #: Number of steps; 0: they are not marked.
+    steps: Ints
+    late: Ints
+
+    def part(self, since: int, until: int) -> _Periods:
+        """Return the periods from number ``since`` to before ``until``."""
+        start, end, steps = (each[since:until] for each in self[:3])
+        return _Periods(start, end, steps, self.late[:, since:until])
+
+    def latest(self, window_ns: int) -> _Periods:
+        """Return those of the latest ``window_ns``, or more until there are enough."""
+        number = len(self.start)
+        since = int(np.searchsorted(self.start, self.end[-1] - window_ns)) if number else 0
+        return self.part(max(0, min(since, number - LEAST_PERIODS)), number)
+
+    @property
+    def span_ns(self) -> int:
+        """Time from the begin of the first to the end of the last."""
+        return int(self.end[-1] - self.start[0])
+
+
+class _Rules(NamedTuple):
+    """What a straggler must be."""
+
+    #: Least length of a window.
+    least_ns: int
+    #: Factor of its lateness in a comparison with that of another rank.
+    own_counts: float
+
+
+def stragglers_in(window: LateWindow, now_ns: int, steps: Sequence[int] = (), least_ns: int = LEAST_NS) -> list[Late]:
+    """Return the stragglers of a group up to now, by rank.
+
+    Args:
+        steps: ends of the latest steps, in order, in ns of the clock of ``now_ns``; empty: they are not marked.
+        least_ns: least length of a window.
+    """
+    late = window.until(now_ns)
+    return [] if late is None else _found(late, steps, now_ns, _Rules(least_ns, own_counts=1))
+
+
+def waiting_least(waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps: Sequence[int]) -> list[Late]:
+    """Return the stragglers among ranks that send messages to each other, such as the stages of a pipeline.
+
+    Messages do not show which rank was late for which. But a step takes equally long on all ranks, so the rank that works longest
+    waits least. It must wait less than two thirds as long as the others, as stages are never quite even. Even the slowest stage waits while
+    a step's first and last messages pass through the others.
+
+    Args:
+        waited_ns: how long each rank waited in operations, in ns, by rank and bin of time.
+        steps: as for ``stragglers_in``.
+    """
+    numbers = sorted(at for at in set().union(*waited_ns.values()) if at <= now_ns // BIN_NS)
+    waits = [list(map(of_rank.get, numbers, repeat(0))) for of_rank in waited_ns.values()]
+    early_ns = -np.minimum(np.array(waits, np.float64), _MOST_NS).astype(np.int64)
+    bins = LateBins(list(waited_ns), np.array(numbers, np.int64), early_ns)
+    return _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS))
+
+
+def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> list[Late]:
+    """Return the stragglers in the latest bins, by rank.
+
+    Those of some seconds ago remain while they still cost as much, so that a verdict does not flicker with the scatter of the steps.
+    """
+    if not late.late_ns.size:
+        return []
+    periods = _periods(late, steps)
+    culprits, window = _judged(periods, now_ns, rules)
+    if len(periods.start) and not culprits:
+        window = periods.latest(WINDOWS_NS[0])
+        culprits = _held(periods, _ahead(window, rules.own_counts), now_ns, rules)
+    if not culprits:
+        return []
+    total: list[int] = window.late.sum(axis=1).tolist()
+    usual, marked = median_low(total), int(window.steps.sum()) or None
+    return sorted(Late(late.ranks[at], max(0, total[at] - usual), window.span_ns, marked) for at in culprits)
+
+
+def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
+    """Return the bins merged to periods: by steps, or without steps by bursts of collectives."""
+    numbers = bins.numbers
+    ends, counts = _ends_of_steps(numbers, steps) if steps else _ends_of_bursts(numbers.tolist())
+    total = np.zeros((len(bins.ranks), len(numbers) + 1), np.int64)
+    np.cumsum(np.minimum(bins.late_ns, _MOST_NS), axis=1, out=total[:, 1:])
+    at = np.searchsorted(numbers, ends, side="right")
+    since, until = at[:-1], np.maximum(at[1:], at[:-1])
+    return _Periods((ends[:-1] + 1) * BIN_NS, (ends[1:] + 1) * BIN_NS, counts[1:], total[:, until] - total[:, since])
+
+
+def _ends_of_steps(numbers: Ints, steps: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
+    since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1])
+    ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS
+    first = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
+    counts, ends = np.diff(np.append(first, len(ends))), ends[first]
+    within = (ends >= numbers[0]) & (ends <= numbers[-1])
+    return ends[within], counts[within]
+
+
+def _ends_of_bursts(numbers: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the last bin of each run without a gap, with 0 steps; long runs are split."""
+    most = max(1, min(_BINS_OF_PERIOD, (numbers[-1] - numbers[0]) // _PERIODS))
+    ends: list[int] = []
+    length = 0
+    for number in numbers:
+        if ends and number == ends[-1] + 1 and length < most:
+            ends[-1], length = number, length + 1
+        else:
+            ends.append(number)
+            length = 1
+    return np.array(ends, np.int64), np.zeros(len(ends), np.int64)
+
+
+def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _Periods]:
+    """Return the stragglers, as indices, and their window; no stragglers where too little is known."""
+    window = periods
+    for window_ns in WINDOWS_NS:
+        window = periods.latest(window_ns)
+        number = len(window.start)
+        if number < LEAST_PERIODS:
+            return [], window
+        span_ns = window.span_ns
+        still_ns = now_ns - int(window.end[-1])
+        if span_ns < rules.least_ns or still_ns > max(_STILL_NS, _STILL_PERIODS * span_ns // number):
+            return [], window
+        culprits = _culprits(window.late, COSTS * span_ns, rules.own_counts)
+        if culprits:
+            return culprits, window
+    return [], window
+
+
+def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[int]:
+    """Return the stragglers of some seconds ago, as indices, if each is still ``ahead`` of all ranks that are not."""
+    number = len(ahead)
+    # Nearly always this check is enough: stragglers are at most half of the ranks, and each of them leads all others.
+    if ahead.sum(axis=1).max() < number - number // 2:
+        return []
+    for ago_ns in _HELD_NS:
+        until = int(np.searchsorted(periods.end, periods.end[-1] - ago_ns, side="right"))
+        before, _ = _judged(periods.part(0, until), now_ns - ago_ns, rules)
+        others = np.delete(np.arange(number), before)
+        if before and ahead[before][:, others].all():
+            return before
+    return []
+
+
+def _ahead(window: _Periods, own_counts: float) -> Flags:
+    """Return whether each rank costs each other one as much as a straggler does, in this window and in its last part."""
+    late, least = window.late, COSTS * window.span_ns
+    most = max(1, _MOST_TOGETHER // late.size)
+    ahead: list[Flags] = []
+    for mine in np.array_split(late * own_counts, -(-len(late) // most)):
+        leads = _leads(mine[:, None], late)
+        ahead.append((leads.sum(axis=-1) >= least) & (_part(leads, _PARTS - 1) >= least / _PARTS / 2))
+    return np.concatenate(ahead)
+
+
+def _culprits(late: Ints, least: float, own_counts: float) -> list[int]:
+    """Return the ranks above all others, as indices: those before the largest gap, at most half of the ranks."""
+    total: list[int] = late.sum(axis=1).tolist()
+    order = sorted(range(len(total)), key=lambda at: -total[at])
+    if len(order) < 2:
+        return []
+    number = max(range(1, len(order) // 2 + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
+    culprits, others = order[:number], late[order[number : number + _MOST_COMPARED]]
+    return culprits if all(_is_ahead(_leads(late[at] * own_counts, others), least) for at in culprits) else []
+
+
+def _leads(late: _Leads, others: Ints) -> _Leads:
+    """Return by how much one rank was later than each of the others in each period; outliers are cut off."""
+    leads = late - others
+    at = ceil(_USUAL * leads.shape[-1]) - 1
+    limit = np.partition(np.abs(leads), at)[..., at, None]
+    least: _Leads = np.maximum(-limit, np.minimum(limit, leads))
+    return least
+
+
+def _part(leads: _Leads, n: int) -> _Leads:
+    """Return the sums over part ``n`` of a window."""
+    number = leads.shape[-1]
+    total: _Leads = leads[..., number * n // _PARTS : number * (n + 1) // _PARTS].sum(axis=-1)
+    return total
+
+
+def _is_ahead(leads: _Leads, least: float) -> bool:
+    """Return whether one rank led each of the others by at least ``least`` in the window, and not by chance."""
+    number, total = leads.shape[-1], leads.sum(axis=-1)
+    behind = -np.minimum(leads, 0).sum(axis=-1)
+    if ((total < least) | (total + behind < _TIMES * behind)).any():
+        return False
+    mean = total / number
+    error = np.sqrt(((leads - mean[:, None]) ** 2).sum(axis=-1) / (number - 1) / number)
+    lasting = sum(_part(leads, n) >= least / _PARTS / 2 for n in range(_PARTS))
+    return bool(((mean >= (_ERRORS + _ERRORS_OF_FEW / number) * error) & (lasting >= _PARTS_WITH)).all())

@@ -1,0 +1,455 @@
+"""Judges a job's communication right now: hangs, stalls, ranks that disagree, stragglers (docs/definitions.md). Pure.
+
+The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
+trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.
+``lateness`` and ``disagreement`` put into words what ``straggler_search`` and the join of collectives have found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.ended_operations import Disagreement
+from commwatch_agent.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
+from commwatch_agent.core.units import counted, percent, seconds
+from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.ingest.stragglers import Late
+from commwatch_collectors.spans import ranks as named
+from commwatch_collectors.spans import spans
+
+#: Even certain faults are reported only after this time, because a table may have been read halfway.
+CERTAIN_S = 2.0
+#: Why a rank is absent, worst first; the worst cause names the culprits.
+_CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
+#: Those of a rank that may itself wait for others.
+_ALIVE = frozenset({"not_joined", "silent"})
+#: By cause, of one rank and of several.
+_SAYS = {
+    "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
+    "gone": ("rank gone: rank {} has ended and will not join", "rank gone: ranks {} have ended and will not join"),
+    "stopped": (
+        "stalled: rank {} has not joined; its process is stopped",
+        "stalled: ranks {} have not joined; their processes are stopped",
+    ),
+    "unseen": (
+        "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
+        "no data from ranks {}: they run elsewhere (query their agents as well), or have not communicated yet",
+    ),
+    "silent": (
+        "stalled: rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
+        "stalled: ranks {} have not joined; their Python code is not running (stuck in C, or holding the GIL)",
+    ),
+    "not_joined": (
+        "stalled: rank {} has not joined; it is alive but doing something else",
+        "stalled: ranks {} have not joined; they are alive but doing something else",
+    ),
+    "inside": (
+        "stalled: rank {} has entered; its process is stopped",
+        "stalled: ranks {} have entered; their processes are stopped",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One fault, and the ranks that seem to cause it."""
+
+    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
+    kind: str
+    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``, ``received``, ``sent``,
+    #: ``result``, ``one_of``, ``diverged`` or ``late``.
+    cause: str
+    job_id: str
+    group_id: str
+    group: str
+    seq: int | None
+    op: str
+    #: The culprits; all ranks inside if none differs.
+    ranks: list[int]
+    #: The ranks that wait; for a corruption those that agree.
+    waiting: list[int]
+    since_s: float
+    says: str
+    #: Source of the evidence: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
+    source: str = "probe"
+    #: For a straggler: the share of time that the others waited for it, and why it is late; ``None``: not known.
+    cost_share: float | None = None
+    why: str | None = None
+    #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
+    parameter: str | None = None
+    step: int | None = None
+
+
+#: Kinds that say nothing about whether a rank is late.
+_BESIDE = frozenset({"straggler", "corruption"})
+
+
+def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
+    """Return the verdicts, the longest first.
+
+    Args:
+        ranks: of any number of nodes, each rank once, in its latest life.
+        groups: of any number of nodes; a group may occur once per node.
+    """
+    known = latest_life(ranks)
+    merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
+    users = _users(known)
+    certain: list[Verdict] = []
+    found: list[_Found] = []
+    for group in merged.values():
+        if not group.aligned:  # its sequence numbers are not comparable
+            continue
+        here = users.get((group.job_id, group.group_id), [])
+        quarrel = _quarrel(group, here)
+        if quarrel is not None:
+            certain.append(quarrel)
+            continue
+        behind = _behind(group, here)
+        if behind is not None:
+            found.append(_Found(behind.waiting, behind, behind.since_s))
+            continue
+        found += [each for wait in waits(group, here, known) for each in _judge(wait, merged, known)]
+    return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
+
+
+def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
+    """Return the ranks that used each group, by job and group: a job of 1,000 ranks has hundreds of groups, most of them small."""
+    users: dict[tuple[str, str], list[RankView]] = {}
+    for (job_id, _), view in known.items():
+        under_way, failed = ({each.group_id for each in many} for many in (view.in_flight, view.failed))
+        for group_id in {*view.last_seq, *view.launched_s, *under_way, *failed}:
+            users.setdefault((job_id, group_id), []).append(view)
+    return users
+
+
+def combined(*found: Iterable[Verdict]) -> list[Verdict]:
+    """Combine verdicts of several sources; a rank that hangs or disagrees is no straggler."""
+    every = [verdict for each in found for verdict in each]
+    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind not in _BESIDE for rank in verdict.ranks}
+    return [
+        verdict
+        for verdict in every
+        if verdict.kind != "straggler" or not any((verdict.job_id, rank) in hang for rank in verdict.ranks)
+    ]
+
+
+def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> float | None:
+    """Return the share of time (0 to 1) that ranks wait for late ones, the mean over all ranks; ``None``: not known.
+
+    Args:
+        waiting: this share as measured, perhaps over a longer time than a straggler was late; ``None``: not known.
+        ranks: number of ranks.
+    """
+    late = [each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks]
+    return max((share for share in (waiting, *late) if share is not None), default=None)
+
+
+def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
+    """Return the share of time spent waiting for messages but not for a straggler; ``None``: not known, or no messages.
+
+    Args:
+        messages: share of time spent waiting for messages.
+        waiting: the result of ``waited_for(..., measured, ...)``; its excess over ``measured`` is for a straggler among senders.
+        measured: share of time spent waiting in collectives.
+    """
+    return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
+
+
+def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
+    """Return the stragglers if at least half of the waiting is for them, else none.
+
+    Args:
+        waiting: the result of ``waited_for``.
+    """
+    late = [each for each in found if each.kind == "straggler"]
+    cost = max((each.cost_share or 0.0 for each in late), default=0.0)
+    return sorted({rank for each in late for rank in each.ranks}) if 2 * cost >= (waiting or 0.0) else []
+
+
+def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
+    """Return each rank of any number of nodes once, by job and number, in the job's latest life; ranks of earlier lives are left out.
+
+    A rank that moved to another node is reported by both agents: the one that runs counts, else the one that ended last. Those that
+    run are of the latest life, although nodes may count its restarts differently. Others are if they have the count of those that run,
+    or ended after all of them had started.
+    """
+    by_job: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        by_job.setdefault(rank.job_id, []).append(rank)
+    known: dict[tuple[str, int], RankView] = {}
+    for job_id, views in by_job.items():
+        running = [view for view in views if view.state == "running"]
+        life = max(view.restart for view in running or views)
+        began = max((view.started_at for view in running if view.started_at is not None), default=math.inf)
+        for view in sorted(views, key=lambda view: (view.state == "running", view.restart, view.ended_at or 0.0)):
+            if view.state == "running" or view.restart == life or (view.ended_at or -math.inf) >= began:
+                known[job_id, view.rank] = view
+    return known
+
+
+def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:
+    """Return each group once, with the ranks that used it on any node, and aligned if it is on every node."""
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        at = (group.job_id, group.group_id)
+        known = merged.setdefault(at, group)
+        if known is not group:
+            ranks = sorted({*known.ranks, *group.ranks})
+            merged[at] = replace(known, ranks=ranks, aligned=known.aligned and group.aligned)
+    return list(merged.values())
+
+
+# -- what ranks do ------------------------------------------------------------------------------
+
+
+def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Return a verdict if ranks have different operations or data at one sequence number of a group, now or lately."""
+    at: dict[int, dict[int, tuple[str, str, float]]] = {}
+    for view in here:
+        for failed in raised_in(view, group):
+            if failed.ago_s < RECENT_S:
+                at.setdefault(failed.seq, {})[view.rank] = (
+                    failed.op,
+                    _data(failed.size_bytes, failed.dtype),
+                    failed.ago_s,
+                )
+        for op in view.in_flight:
+            if op.group_id == group.group_id and op.op not in ev.P2P and op.age_s > CERTAIN_S:
+                at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
+    judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
+    return next((verdict for verdict in judged if verdict is not None), None)
+
+
+def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
+    """Return the verdict on a collective that ended although its ranks disagreed; ``None`` if that was long ago, or no fault."""
+    ranks = {rank: (op, _data(size, dtype), what.ago_s) for rank, (op, size, dtype) in what.ranks.items()}
+    return _disagreement(group, what.seq, ranks) if what.ago_s < RECENT_S else None
+
+
+def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, float]]) -> Verdict | None:
+    """Return the verdict on (operation, data, age in s) of ranks at one sequence number; ``None``: no fault."""
+    ops = {rank: op for rank, (op, _, _) in ranks.items()}
+    data = {rank: data for rank, (_, data, _) in ranks.items()}
+    if len(set(ops.values())) > 1:
+        cause, odd, says = "ops", _odd(ops), f"ranks in different ops: {_parts(ops)}"
+    elif len(set(data.values())) > 1 and set(ops.values()) <= ev.SAME_SIZE:
+        cause, odd, says = "sizes", _odd(data), f"sizes or dtypes differ: {_parts(data)}"
+    else:
+        return None
+    most = Counter(ops.values()).most_common(1)[0][0]
+    about = (group.job_id, group.group_id, group.group, seq, most)
+    since = max(since for _, _, since in ranks.values())
+    says = f"{says} ({most} {seq} of group {group.group}, {since:.0f} s ago)"
+    return Verdict("desync", cause, *about, odd, sorted(set(ranks) - set(odd)), since, says)
+
+
+def _data(size_bytes: int | None, dtype: str | None) -> str:
+    return f"{size_bytes} bytes of {dtype or 'unknown type'}"
+
+
+def _parts(what: dict[int, str]) -> str:
+    """Return as text which ranks have which value, the most frequent first."""
+    names = [name for name, _ in Counter(what.values()).most_common()]
+    return "; ".join(f"{named([rank for rank in what if what[rank] == name])}: {name}" for name in names)
+
+
+def _odd(what: dict[int, str]) -> list[int]:
+    """Return the ranks without the most frequent value; all ranks if two values are equally frequent."""
+    counts = Counter(what.values()).most_common()
+    tie = counts[0][1] == counts[1][1]
+    return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
+
+
+def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
+    """Return the verdict on a straggler.
+
+    Args:
+        why: why the rank is late; ``None``: not known.
+    """
+    waiting = sorted(set(group.members or group.ranks) - {late.rank})
+    window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
+    window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
+    by = (
+        f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
+        if late.steps
+        else "late"
+    )
+    says = (
+        f"straggler: rank {late.rank} is {by} in group {group.group}; "
+        f"in {window} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
+        + (f"; {why}" if why else "")
+    )
+    about = (group.job_id, group.group_id, group.group, None, "")
+    return Verdict(
+        "straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s, why=why
+    )
+
+
+# -- ranks behind -------------------------------------------------------------------------------
+
+
+def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Return a verdict if some ranks launched less than others and none launches any more: for unseen ends (CUDA by default)."""
+    idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
+    at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
+    members = group.members or []
+    if not members or set(members) - set(idle) or min(idle.values()) < HANG_S:
+        return None
+    top = max(at[rank] for rank in members)
+    late = [rank for rank in members if at[rank] < top]
+    states = {view.rank: view.state for view in here}
+    if not late or not any(states[rank] == "running" for rank in members if rank not in late):
+        return None  # no live rank waits
+    kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
+    ahead = [rank for rank in members if rank not in late]
+    since = min(idle[rank] for rank in ahead)
+    last = max(at[rank] for rank in late)
+    text = (
+        f"{says} ({named(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
+        f"{named(late)} operation {last})"
+    )
+    about = (group.job_id, group.group_id, group.group, top, "")
+    return Verdict(kind, cause, *about, culprits, ahead, since, text)
+
+
+# -- what a wait means --------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """A verdict, and the ranks that are inside what it is about."""
+
+    inside: Collection[int]
+    verdict: Verdict
+    #: How long they have been inside, in s.
+    since_s: float
+    #: Whether that is long enough for the verdict to be given.
+    is_due: bool = True
+
+
+def _judge(
+    wait: Wait, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+) -> Iterator[_Found]:
+    if wait.since_s < CERTAIN_S:
+        return
+    if wait.missing:
+        job_id = wait.group.job_id
+        blamed = {root for rank in wait.missing for root in at_fault(rank, job_id, groups, known)}
+        kind, cause, culprits, says = _blame({rank: known.get((job_id, rank)) for rank in sorted(blamed)})
+        # A missing rank may go on without one that has ended properly.
+        certain = cause == "dead" or (cause == "gone" and blamed <= set(wait.missing))
+        is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
+        if is_due or not wait.raised:
+            yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
+    elif wait.since_s > wait.limit_s:
+        stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
+        if stopped:
+            yield _Found(
+                wait.inside, _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped)), wait.since_s
+            )
+            return
+        first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
+        says = f"stuck inside: every rank has entered{first}; check the network between them"
+        verdict = _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+        yield _Found(wait.inside, verdict, wait.since_s)
+
+
+def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
+    """Return kind, cause, culprits and text of a verdict on ranks that have not come."""
+    causes: dict[str, list[int]] = {}
+    for rank, view in missing.items():
+        causes.setdefault(absence(view), []).append(rank)
+    there = [cause for cause in _CAUSES if cause in causes]
+    kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
+    return kind, there[0], causes[there[0]], "; ".join(_says(each, causes[each]) for each in there)
+
+
+def _says(cause: str, ranks: list[int]) -> str:
+    return _SAYS[cause][len(ranks) > 1].format(spans(ranks))
+
+
+def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
+    op = next(iter(wait.inside.values()))
+    where = f"{op.op} {op.seq} of group {wait.group.group}"
+    waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
+    verb = "raised in" if wait.raised else "in"
+    whom = f"{named(waiting)} {verb}" if waiting else verb
+    since = f"{wait.since_s:.0f} s ago" if wait.raised else f"for {wait.since_s:.0f} s"
+    return Verdict(
+        kind=kind,
+        cause=cause,
+        job_id=wait.group.job_id,
+        group_id=wait.group.group_id,
+        group=wait.group.group,
+        seq=op.seq,
+        op=op.op,
+        ranks=sorted(culprits),
+        waiting=waiting,
+        since_s=wait.since_s,
+        says=f"{says} ({whom} {where} {since})",
+    )
+
+
+# -- causes before consequences -------------------------------------------------------------------
+
+
+def _due(found: list[_Found]) -> list[_Found]:
+    """Return the verdicts to be given, with those on the waits in which the culprits are that live.
+
+    Such a wait must be at least half as long as that for the culprit. A culprit that was in other waits meanwhile goes on with its work.
+    """
+    due = [each for each in found if each.is_due]
+    too_short: dict[tuple[str, int], list[_Found]] = {}
+    for each in found:
+        for rank in () if each.is_due else each.inside:
+            too_short.setdefault((each.verdict.job_id, rank), []).append(each)
+    for each in due:  # which grows
+        for rank in each.verdict.ranks if each.verdict.cause in _ALIVE else ():
+            of_rank = too_short.get((each.verdict.job_id, rank), [])
+            due += [other for other in of_rank if 2 * other.since_s >= each.since_s and other not in due]
+    return due
+
+
+def _roots(found: list[_Found]) -> list[Verdict]:
+    """Remove verdicts whose culprits only wait themselves; if they wait for each other in a ring, report that."""
+    where: dict[tuple[str, int], list[Verdict]] = {}
+    for each in found:
+        for rank in each.inside:
+            where.setdefault((each.verdict.job_id, rank), []).append(each.verdict)
+    kept: list[Verdict] = []
+    for verdict in (each.verdict for each in found):
+        if verdict.cause not in _ALIVE:
+            kept.append(verdict)
+            continue
+        free = [
+            rank for rank in verdict.ranks if all(other is verdict for other in where.get((verdict.job_id, rank), ()))
+        ]
+        if free:  # only ranks that wait nowhere else are culprits
+            kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
+        elif _comes_back(verdict, where):
+            says = f"ranks wait for each other in different groups: {verdict.says}"
+            kept.append(replace(verdict, kind="desync", cause="order", says=says))
+    return kept
+
+
+def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:
+    """Return whether following culprits from wait to wait leads back to ``start``, and never to a rank that waits for none."""
+    seen: set[int] = set()
+    todo = [start]
+    back = False
+    while todo:
+        verdict = todo.pop()
+        if id(verdict) in seen:
+            continue
+        seen.add(id(verdict))
+        for rank in verdict.ranks:
+            following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
+            if not following or verdict.cause not in _ALIVE:
+                return False  # this rank waits for none: that verdict is the root
+            back = back or start in following
+            todo += following
+    return back

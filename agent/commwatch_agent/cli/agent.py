@@ -1,0 +1,52 @@
+"""``commwatch agent``: watch the jobs of this node until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from commwatch.wire.concurrency import wait_until
+from commwatch_agent.cli.common_flags import settings_of
+from commwatch_agent.config import Config
+
+if TYPE_CHECKING:
+    from commwatch_agent.daemon import Daemon
+
+#: Most seconds that an agent that ends with its parent goes on for the other ranks of this node.
+_TRAINERS_S = 15.0
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    agent = commands.add_parser(
+        "agent",
+        parents=[common],
+        help="watch the jobs of this node (the sidecar)",
+        description="Watch the jobs of this node until SIGTERM.",
+    )
+    agent.add_argument("--quiet", action="store_true", help="log only warnings and errors")
+    agent.add_argument(
+        "--until-stdin-closes", action="store_true", help="exit when standard input closes (with the parent)"
+    )
+    agent.set_defaults(command=_agent)
+
+
+def _agent(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.daemon import Daemon
+
+    # An agent that ends with its parent does not read the settings again at SIGHUP.
+    reread = None if arguments.until_stdin_closes else partial(settings_of, arguments)
+    daemon = Daemon(config, reread=reread)
+    if arguments.until_stdin_closes:
+        threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
+    return 0 if daemon.run() else 1
+
+
+def _stop_with_parent(daemon: Daemon) -> None:
+    if sys.stdin is not None:  # else it is closed already
+        sys.stdin.read()
+    wait_until(lambda: not daemon.has_rings(), _TRAINERS_S)
+    daemon.stop()

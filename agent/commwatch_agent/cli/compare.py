@@ -1,0 +1,96 @@
+"""``commwatch compare``: how two jobs of the history differ."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commwatch.wire.errors import INCOMPLETE, UsageError
+from commwatch_agent.config import Config
+from commwatch_agent.core.terminal_text import complain, output_cells
+
+if TYPE_CHECKING:
+    from commwatch_agent.comparison.comparison import Comparison
+    from commwatch_agent.comparison.gate import Condition
+    from commwatch_agent.comparison.runs import Run
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    compare = commands.add_parser(
+        "compare",
+        parents=[common],
+        help="compare two jobs: step time, shares, operations, settings",
+        description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 3: none is met, but "
+        "one cannot be decided.",
+    )
+    compare.add_argument("job_a", metavar="JOB_A", help="the baseline")
+    compare.add_argument("job_b", metavar="JOB_B", help="the job to compare with it")
+    compare.add_argument(
+        "--state-b", type=Path, metavar="DIR", help="directory of the history with job B (default: as for A)"
+    )
+    compare.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        type=_condition,
+        metavar="CONDITION",
+        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; may be repeated (docs/runs.md)",
+    )
+    form = compare.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page")
+    compare.set_defaults(command=_compare)
+
+
+def _condition(text: str) -> Condition:
+    from commwatch_agent.comparison.gate import parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _compare(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.comparison import pages
+    from commwatch_agent.comparison.comparison import compare
+    from commwatch_agent.runtime.whole_files import write
+
+    of_b = config if arguments.state_b is None else replace(config, state=arguments.state_b)
+    found = compare(_run(config, arguments.job_a), _run(of_b, arguments.job_b))
+    if arguments.html is not None:
+        write(arguments.html, pages.html(found), UsageError)
+    else:
+        print(pages.as_json(found) if arguments.json else pages.text(found, output_cells()))
+    return _judged(found, arguments.fail_if)
+
+
+def _run(config: Config, name: str) -> Run:
+    from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.comparison.runs import read
+    from commwatch_agent.watchers.nccl_archive import kept
+
+    with reading(config) as agent:
+        job = job_in(agent, name)
+        return read(config.history, job, kept(config.history, job.job_id))
+
+
+def _judged(found: Comparison, conditions: list[Condition]) -> int:
+    """Print which conditions are met or cannot be decided; return the exit code."""
+    from commwatch_agent.comparison.pages import says
+
+    codes = {0}
+    for condition in conditions:
+        met = condition.is_met(found)
+        if met is None:
+            complain(
+                f"compare: {condition.text}: cannot be decided: {found.too_few or 'too few samples for an interval, or a job lacks this figure'}"
+            )
+            codes.add(INCOMPLETE)
+        elif met:
+            complain(f"compare: {condition.text}: met: {says(condition.of(found))}")
+            codes.add(1)
+    return 1 if 1 in codes else max(codes)

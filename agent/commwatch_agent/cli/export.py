@@ -1,0 +1,51 @@
+"""``commwatch export``: write a job's operations, steps and waits as tables for other tools."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from commwatch_agent.cli.common_flags import last_seconds
+from commwatch_agent.config import Config
+from commwatch_agent.core.terminal_text import line
+from commwatch_agent.core.units import counted
+
+#: As in ``table_export.FORMATS``, which needs numpy.
+_FORMATS = ("parquet", "arrow", "csv")
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    export = commands.add_parser(
+        "export",
+        parents=[common],
+        help="write a job's operations, steps and waits as Parquet, Arrow or CSV files",
+        description="Write the operations, steps and waits of a job on this node as three tables (docs/export.md). Needs pyarrow.",
+    )
+    export.add_argument("job", nargs="?", help="job id (default: the latest)")
+    export.add_argument(
+        "--format", choices=_FORMATS, default="parquet", help="format of the files (default: %(default)s)"
+    )
+    export.add_argument(
+        "--last",
+        type=last_seconds,
+        default="all",
+        metavar="AGE",
+        help="how much of the job's end, such as 90s or 2h (default: all of the job)",
+    )
+    export.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write to; created if it is missing"
+    )
+    export.set_defaults(command=_export)
+
+
+def _export(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.report.table_export import export
+
+    with reading(config) as agent:
+        written = export(agent, job_in(agent, arguments.job).job_id, arguments.out, arguments.format, arguments.last)
+    for path, rows in written.items():
+        print(line(f"{path}: {counted(rows, 'row')}"))
+    return 0

@@ -1,0 +1,55 @@
+"""What the verbs of ``commwatch manifest`` share: flags, and checks of their values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+
+from commwatch.wire.errors import UsageError
+
+#: A label of a node, and its name in Prometheus.
+_NODE_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_./]*)=([A-Za-z][A-Za-z0-9_]*)")
+
+
+def add_node_label(command: argparse.ArgumentParser) -> None:
+    """Add the flag for labels of nodes."""
+    command.add_argument(
+        "--node-label",
+        action="append",
+        default=[],
+        metavar="KEY=LABEL",
+        help="label of the nodes that Prometheus adds to the series, such as topology.kubernetes.io/zone=zone; may be repeated",
+    )
+
+
+def add_runbook_url(command: argparse.ArgumentParser) -> None:
+    """Add the flag for the runbook that alerts link to."""
+    command.add_argument(
+        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
+    )
+
+
+def node_labels(given: list[str]) -> dict[str, str]:
+    """Return the labels of nodes with their names in Prometheus; raise ``UsageError`` if one is wrong."""
+    found = {}
+    for each in given:
+        parts = _NODE_LABEL.fullmatch(each)
+        if parts is None:
+            raise UsageError(
+                f"--node-label {shlex.quote(each)}: needs KEY=LABEL, such as topology.kubernetes.io/zone=zone"
+            )
+        found[parts[1]] = parts[2]
+    return found
+
+
+def check_utf8(arguments: argparse.Namespace, *names: str) -> None:
+    """Raise ``UsageError`` if one of these arguments has bytes that are not UTF-8: no reader of the output would accept them."""
+    for name in names:
+        check_text(f"--{name.replace('_', '-')} ", str(getattr(arguments, name) or ""))
+
+
+def check_text(where: str, value: str) -> None:
+    """Raise ``UsageError`` if a value has bytes that are not UTF-8; ``where``, before it, names it."""
+    if value != value.encode(errors="replace").decode():
+        raise UsageError(f"{where}{shlex.quote(value)}: needs text in UTF-8")

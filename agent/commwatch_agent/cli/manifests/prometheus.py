@@ -1,0 +1,124 @@
+"""``commwatch manifest prometheus``: what Prometheus and Alertmanager need to watch the agents."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from commwatch.wire.addresses import DEFAULT_PORT, hosts_and_ports
+from commwatch.wire.errors import CommwatchError, UsageError
+from commwatch_agent.cli import common_flags
+from commwatch_agent.cli.manifests.flags import add_node_label, add_runbook_url, check_text, check_utf8, node_labels
+from commwatch_agent.config import Config
+from commwatch_agent.core.durations import parse_age
+from commwatch_agent.runtime.whole_files import write
+
+_PARTS = ("scrape", "rules", "alertmanager")
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    manifest = verbs.add_parser(
+        "prometheus",
+        parents=[common_flags.parser(asks=True)],
+        help="scrape configuration, rules and routes for Prometheus and Alertmanager",
+        description="Print a configuration of Prometheus (2.42 or later) that scrapes the agents, the rules of the alerts with the "
+        "thresholds of your settings, and a configuration of Alertmanager. --token-file, --ca-file and --client-cert name files on "
+        "Prometheus' host.",
+    )
+    manifest.add_argument(
+        "agents",
+        nargs="*",
+        metavar="AGENT",
+        help="HOST, HOST:PORT or URL of an agent, a target file of file_sd (.json), or dns+HOST:PORT (default: the agent of this host)",
+    )
+    manifest.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="find the agents of `manifest k8s` and of the Helm chart by their pods",
+    )
+    manifest.add_argument(
+        "--namespace", metavar="NAME", help="with --kubernetes: the namespace of the pods (default: all)"
+    )
+    add_node_label(manifest)
+    manifest.add_argument(
+        "--server-name", metavar="NAME", help="the name in the agents' certificates (default: that of each address)"
+    )
+    manifest.add_argument("--interval", default="15s", metavar="TIME", help="time between scrapes (default: 15s)")
+    manifest.add_argument(
+        "--alertmanager",
+        default="localhost:9093",
+        metavar="HOST:PORT",
+        help="Alertmanager for Prometheus (default: localhost:9093)",
+    )
+    add_runbook_url(manifest)
+    manifest.add_argument("--only", choices=_PARTS, help="print only this part")
+    manifest.add_argument("--out", type=Path, metavar="DIR", help="write the files into this folder")
+    manifest.add_argument("--force", action="store_true", help="also replace files there that have another content")
+    manifest.set_defaults(command=_prometheus)
+
+
+def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.alerting.alert_rules import catalogue
+    from commwatch_agent.deploy.prometheus import FILES, Scrape, files
+    from commwatch_alerts.export import RUNBOOK_URL
+
+    check_utf8(
+        arguments, "namespace", "server_name", "alertmanager", "runbook_url", "token_file", "ca_file", "client_cert"
+    )
+    for agent in arguments.agents:
+        check_text("", agent)
+    _check(arguments)
+    here = [f"localhost:{config.port or DEFAULT_PORT}"]
+    given = {"token_file": config.token_file, "ca_file": config.ca_file, "client_cert": config.client_cert}
+    scrape = Scrape(
+        agents=[] if arguments.kubernetes else arguments.agents or here,
+        interval_s=_seconds(arguments.interval),
+        namespace=arguments.namespace,
+        node_labels=node_labels(arguments.node_label),
+        server_name=arguments.server_name,
+        **{name: str(file) for name, file in given.items() if file is not None},
+    )
+    made = files(scrape, arguments.alertmanager, catalogue(config), arguments.runbook_url or RUNBOOK_URL)
+    chosen = {FILES[part]: text for part, text in made.items() if part == arguments.only or not arguments.only}
+    if arguments.out is None:
+        print("---\n".join(f"# {name}\n{text}" for name, text in chosen.items()), end="")
+        return 0
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        edited = [name for name, text in chosen.items() if _has_other(arguments.out / name, text)]
+    except OSError as error:
+        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
+    if edited and not arguments.force:
+        names = ", ".join(str(arguments.out / name) for name in edited)
+        raise UsageError(f"{names}: exists, with another content; --force replaces it, --only chooses one file")
+    for name, text in chosen.items():
+        write(arguments.out / name, text)
+    return 0
+
+
+def _has_other(path: Path, text: str) -> bool:
+    """Whether a file is there that does not have this text."""
+    return path.exists() and path.read_bytes() != text.encode()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.kubernetes and arguments.agents:
+        raise UsageError("--kubernetes finds the agents; leave out their addresses, or the flag")
+    for flag in ("namespace", "node_label"):
+        if getattr(arguments, flag) and not arguments.kubernetes:
+            raise UsageError(f"--{flag.replace('_', '-')} needs --kubernetes")
+    if hosts_and_ports(arguments.alertmanager) is None:
+        raise UsageError(f"--alertmanager {shlex.quote(arguments.alertmanager)}: needs HOST:PORT")
+
+
+def _seconds(text: str) -> int:
+    try:
+        seconds = parse_age(text)
+    except ValueError:
+        seconds = 0
+    if seconds < 1 or not seconds.is_integer():
+        raise UsageError(f"--interval {shlex.quote(text)}: needs whole seconds or minutes, such as 15s")
+    return int(seconds)

@@ -1,0 +1,130 @@
+"""``commwatch report``: print the report on a job from the history."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commwatch.wire.errors import UsageError
+from commwatch_agent.cli.common_flags import add_node, last_seconds
+from commwatch_agent.config import Config
+from commwatch_agent.core.durations import LAST, parse_age
+from commwatch_agent.core.terminal_text import output_cells
+
+if TYPE_CHECKING:
+    from commwatch_agent.analysis.queries import QueryService
+    from commwatch_agent.core.nccl_views import Topology
+    from commwatch_agent.report.report import Report
+    from commwatch_agent.whatif.model import Model
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    report = commands.add_parser(
+        "report",
+        parents=[common],
+        help="report on a finished or running job",
+        description="Print the report on a job. It covers all nodes of the job if the agent of this node knows the other agents "
+        "(docs/api.md). Otherwise it covers this node, from its history.",
+    )
+    report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    report.add_argument(
+        "--last",
+        type=last_seconds,
+        default=LAST,
+        metavar="AGE",
+        help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
+    )
+    add_node(report)
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page")
+    report.set_defaults(command=_report)
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from functools import cache, partial
+
+    from commwatch_agent.alerting.marks import corruption_of
+    from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.report import report
+    from commwatch_agent.report.recorded_steps import known_steps
+    from commwatch_agent.runtime.whole_files import write
+    from commwatch_agent.watchers.nccl_archive import kept
+
+    with reading(config) as agent:
+        view = job_in(agent, arguments.job)
+        job = view.job_id
+        command = f"{again(arguments)}{_other_last(arguments.last)} {shlex.quote(job)}"
+        wide = None if arguments.node else _of_all_nodes(config, job, arguments)
+        page = built = None
+        if wide is None:
+            topology = kept(config.history, job)
+            findings = [] if topology is None else topology.findings
+            corruption = corruption_of(config.evidence, job)
+            recorded = cache(partial(known_steps, agent.path, view, arguments.last))
+            built = report.build(
+                agent,
+                job,
+                config.history,
+                command,
+                findings,
+                corruption=corruption,
+                last_s=arguments.last,
+                recorded=recorded,
+            )
+            assert built is not None
+            page = None if arguments.html is None else _page(agent, built, topology, recorded())
+        elif arguments.html is None:
+            built = replace(_as_report(wide), command=command)
+        else:
+            page = wide.decode()
+    if page is not None:
+        write(arguments.html, page, UsageError)
+    elif built is not None:
+        print(report.as_json(built) if arguments.json else report.text(built, output_cells()))
+    return 0
+
+
+def _page(agent: QueryService, built: Report, topology: Topology | None, model: Model | None) -> str:
+    from commwatch_agent.report import charts, report_page
+    from commwatch_agent.report.recorded_steps import study_of
+
+    job = built.job.job_id
+    return report_page.html(built, charts.gather(agent, job), topology, study_of(job, model))
+
+
+def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:
+    """Return the agent's report on all nodes; ``None``: there is none, or it does not answer."""
+    from commwatch_agent.cli.whole_job import answer
+
+    form = "json" if arguments.html is None else "html"
+    last = "all" if arguments.last is None else f"{arguments.last:g}s"
+    return answer(config, "report", {"job": job, "last": last, "format": form})
+
+
+def _as_report(text: bytes) -> Report:
+    from pydantic import TypeAdapter  # here, because it takes as long to load as a report on one node
+
+    from commwatch_agent.report.report import Report
+
+    return TypeAdapter(Report).validate_json(text)
+
+
+def again(arguments: argparse.Namespace) -> str:
+    """Return the command that prints the report of a run again, without the job's name."""
+    flags = [
+        (f"--{name}", getattr(arguments, name))
+        for name in ("config", "dir", "state")
+        if getattr(arguments, name) is not None
+    ]
+    node = ["--node"] if getattr(arguments, "node", False) else []
+    return shlex.join(["commwatch", "report", *node, *(str(part) for flag in flags for part in flag)])
+
+
+def _other_last(last_s: float | None) -> str:
+    """Return the ``--last`` flag with a space before it; empty for the default."""
+    return "" if last_s == parse_age(LAST) else " --last all" if last_s is None else f" --last {last_s:g}s"

@@ -1,0 +1,117 @@
+"""``commwatch config``: show the settings with their origin, or check them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from commwatch_agent.cli.common_flags import flags_of
+from commwatch_agent.config import Config, check_variables, explained
+from commwatch_agent.core.terminal_text import line
+
+if TYPE_CHECKING:
+    from commwatch_alerts.receivers.settings import ReceiverConfig
+
+DEFAULT = "default"
+
+
+class Setting(NamedTuple):
+    """One setting, or one entry of a table."""
+
+    key: str
+    value: str | float | None
+    #: A flag, an environment variable, a file, or ``default``.
+    origin: str
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command and its verbs."""
+    config = commands.add_parser(
+        "config",
+        help="show the settings and their origins, or check them",
+        description="Show or check the settings (docs/settings.md) that a command has here, with the same flags.",
+    )
+    verbs = config.add_subparsers(dest="command_verb", metavar="VERB", required=True)
+    show = verbs.add_parser(
+        "show",
+        parents=[common],
+        help="show each setting with its value and origin, without secrets",
+        description="Show each setting with its value, and the flag, variable or file that sets it. Secrets are not shown.",
+    )
+    show.add_argument("--json", action="store_true", help="print JSON")
+    show.set_defaults(command=_show)
+    check = verbs.add_parser(
+        "check",
+        parents=[common],
+        help="check the settings file, the environment and the list of alerts",
+        description="Check the settings file, the environment and the list of alerts. "
+        "If something is wrong, print one line and exit with code 2.",
+    )
+    check.set_defaults(command=_check)
+
+
+def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
+    """Yield every setting; of a table every entry, or the table itself if it is empty.
+
+    Args:
+        origins: the origin of each key that is not a default, from ``explained``.
+    """
+    for field in fields(config):
+        value, origin = getattr(config, field.name), origins.get(field.name, DEFAULT)
+        entries = _entries(value)
+        if entries is None:
+            plain = value if value is None or isinstance(value, (int, float)) else _plain(value)
+            yield Setting(field.name, plain, origin)
+        elif not entries:
+            yield Setting(field.name, None, origin)
+        for name, entry in (entries or {}).items():
+            key = f"{field.name}.{name}"
+            yield Setting(key, entry, origins.get(key, origin))
+
+
+def _entries(value: object) -> Mapping[str, str | float] | None:
+    if isinstance(value, tuple) and not any(isinstance(each, str) for each in value):
+        return {receiver.name: _without_secrets(receiver) for receiver in value}
+    return value if isinstance(value, Mapping) else None
+
+
+def _plain(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _without_secrets(receiver: ReceiverConfig) -> str:
+    """Return a receiver as text. Of a URL only the host, of a command only the program: the rest is often secret."""
+    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in receiver.urls]
+    where += [f"{receiver.smtp[0]}:{receiver.smtp[1]}"] if receiver.smtp else []
+    where += [receiver.command[0]] if receiver.command else []
+    where += [f"{secret.key} {secret.file or secret.variable}" for secret in receiver.secrets]
+    return f"{receiver.kind}: {', '.join(where)}"
+
+
+def _show(config: Config, arguments: argparse.Namespace) -> int:
+    found = list(settings(*explained(os.environ, arguments.config, **flags_of(arguments))))
+    if arguments.json:
+        print(json.dumps({one.key: {"value": one.value, "origin": one.origin} for one in found}, indent=2))
+        return 0
+    wide, long = (max(len(str(one[column])) for one in found) for column in (0, 1))
+    for one in found:
+        print(line(f"{one.key:{wide}}  {'–' if one.value is None else one.value!s:{long}}  {one.origin}"))
+    return 0
+
+
+def _check(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.alerting.alert_rules import catalogue
+    from commwatch_agent.otlp import opening
+    from commwatch_agent.server import listener
+
+    check_variables(os.environ)
+    catalogue(config)
+    listener.check(config)
+    opening.check(config)
+    print("the settings are valid")
+    return 0

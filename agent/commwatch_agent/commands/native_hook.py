@@ -1,0 +1,85 @@
+"""Build and inspect the native hook from outside the trainer, in the trainer's Python, because that has torch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+_MODULE = "commwatch.probe.native.build"
+_PYTHON = re.compile(r"pypy|python[0-9.]*$")
+
+
+def call(python: str, arguments: list[str], env: Mapping[str, str]) -> int:
+    """Run a verb of ``commwatch native`` with the interpreter ``python``; return the exit code.
+
+    Raises:
+        OSError: there is no such interpreter.
+    """
+    return subprocess.run(_command(python, arguments), env=_quiet(env), cwd="/", check=False).returncode
+
+
+def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Build the hook for a job about to start, if it is missing; print progress and errors to standard error.
+
+    Returns:
+        Environment variables for the job. After a failed build they select the Python hook, so that not every rank
+        looks for the native one and prints the error again.
+    """
+    if env.get("COMMWATCH_HOOK", "auto") == "python" or env.get("COMMWATCH_DISABLE") == "1":
+        return {}
+    python = trainer_python(job, env)
+    if python is None:
+        return {}
+    try:
+        with subprocess.Popen(
+            _command(python, ["ensure"]), env=_quiet(env), cwd="/", stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as builder:
+            assert builder.stderr is not None
+            printed = False
+            for line in builder.stderr:
+                if line.startswith("commwatch: "):
+                    printed = True
+                    print(line, end="", file=sys.stderr, flush=True)
+    except OSError:
+        return {}
+    wanted = env.get("COMMWATCH_HOOK") == "native"
+    return {"COMMWATCH_HOOK": "python"} if printed and builder.returncode != 0 and not wanted else {}
+
+
+def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:
+    """Return the interpreter that will run ``job``: its command, or the one in the first two lines of that script.
+
+    If neither names one (``srun``, a shell script): this interpreter if it has torch, else ``None``.
+    """
+    found = shutil.which(job[0], path=env.get("PATH"))
+    if found is None:
+        return None
+    found = str(Path(found).absolute())
+    if _PYTHON.match(Path(found).name):
+        return found
+    try:
+        with open(found, "rb") as file:
+            first, second = (file.readline(1000).decode(errors="replace").strip() for _ in range(2))
+    except OSError:
+        first = second = ""
+    # pip writes `#!/bin/sh` and `'''exec' /path/python "$0" "$@"` if the path is long.
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    words += second.removeprefix("'''exec'").replace('"', " ").split()[:1] if second.startswith("'''exec'") else []
+    for word in words:
+        if _PYTHON.match(Path(word).name):
+            return shutil.which(word, path=env.get("PATH"))
+    return sys.executable if find_spec("torch") else None
+
+
+def _command(python: str, arguments: list[str]) -> list[str]:
+    return [python, "-m", _MODULE, *arguments]
+
+
+def _quiet(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` without the probe, because the builder imports torch but does not train."""
+    return {**env, "COMMWATCH": "0"}

@@ -1,0 +1,349 @@
+"""``commwatch top``: the state of a job as lines for a terminal of a given size. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import mean, median
+
+from rich.text import Text
+
+from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.rank_state import begun, culprits, oldest, state
+from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for
+from commwatch_agent.analysis.wait_graph import age
+from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
+from commwatch_agent.commands.top_notices import STYLES, notices, wrapped
+from commwatch_agent.core.api_views import Row, Summary
+from commwatch_agent.core.terminal_text import clean
+from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
+from commwatch_agent.core.units import counted, percent, rate, seconds, time_of_day
+from commwatch_agent.core.views import InFlight, RankView, StepView
+from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
+from commwatch_agent.nodes.merging import covered
+from commwatch_agent.report.report import job_state
+
+#: Age in seconds from which answers are marked as old.
+STALE_S = 5.0
+#: Width in cells from which the two tables are drawn side by side.
+_WIDE = 150
+_MOST_BAR = 40
+_STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
+_RANKS = (
+    Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
+    Column("comm"), Column("exposed", drop=1), Column("wait", drop=2), Column("gpu", drop=4),
+    Column("in flight", right=False, least=22), Column("age"), Column("host", right=False, drop=5),
+)  # fmt: skip
+_OPERATIONS = (
+    Column("group", right=False, least=8), Column("op", right=False, least=10), Column("ranks", drop=5), Column("count/s"),
+    Column("p50", drop=3), Column("p99"), Column("algbw", drop=6), Column("busbw"), Column("eff", drop=1),
+    Column("time", drop=4), Column("wait", drop=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The content of one frame."""
+
+    #: The latest answers; ``None``: none yet.
+    answers: Answers | None
+    #: Age of the answers in seconds.
+    age_s: float
+    #: Why there are no newer answers; ``None``: no problem.
+    trouble: str | None
+
+
+def frame(seen: Seen, cells: int, height: int | None = None) -> list[Text]:
+    """Return at most ``height`` lines (``None``: no limit) of at most ``cells`` cells, the worst ranks first."""
+    lines = _stale(seen, cells, height)
+    if seen.answers is not None:
+        body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
+        old = seen.trouble is not None or seen.age_s > STALE_S
+        body = [Text(line.plain, "dim") for line in body] if old else body
+        lines = [_title(seen.answers, cells, height is not None), *lines, *body]
+    lines = lines[:height]
+    for line in lines:
+        line.truncate(cells, overflow="ellipsis")
+    return lines
+
+
+def _stale(seen: Seen, cells: int, height: int | None) -> list[Text]:
+    """Return a warning that the answers are missing or old; empty if they are current."""
+    most = None if height is None else max(1, height // 4)
+    if seen.answers is None:
+        return wrap(clean(seen.trouble or "waiting for the agent"), cells, most, "warn")
+    if seen.trouble is None and seen.age_s <= STALE_S:
+        return []
+    why = clean(seen.trouble or "The agent answers slowly")
+    return wrap(f"OLD: the data below is {seconds(seen.age_s)} old. {why}. Trying again.", cells, most, "bad")
+
+
+def _title(answers: Answers, cells: int, live: bool) -> Text:
+    shown = answers.shown
+    text = "commwatch top: "
+    if shown is None:
+        text += f"no job yet at {clean(answers.url)}"
+    else:
+        job = shown.job
+        ended = "" if job.state == "running" else f" at {time_of_day(job.last_seen_at)}"
+        text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        text += f", {counted(job.restarts, 'restart')}" if job.restarts else ""
+        of_nodes = covered(shown.nodes)
+        text += f", {of_nodes}" if of_nodes else ""
+    hint = " q quits" if live else ""
+    title = Text.assemble((text, "title"))
+    title.truncate(max(1, cells - len(hint)), overflow="ellipsis", pad=True)
+    return title.append(hint, "dim")
+
+
+def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
+    """Return the lines below the title."""
+    shown = answers.shown
+    said = notices(answers)
+    if shown is None:
+        return [*wrapped(said, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
+    top = _shares(answers, shown, cells) + _cards(answers, cells)
+    room = None if height is None else max(0, height - len(top))
+    # Notices get a third of the room, or more if the tables need less than the rest.
+    need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
+    top += wrapped(said, cells, None if room is None else max(2, room // 3, room - need))
+    room = None if height is None else max(0, height - len(top) - 1)
+    return [*top, Text(), *_tables(answers, shown, cells, room)]
+
+
+# -- the job ----------------------------------------------------------------------------------
+
+
+def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
+    """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit."""
+    usual = [step for step in shown.steps if not step.long]
+    if not usual:
+        why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
+        return [Text.assemble(("steps    ", "dim"), clean(why))]
+    durations = sorted(step.duration_s for step in usual)
+    p95 = durations[int(0.95 * (len(durations) - 1))]
+    last = max(step.seq for step in shown.steps)
+    pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    ranks = _by_rank(shown).values()
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
+    lines = [Text.assemble(("steps    ", "dim"), pace)]
+    if comm is not None:
+        measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
+        waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
+        messages = for_others(messages, waiting, measured)
+        late = late_ranks(shown.verdicts, waiting)
+        made_of = split(comm, waiting, messages, late)
+        why = bottleneck(comm, exposed, waiting, messages, late)
+        hidden = exposed is not None and exposed < WORTH
+        style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
+        lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)
+    if exposed is not None:
+        style = "good" if exposed <= WORTH else "warn"
+        lines += _bar("exposed", exposed, style, of_ranks=of_some(exposed_ranks, len(ranks)), words=[], cells=cells)
+    return lines
+
+
+def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
+    """Return the mean shares (0 to 1) of time that ranks wait for late ranks, and for messages; ``None``: not known."""
+    late = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
+    messages = [row.p2p_wait_s for row in shown.by_rank.rows if row.p2p_wait_s is not None]
+    if not covered_s:
+        return None, None
+    return mean(late) / covered_s if late else None, mean(messages) / covered_s if messages else None
+
+
+def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
+    """Return steps per second as text, or for how long no step has ended; empty unless the job runs."""
+    if shown.job.state != "running":
+        return ""
+    ended = max(step.end_at for step in shown.steps)
+    since_s = 0.0 if answers.about.at is None else answers.about.at - ended
+    if is_rate_stale(since_s, usual_s):
+        return f"none for {seconds(since_s)}, before that "
+    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
+
+
+def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:
+    """Return a share (0 to 1) as a bar, with its explanation behind it, or below it if the line is too short."""
+    length = max(10, min(_MOST_BAR, cells // 3))
+    full, limit = round(min(1.0, share) * length), round(BOTTLENECK_SHARE * length)
+    drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
+    line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>4}", "bold"), of_ranks)
+    says = ": ".join(filter(None, words))
+    if line.cell_len + len(": ") + len(says) > cells:
+        return [line, *(Text(" " * 9) + each for each in wrap(says, cells - 9))] if says else [line]
+    return [line.append(f": {says}" if says else "")]
+
+
+def _cards(answers: Answers, cells: int) -> list[Text]:
+    """Return utilization and power of all GPUs that can be read, on as many lines as they need; empty if there are none."""
+    parts = []
+    for view in answers.gpus.gpus:
+        measured = view.gpu.measured
+        watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
+        if measured.utilization is not None:
+            parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
+    # Each part comes after two blanks, the first after nine.
+    fit = max(1, (cells - 7) // (max(map(len, parts), default=0) + 2))
+    rows = ["  ".join(parts[at : at + fit]) for at in range(0, len(parts), fit)]
+    return [Text.assemble((" " * 9 if n else "gpus     ", "dim"), row) for n, row in enumerate(rows)]
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Text]:
+    ranks, operations = _worst_first(shown), shown.by_operation.rows
+    if cells >= _WIDE:
+        half = (cells - 3) // 2
+        left = _rank_table(answers, shown, ranks, half, height)
+        right = _operation_table(answers, shown, operations, cells - 3 - half, height)
+        pairs = list(zip_longest(left, right, fillvalue=Text()))
+        for a, _ in pairs:
+            a.truncate(half, overflow="ellipsis", pad=True)
+        return [Text.assemble(a, (" │ ", "dim"), b) for a, b in pairs]
+    if height is None:
+        mine = None
+    else:  # each table gets half, or more if the other needs less
+        need = len(operations) + 2
+        mine = max(height // 2, height - need)
+    left = _rank_table(answers, shown, ranks, cells, mine)
+    right = _operation_table(answers, shown, operations, cells, None if height is None else height - len(left) - 1)
+    return [*left, Text(), *right] if right else left
+
+
+def _worst_first(shown: OfJob) -> list[RankView]:
+    """Sort ranks: named by a verdict, then not running, then by share of exposed communication (else communication)."""
+    blamed, steps = culprits(shown.verdicts), _by_rank(shown)
+
+    def badness(rank: RankView) -> tuple[bool, int, float, int]:
+        mine = steps.get(rank.rank, [])
+        share = exposed_share(mine)
+        share = comm_share(mine) if share is None else share
+        return (rank.rank not in blamed, _STATES.get(state(rank), 3), -(share or 0.0), rank.rank)
+
+    return sorted(shown.ranks, key=badness)
+
+
+def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
+    """Return the steps of each rank, without unusually long ones."""
+    found: dict[int, list[StepView]] = {}
+    for step in shown.steps:
+        if not step.long:
+            found.setdefault(step.rank, []).append(step)
+    return found
+
+
+def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
+    """Return the seconds that a summary covers, for a running job up to now; ``None`` if the summary is empty.
+
+    Each summary has its own length: of two requested one after the other, the second may cover one more rollup.
+    """
+    since, until = sums.since, sums.until
+    if since is None or until is None:
+        return None
+    if answers.about.at is not None and shown.job.state == "running":
+        until = max(until, answers.about.at)
+    return max(until - max(since, shown.job.started_at), 1e-3)
+
+
+def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -> str:
+    """Return a share of the ranks' time as a percentage text."""
+    if seconds_of_ranks is None or covered_s is None or not ranks:
+        return NOT_KNOWN
+    return percent(seconds_of_ranks / (ranks * covered_s))
+
+
+def _rank_table(
+    answers: Answers, shown: OfJob, worst_first: list[RankView], cells: int, height: int | None
+) -> list[Text]:
+    """Return the ranks as a table: sorted by number if all fit, else the worst ones and a line on the others."""
+    room = len(worst_first) if height is None else max(0, height - 1)
+    if not room:
+        return []
+    fits = len(worst_first) <= room
+    ranks = sorted(worst_first, key=lambda rank: rank.rank) if fits else worst_first[: room - 1]
+    lines = table(_RANKS, _rank_rows(answers, shown, ranks), cells)
+    return lines if fits else [*lines, _others(shown, worst_first[room - 1 :])]
+
+
+def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
+    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
+    sums = {row.by["rank"]: row for row in shown.by_rank.rows}
+    # By rank, because the cards of other nodes have the same numbers.
+    used = {
+        on.rank: view.gpu.measured.utilization
+        for view in answers.gpus.gpus
+        for on in view.ranks
+        if on.job_id == shown.job.job_id
+    }
+    rows = []
+    for rank in ranks:
+        word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
+        bad = "bad" if word not in ("running", "ended") else "dim" if word == "ended" else ""
+        style = STYLES.get(blamed, "warn") if blamed else bad
+        row, op = sums.get(rank.rank), oldest(rank)
+        texts = (
+            "!" if blamed else "", str(rank.rank), blamed or word, str(mine[0].seq) if mine else NOT_KNOWN,
+            seconds(median(step.duration_s for step in mine) if mine else None),
+            percent(comm_share(mine)), percent(exposed_share(mine)),
+            _part(_waited_of_rank(row), 1, covered_s),
+            NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(used.get(rank.rank))}",
+            NOT_KNOWN if op is None else _named(op, len(begun(rank))),
+            NOT_KNOWN if op is None else seconds(age(op)), clean(rank.host),
+        )  # fmt: skip
+        rows.append(TableRow(texts, style))
+    return rows
+
+
+def _named(op: InFlight, among: int) -> str:
+    return clean(f"{op.op} {op.group}") + (f" +{among - 1}" if among > 1 else "")
+
+
+def _waited(row: Row) -> float | None:
+    return row.wait_s if row.wait_s is not None else row.p2p_wait_s
+
+
+def _waited_of_rank(row: Row | None) -> float | None:
+    """Return how long a rank waited, for late ranks and for messages, as far as it is known."""
+    known = [] if row is None else [waited for waited in (row.wait_s, row.p2p_wait_s) if waited is not None]
+    return sum(known) if known else None
+
+
+def _others(shown: OfJob, ranks: list[RankView]) -> Text:
+    """Return one line that sums up the ranks without a line of their own."""
+    steps = _by_rank(shown)
+    states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
+    shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
+    comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
+    ages = [age(op) for rank in ranks if (op := oldest(rank)) is not None]
+    longest = f", oldest in flight {seconds(max(ages))}" if ages else ""
+    return Text(f"and {len(ranks)} more: {states}{comm}{longest}", "dim")
+
+
+def _operation_table(
+    answers: Answers, shown: OfJob, operations: list[Row], cells: int, height: int | None
+) -> list[Text]:
+    """Return the operations as a table, with a count of those left out."""
+    room = len(operations) if height is None else max(0, height - 1)
+    if not operations:
+        return [Text(f"no operation has ended in the last {WINDOW_S} s", "dim")] if height is None or height else []
+    if not room:
+        return []
+    shown_rows = operations if len(operations) <= room else operations[: room - 1]
+    covered_s = _covered_s(answers, shown, shown.by_operation)
+    rows = [TableRow(_operation_cells(row, covered_s)) for row in shown_rows]
+    lines = table(_OPERATIONS, rows, cells)
+    more = len(operations) - len(shown_rows)
+    return [*lines, Text(f"and {more} more", "dim")] if more else lines
+
+
+def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:
+    per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # per rank
+    return (
+        clean(str(row.by["group"])), clean(str(row.by["op"])), str(row.ranks), per_s, seconds(row.p50_s), seconds(row.p99_s),
+        rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(None if row.p50_s is None else row.seconds, row.ranks, covered_s),
+        _part(_waited(row), row.ranks, covered_s),
+    )  # fmt: skip

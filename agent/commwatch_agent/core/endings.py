@@ -1,0 +1,80 @@
+"""How a job and its ranks ended: the launcher's exit code, and which rank failed first. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from commwatch_agent.core.units import time_of_day
+from commwatch_collectors.spans import ranks as named
+
+
+class Ending(NamedTuple):
+    """End of one rank, between two Unix times in ns; they are equal where the rank recorded its end."""
+
+    since_ns: int
+    until_ns: int
+    #: The rank recorded its end; otherwise its process died.
+    clean: bool
+    #: Type of the exception that ended it; empty: none, or not known.
+    raised: str = ""
+    #: An operation raised shortly before the end: another rank may be the cause.
+    in_operation: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the process died or an exception ended it."""
+        return not self.clean or bool(self.raised)
+
+
+def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
+    """Return the ranks that may have failed first, in order; several where their times overlap."""
+    failed = {rank: ending for rank, ending in endings.items() if ending.failed}
+    earliest = min((ending.until_ns for ending in failed.values()), default=0)
+    candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
+    # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.
+    alone = [rank for rank in candidates if not failed[rank].in_operation]
+    return [rank for rank in alone if failed[rank].clean] or alone or candidates
+
+
+def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
+    """Return how a job ended, as text; empty if nothing failed or nothing is known.
+
+    Args:
+        endings: by rank, of the latest run of each rank that has ended.
+        exit_code: the launcher's, 128 + n for signal n; ``None``: not known.
+
+    >>> says({}, 137)
+    'exit code 137 (SIGKILL)'
+    """
+    parts = [] if not exit_code else [exit_says(exit_code)]
+    first = first_to_fail(endings)
+    if first:
+        ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
+        at = time_of_day(ending.until_ns / 1e9)
+        how = f"ended with {ending.raised}" if ending.raised else "died (no clean end)"
+        among = f", first of {len(endings)}" if len(endings) > len(first) else ""
+        parts.append(f"{named(first)} {how} at {at}{among}")
+    return "; ".join(parts)
+
+
+def exit_says(code: int) -> str:
+    """Return an exit code as text, with the signal that 128 + n means.
+
+    >>> exit_says(3)
+    'exit code 3'
+    """
+    name = next((each.name for each in signal.Signals if each == code - 128), "")
+    return f"exit code {code} ({name})" if name else f"exit code {code}"
+
+
+def failed(endings: Iterable[Ending], exit_code: int | None) -> bool | None:
+    """Return whether an ended job failed; ``None``: not known.
+
+    The launcher's exit code overrides the endings of its ranks, because it may have restarted them.
+    """
+    known = list(endings)
+    if exit_code is not None:
+        return exit_code != 0
+    return any(ending.failed for ending in known) if known else None

@@ -1,0 +1,452 @@
+"""The agent: builds its parts, starts and stops them. One agent per run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from commwatch import __version__
+from commwatch.wire.announcement import FILE, announce
+from commwatch.wire.errors import CommwatchError
+from commwatch.wire.identity import PEER_ADDRESS
+from commwatch_agent.alerting.alert_rules import plan_of
+from commwatch_agent.alerting.bundles import Evidence, Sources
+from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.config import Config
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.examination import Examination
+from commwatch_agent.history.opening import StoreError
+from commwatch_agent.history.store import begin
+from commwatch_agent.ingest.intake import Intake, room_for_rings
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.otlp.opening import pushes
+from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.reference.references import References, directory
+from commwatch_agent.reload import Change, change
+from commwatch_agent.runtime.ending import Ending
+from commwatch_agent.runtime.memory import share_one_heap
+from commwatch_agent.runtime.peers import Peers
+from commwatch_agent.runtime.periodic import Beside, known
+from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
+from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
+from commwatch_agent.runtime.sighup import Hangup
+from commwatch_agent.server.current_verdicts import of_node
+from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.server.listener import Server, listen, reachable_at
+from commwatch_agent.server.services import Services
+from commwatch_agent.server.web import application
+from commwatch_agent.watchers.nccl import logs_of, remove_old
+from commwatch_agent.watchers.profiles import Profiles, kept_in
+from commwatch_agent.watchers.regular_profiles import RegularProfiles
+from commwatch_agent.watchers.watchers import GPUS_S, Watchers
+from commwatch_alerts.book import Book
+from commwatch_alerts.model import Alert
+from commwatch_alerts.promql import UnsupportedExpression
+from commwatch_alerts.receivers.settings import receivers
+from commwatch_collectors.registry import Reading
+
+log = logging.getLogger("commwatch")
+#: Seconds between two removals of data that is past its retention.
+_TIDY_S = 60.0
+#: Looks at the rings for each time that their records are read.
+_LOOKS = 2
+#: Most time of the history's retention between two passes over the rings.
+_SLICES_S = 0.02
+#: Time without a sign of life from the intake, in addition to two of its pauses, after which the agent is not healthy.
+_STUCK_NS = 10_000_000_000
+#: Time between two signs of life to the supervisor.
+_ALIVE_NS = 1_000_000_000
+#: Seconds in all that threads get to finish when the agent ends.
+_END_S = 10.0
+#: Seconds between two evaluations of the alert rules.
+_ALERTS_S = 1.0
+#: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
+_EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
+#: Seconds between two checks for SIGHUP, and whether a thread has ended the agent.
+_SIGNALS_S = 0.25
+#: Seconds between two checks whether the worker process is idle.
+_IDLE_S = 10.0
+#: Seconds between two checks which agents of other nodes answer.
+_PEERS_S = 5.0
+#: Seconds between two pieces of the history that are checked for damage.
+_EXAMINE_S = 0.2
+#: Seconds between two checks for files of profiled ranks.
+_PROFILES_S = 0.25
+
+
+class Daemon:
+    """A running agent.
+
+    Args:
+        config: its settings.
+        plan: the alerts that it raises by itself; by default those of the settings.
+        reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
+
+    Raises:
+        ConfigError: the list of alerts or a setting for OTLP is wrong.
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
+            written, or a rule cannot be evaluated.
+        BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
+    """
+
+    def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
+        self.config = config
+        self._given_plan, self._reread = plan, reread
+        self._lock_fd = lock_directory(config)
+        self._damaged = Damaged()
+        try:
+            self._store = begin(config.history, self._damaged)
+        except StoreError as error:
+            raise CannotStart(str(error)) from None
+        self._lock = lock = threading.RLock()
+        handover = threading.RLock()
+        self._aggregate = aggregate = Aggregate(int(config.keep_ended * 1e9))
+        most_rings = room_for_rings(raised_limit())
+        self._intake = Intake(
+            config.rings,
+            aggregate,
+            self._store,
+            lock,
+            handover=handover,
+            most_rings=most_rings,
+            looks=_LOOKS,
+            alive=self._alive,
+        )
+        self._stop = threading.Event()
+        # The pause is the one that is under way: another interval takes effect only after it.
+        self._last_alive_ns, self._notified_ns, self._pause_s = time.monotonic_ns(), 0, config.interval
+        self._trouble: str | None = None
+        self._failed = False
+        self._socket = listen(config)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = url_of(config, self.port)
+        self._reachable = reachable_at(config, self._socket)
+        self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
+        self._references = References(directory(config.state), config.links)
+        self._exporter = self._exporter_of(config)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._exporter)
+        queries = QueryService(
+            config.history,
+            aggregate,
+            lock,
+            time.monotonic_ns,
+            references=self._references,
+            gpu_at=watchers.gpus.place,
+            handover=handover,
+            damaged=self._damaged,
+        )
+        self._profiles = Profiles(config.dir, kept_in(config.state), queries)
+        self._regular = RegularProfiles(config.profile_every, self._profiles, queries)
+        self._address = address_of(config, self.port)
+        kept, self._alerts_lock_fd = place_of_alerts(config)
+        self._delivery = delivery_of(kept, self._address)
+        sources = Sources(queries, watchers.nccl, watchers.gpus, watchers.host)
+        self._evidence = Evidence(kept.evidence, self._address, sources.sections)
+        with _evaluable():
+            self._alerting = Alerting(self._plan(config), self._registry.collect, Book(kept.alerts))
+        self._delivery.resume(*self._alerting.alerts())
+        self._registry.register(self._alerting)
+        self._worker = Worker(queries, self._references, self._damaged)
+        self._id = secrets.token_hex(8)
+        self._peers = Peers(config, self._id, self._peers_of_jobs)
+        services = self._services(queries)
+        self._push = pushes(config, self.port, self._registry.collect, partial(of_node, services, None), self._stop)
+        services.pushes = self._push.views if self._push is not None else dict
+        app = application(services, self._registry)
+        self._server = Server(app, config, self._socket.getsockname()[0])
+        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
+        self._beside = [*watchers.threads, *self._own_threads(), self._profiling]
+        self._threads = [
+            threading.Thread(target=self._serve, name="web", daemon=True),
+            threading.Thread(target=self._work, name="intake", daemon=True),
+            *(each.thread for each in self._beside),
+        ]
+        #: Those that the end of the agent does not wait for: a driver or a receiver may hang.
+        self._unawaited = [watchers.gpu_thread, *(self._push.threads if self._push is not None else ())]
+
+    def _exporter_of(self, config: Config) -> Exporter:
+        return Exporter(
+            self._aggregate,
+            self._lock,
+            time.monotonic_ns,
+            self._readings,
+            references=self._references,
+            gpu_of=self._watchers.gpus.label,
+            ras_verdicts=partial(self._watchers.ras.verdicts, None),
+            labels=config.labels,
+        )
+
+    def _readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """Return the readings for ``/metrics`` that are not about jobs, by collector; ``None``: it failed."""
+        damaged = None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(self._damaged))]
+        return known(
+            [
+                *self._watchers.readings(),
+                ("alerts", readings(self._delivery)),
+                ("history", damaged),
+                *self._regular.readings(),
+            ],
+            (*self._beside, *self._unawaited),
+        )
+
+    def _services(self, queries: QueryService) -> Services:
+        return Services(
+            queries=queries,
+            worker=self._worker,
+            logs=self._watchers.nccl,
+            profiles=self._profiles,
+            gpus=self._watchers.gpus,
+            inspector=self._watchers.inspector,
+            ras=self._watchers.ras,
+            host=self._watchers.host,
+            alerts=self._alerting,
+            evidence=self._evidence,
+            peers=self._peers,
+            id=self._id,
+            healthy=self._healthy,
+            ready=self._ready,
+            ending=self._stop.is_set,
+        )
+
+    def _own_threads(self) -> list[Beside]:
+        """Return the periodic threads that are neither watchers nor profiles."""
+        examination = Examination(self.config.history, self._damaged)
+        return [
+            Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
+            Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
+            Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
+            Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
+            Beside("peers", self._peers.tick, _PEERS_S, self._stop),
+            Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
+        ]
+
+    def run(self) -> bool:
+        """Serve until SIGTERM, SIGINT or ``stop``, then drain the rings; return False if intake or web server failed."""
+        share_one_heap()
+        # Nearly all objects live long: garbage collection at the default thresholds costs a tenth of the intake's time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 50)
+        ending = Ending()
+        hangup = None if self._reread is None else Hangup()
+        for thread in (*self._threads, *(each.thread for each in self._unawaited)):
+            thread.start()
+        announce(
+            self.config.dir,
+            self._lock_fd,
+            {
+                "pid": os.getpid(),
+                "url": self.url,
+                "version": __version__,
+                "history": str(self.config.history),
+                PEER_ADDRESS: self._reachable,
+            },
+        )
+        log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
+        notify(READY, os.environ)
+        while not self._stop.is_set():
+            if ending.requested(_SIGNALS_S):
+                self._stop.set()
+            elif hangup is None or not hangup.heard():
+                continue
+            elif hangup.terminal_is_gone:
+                self._stop.set()
+            else:
+                self._reload()
+        notify(STOPPING, os.environ)
+        self._server.should_exit = True
+        end_s = time.monotonic() + _END_S
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        self._delivery.close(_FAREWELL_S)
+        if self._push is not None:
+            self._push.close()
+        self._watchers.gpu_thread.thread.join(GPUS_S)  # a GPU driver that hangs does not delay the end
+        if not self._profiling.thread.is_alive():
+            with contextlib.suppress(OSError, StoreError, sqlite3.Error):
+                self._profiles.close()
+        self._store.close()
+        (self.config.dir / FILE).unlink(missing_ok=True)
+        os.close(self._alerts_lock_fd)
+        os.close(self._lock_fd)
+        return not self._failed
+
+    def _peers_of_jobs(self) -> list[str]:
+        """Return the addresses of agents that the ranks of running jobs have reported; none if this agent has none for them."""
+        if self._reachable is None:
+            return []
+        with self._lock:
+            return self._aggregate.peers()
+
+    def has_rings(self) -> bool:
+        """Return whether trainers run, or records of theirs are not in the history; any thread may call this."""
+        return self._intake.has_rings()
+
+    def stop(self) -> None:
+        """Make ``run`` end; any thread may call this."""
+        self._stop.set()
+
+    def _reload(self) -> None:
+        """Read the settings again and apply those that need no restart; if one is wrong, apply none."""
+        assert self._reread is not None
+        notify(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
+        try:
+            changed, apply = self._changed(self._reread())
+        except CommwatchError as error:
+            log.error("settings not changed: %s", error)
+        else:
+            for each in apply:
+                each()
+            self.config = changed.config
+            log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
+        notify(READY, os.environ)
+
+    def _changed(self, wanted: Config) -> tuple[Change, list[Callable[[], object]]]:
+        """Return what the settings ``wanted`` change, and functions that apply it.
+
+        Raises:
+            ConfigError: the list of alerts is wrong.
+            CannotStart: the token cannot be written, or a rule cannot be evaluated.
+            BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
+        """
+        config = change(self.config, wanted).config
+        plan, before = self._plan(config), self._alerting.plan
+        differ = (plan.rules, plan.records) != (before.rules, before.records)
+        with _evaluable():
+            rules = self._alerting.prepared(plan)
+        new_receivers = receivers(config.receivers, self._address)
+
+        def apply() -> None:
+            self._references.links = config.links
+            self._exporter.relabel(config.labels)
+            self._delivery.change(new_receivers, _FAREWELL_S)
+            self._peers.change(config)
+
+        access, renewed = self._server.prepared(config)
+        found = change(self.config, wanted, rules_differ=differ, certificate_differs=renewed)
+        return found, [access, rules, apply]
+
+    def _plan(self, config: Config) -> Plan:
+        instance = f"{socket.gethostname()}:{self.port}"
+        return self._given_plan or plan_of(config, instance, self._address, self._deliver)
+
+    def _serve(self) -> None:
+        """Run the web server, in its thread."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            if not self._stop.is_set():  # an agent without its web server is of no use
+                self._failed = True
+                self._stop.set()
+
+    def _work(self) -> None:
+        """Run the intake, in its thread: find and drain rings; once a minute apply the history's retention, in slices between."""
+        try:
+            tidied: float | None = None
+            slices: Iterator[None] | None = None
+            while not self._stop.is_set():
+                sample = self._watchers.sample(time.monotonic(), time.time_ns())
+                if sample is not None:
+                    self._store.node_sample(sample)
+                self._tick()
+                if slices is None and (tidied is None or time.monotonic() - tidied > _TIDY_S):
+                    tidied, keep_ns = time.monotonic(), int(self.config.keep_days * 86400e9)
+                    limits = self.config.raw_bytes, self.config.summary_bytes
+                    slices = self._store.tidy(time.time_ns(), *limits, keep_ns)
+                if slices is not None and _are_over(slices, _SLICES_S):
+                    slices = None
+                self._pause_s = self.config.interval
+                self._stop.wait(self._pause_s)
+            for _ in range(_LOOKS):
+                self._tick()
+        except BaseException:
+            # An agent that answers without its intake would be worse than one that its supervisor restarts.
+            self._failed = True
+            self._stop.set()
+            raise
+
+    def _tidy(self) -> None:
+        """Remove logs and profiles that are past their retention."""
+        oldest = time.time() - self.config.keep_days * 86400
+        remove_old(logs_of(self.config.state), oldest, self._watchers.nccl.used())
+        with contextlib.suppress(OSError):
+            self._profiles.tidy(oldest)
+
+    def _deliver(self, alerts: Sequence[Alert]) -> None:
+        """Send alerts that fire or have ended, with the address of their evidence."""
+        self._evidence.want(alerts)
+        linked = self._evidence.linked(alerts)
+        self._delivery.send(linked)
+        if self._push is not None:
+            self._push.note_alerts(linked)
+
+    def _profile(self) -> None:
+        """Process the files of profiled ranks; request the regular profiles."""
+        try:
+            self._profiles.tick()
+            self._regular.tick()
+        except (OSError, StoreError, sqlite3.Error) as error:
+            log.warning("profiles: %s", error)
+
+    def _tick(self) -> None:
+        try:
+            self._intake.tick(time.monotonic_ns(), time.time_ns())
+        except OSError as error:
+            self._say(f"cannot read {self.config.rings}: {error}")
+        else:
+            self._say(
+                f"history is not being written: {self._store.trouble}" if self._store.trouble else self._intake.waiting
+            )
+        self._alive()
+
+    def _alive(self) -> None:
+        """Record that the intake makes progress; notify the supervisor once a second."""
+        now = time.monotonic_ns()
+        self._last_alive_ns = now
+        if now - self._notified_ns > _ALIVE_NS:
+            self._notified_ns = now
+            notify(ALIVE, os.environ)
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble and not self._trouble:
+            log.error("%s", trouble)
+        if self._trouble and not trouble:
+            log.info("working again after: %s", self._trouble)
+        self._trouble = trouble
+
+    def _healthy(self) -> str | None:
+        age = time.monotonic_ns() - self._last_alive_ns
+        stuck = age > _STUCK_NS + 2e9 * self._pause_s
+        return f"the intake has been stuck for {age / 1e9:.0f} s" if stuck else None
+
+    def _ready(self) -> str | None:
+        return self._healthy() or self._trouble
+
+
+@contextlib.contextmanager
+def _evaluable() -> Iterator[None]:
+    """Turn ``UnsupportedExpression`` into ``CannotStart``, with a remedy."""
+    try:
+        yield
+    except UnsupportedExpression as error:
+        raise CannotStart(f"alert {error}; remove it from the list, or rewrite it") from None
+
+
+def _are_over(slices: Iterator[None], most_s: float) -> bool:
+    """Run slices until ``most_s`` are over, at least one; return whether that was the last."""
+    end = time.monotonic() + most_s
+    return all(time.monotonic() < end for _ in slices)

@@ -1,0 +1,132 @@
+"""The files of ``commwatch manifest prometheus``: what Prometheus scrapes, rules, routes. Pure, except that it reads the sample of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+from urllib.parse import urlsplit
+
+from commwatch.wire.addresses import DNS, BadAddress, url_of
+from commwatch_agent.deploy.kubernetes import node_sources
+from commwatch_alerts.catalogue import Catalogue
+from commwatch_alerts.export import dumped, prometheus
+
+#: The files, by the word for each.
+FILES = {"scrape": "prometheus.yml", "rules": "commwatch.rules.yaml", "alertmanager": "alertmanager.yml"}
+_HEAD = "# Made by `commwatch manifest prometheus`, for Prometheus 2.42 or later.\n"
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """How Prometheus finds and reads the agents."""
+
+    #: The agents, as in the setting ``peers``; empty: pods of Kubernetes.
+    agents: Sequence[str]
+    interval_s: int
+    #: Namespace of the pods; ``None``: all.
+    namespace: str | None = None
+    #: Labels of the nodes of the pods that the series get, with their names there.
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    #: Files on Prometheus' host.
+    token_file: str | None = None
+    ca_file: str | None = None
+    client_cert: str | None = None
+    #: The name in the agents' certificates; ``None``: the name in each address.
+    server_name: str | None = None
+
+
+def files(scrape: Scrape, alertmanager: str, catalogue: Catalogue, runbook_url: str) -> dict[str, str]:
+    """Return the text of each of ``FILES``.
+
+    Args:
+        alertmanager: host and port of Alertmanager.
+
+    Raises:
+        BadAddress: an agent's address is wrong, or some agents use TLS and others do not.
+    """
+    whole = {
+        "global": {"evaluation_interval": f"{scrape.interval_s}s"},
+        "rule_files": [FILES["rules"]],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+        "scrape_configs": [_job(scrape)],
+    }
+    sample = resources.files("commwatch_alerts").joinpath("alertmanager.yml").read_text(encoding="utf-8")
+    return {
+        "scrape": _HEAD + dumped(whole),
+        "rules": prometheus(catalogue, runbook_url),
+        "alertmanager": sample,
+    }
+
+
+def _job(scrape: Scrape) -> dict[str, Any]:
+    secure = scrape.ca_file is not None or scrape.client_cert is not None
+    found, schemes = _found(scrape, secure)
+    if len(schemes) > 1:
+        raise BadAddress("some agents use TLS and others do not; make a configuration for each kind")
+    job: dict[str, Any] = {
+        "job_name": "commwatch",
+        "scrape_interval": f"{scrape.interval_s}s",
+        "scrape_timeout": f"{min(scrape.interval_s, 10)}s",
+    }
+    if schemes == {"https"}:
+        tls = {
+            "ca_file": scrape.ca_file,
+            # One file has both.
+            "cert_file": scrape.client_cert,
+            "key_file": scrape.client_cert,
+            "server_name": scrape.server_name,
+        }
+        job |= {"scheme": "https", "tls_config": {key: value for key, value in tls.items() if value is not None}}
+    if scrape.token_file is not None:
+        job["authorization"] = {"credentials_file": scrape.token_file}
+    return {**job, **found}
+
+
+def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
+    """Return how the agents are found, and the schemes of their URLs."""
+    default = "https" if secure else "http"
+    if not scrape.agents:
+        return _pods(scrape), {default}
+    targets, target_files, names = [], [], []
+    schemes = set()
+    for agent in scrape.agents:
+        if agent.endswith(".json"):
+            target_files.append(agent)
+            schemes.add(default)
+            continue
+        try:
+            url = urlsplit(url_of(agent.removeprefix(DNS), secure))
+            port = url.port
+        except ValueError:
+            raise BadAddress(
+                f"{agent}: not an agent's address; give HOST, HOST:PORT, or an http or https URL"
+            ) from None
+        schemes.add(url.scheme)
+        if agent.startswith(DNS):
+            names.append({"names": [url.hostname], "type": "A", "port": port})
+        else:
+            targets.append(url.netloc)
+    found = {
+        "static_configs": [{"targets": targets}] if targets else [],
+        "file_sd_configs": [{"files": target_files}] if target_files else [],
+        "dns_sd_configs": names,
+    }
+    return {key: value for key, value in found.items() if value}, schemes
+
+
+def _pods(scrape: Scrape) -> dict[str, Any]:
+    meta = "__meta_kubernetes_pod_"
+    pods: dict[str, Any] = {"role": "pod"}
+    if scrape.namespace is not None:
+        pods["namespaces"] = {"names": [scrape.namespace]}
+    if scrape.node_labels:
+        pods["attach_metadata"] = {"node": True}
+    marks = ("label_app_kubernetes_io_name", "container_port_name", "phase")
+    # The agents of `commwatch manifest k8s`, while they run.
+    kept = {"source_labels": [meta + mark for mark in marks], "regex": "commwatch;metrics;Running", "action": "keep"}
+    named = [
+        {"source_labels": [source], "target_label": label} for source, label in node_sources(scrape.node_labels).items()
+    ]
+    return {"kubernetes_sd_configs": [pods], "relabel_configs": [kept, *named]}

@@ -1,0 +1,43 @@
+"""The scripts of ``commwatch manifest slurm``, made from templates. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from string import Template
+
+from commwatch_agent.deploy.templates import template
+
+#: The scripts, each with the file that it is written to.
+FILES = {
+    "prolog": "commwatch-prolog.sh",
+    "epilog": "commwatch-epilog.sh",
+    "task-prolog": "commwatch-task-prolog.sh",
+    "job": "commwatch-job.sh",
+}
+
+
+class _Script(Template):
+    """A template with ``@@`` for its fields, because shell scripts use ``$``."""
+
+    delimiter = "@@"
+
+
+def scripts(commwatch: str, agent_flags: Sequence[str], *, run: str, state: str, probe: str) -> dict[str, str]:
+    """Return each of ``FILES`` as a script for POSIX ``sh``.
+
+    Args:
+        commwatch: absolute path of the program.
+        agent_flags: flags of every agent, in addition to those for its folders.
+        run, state: folders on each node, created by root; ``run`` has one folder per job, ``state`` one per user.
+        probe: folder to put in front of a trainer's ``PYTHONPATH``; empty: none.
+    """
+    agent = shlex.join([commwatch, "agent", *agent_flags])
+    values = {"commwatch": commwatch, "run": run, "state": state, "probe": probe}
+    words = {"agent": agent, **{name: shlex.quote(value) for name, value in values.items()}}
+    node = _filled("node", words).rstrip()
+    return {part: _filled(part, {**words, "node": node}) for part in FILES}
+
+
+def _filled(part: str, words: dict[str, str]) -> str:
+    return _Script(template(f"slurm-{part}.sh")).substitute(words)

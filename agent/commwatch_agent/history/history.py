@@ -1,0 +1,364 @@
+"""Read access to the history: the queries of the API, the report and the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.wire.events import OP_CODE, OPS, SYMMETRIC
+from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
+from commwatch_agent.core.node_counters import CounterSample, NodeCounter
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.extents import ANY, Filter
+from commwatch_agent.history.opening import connect
+from commwatch_agent.history.rows import COARSE_NS, RingRow, Rollup, first_step_ns, raw_since, rings, rollups
+from commwatch_agent.history.soundness import SOUND
+
+#: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
+_STEP_SUMS = """COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END), TOTAL(comm_ns),
+    COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END), TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),
+    TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END)"""
+#: ``SOUND`` in a join with another table that has such columns.
+_SOUND_CHUNK = SOUND["chunk"].replace(", ", ", chunk.").replace("chunk.'", "'")
+
+
+#: Rows that are read at a time where many are wanted.
+_TOGETHER = 4096
+
+
+class StoredStep(NamedTuple):
+    """One step of one ring; ``start_ns`` and ``end_ns`` are wall time."""
+
+    ring: int
+    seq: int
+    start_ns: int
+    end_ns: int
+    comm_ns: int | None
+    exposed_ns: int | None
+    #: Communication time by group label.
+    groups: dict[str, int]
+    p2p_wait_ns: int | None
+    #: It took far longer than its neighbours.
+    long: bool
+
+
+class Chunk(NamedTuple):
+    """A run of raw records of one ring; the stamps in the records give their numbers."""
+
+    id: int
+    ring: int
+    until_ns: int
+    records: bytes
+
+
+class GroupSpan(NamedTuple):
+    """The operations of one group in a chunk: the group's number in the ring, and the range of sequence numbers."""
+
+    chunk: int
+    ring: int
+    small_id: int
+    seq_from: int
+    seq_until: int
+
+
+class History:
+    """Read access for queries; each call sees the latest commit. Use it in one thread.
+
+    Args:
+        damaged: counts and logs damaged rows and chunks.
+    """
+
+    def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
+        damaged = Damaged() if damaged is None else damaged
+        self._db = connect(path, False, damaged)
+        self._unpacked = partial(damaged.unpacked, path)
+        #: Chunks that were removed before ``chunks_in_pieces`` came to them.
+        self.removed = 0
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def freeze(self) -> None:
+        """Make all further calls read one snapshot, which the next call takes."""
+        self._db.execute("BEGIN")
+
+    def thaw(self) -> None:
+        """End ``freeze``: further calls see the latest commit again, and the agent can empty the write-ahead log."""
+        self._db.execute("COMMIT")
+
+    def rings(self, job: str | None = None) -> list[RingRow]:
+        """Return the rings of a job, or of all jobs, oldest first."""
+        return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
+
+    def exits(self) -> dict[str, tuple[int, int]]:
+        """Return by job the launcher's exit code and the wall time in ns of its end, where known."""
+        return {
+            job: (code, at)
+            for job, code, at in self._db.execute(f"SELECT job, code, at_ns FROM job_exit WHERE {SOUND['job_exit']}")
+        }
+
+    def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
+        """Return the groups of the rings, or of all rings, by (ring, number in the ring)."""
+        rows = self._db.execute(
+            "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
+            f" WHERE (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['grp']}",
+            (_listed(rings),),
+        )
+        return {
+            (r[0], r[1]): GroupInfo(
+                r[2], r[3], r[4], r[5], tuple(json.loads(r[6])) if r[6] else None, r[7], bool(r[8]), r[9]
+            )
+            for r in rows
+        }
+
+    def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
+        """Return the names of ``kind`` (``dtype``, ``op``, or ``exposed`` for how exposed time was measured) in the rings, or in all rings, by (ring, code)."""
+        rows = self._db.execute(
+            "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
+            f" AND {SOUND['name']}",
+            (_listed(rings), kind),
+        )
+        return {(ring, code): name for ring, code, name in rows}
+
+    def rollups(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Rollup]:
+        """Yield the rollups of the rings whose slot begins in ``[from_ns, until_ns)``."""
+        return rollups(
+            self._db,
+            "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
+            (from_ns, until_ns, json.dumps(rings)),
+        )
+
+    def node_samples(self, from_ns: int, until_ns: int) -> Iterator[CounterSample]:
+        """Yield the measurements of the node in ``[from_ns, until_ns)``, oldest first."""
+        where = f"at_ns >= ? AND at_ns < ? AND {SOUND['node_sample']}"
+        wanted = f"SELECT at_ns, counters FROM node_sample WHERE {where} ORDER BY at_ns LIMIT {_TOGETHER}"
+        while rows := self._db.execute(wanted, (from_ns, until_ns)).fetchall():
+            for at_ns, counters in rows:
+                yield CounterSample(at_ns, [NodeCounter(*each) for each in json.loads(counters)])
+            from_ns = rows[-1][0] + 1
+
+    def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+        """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
+        return raw_since(self._db, ring, self._unpacked)
+
+    def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
+        """Return the steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        return list(self.each_step(from_ns, until_ns, rings, limit))
+
+    def each_step(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> Iterator[StoredStep]:
+        """Yield the steps of ``steps``; no cursor stays open while one of them is used."""
+        wanted = (
+            "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
+            " WHERE end_ns >= ?1 AND end_ns <= ?2 AND (end_ns, ring, seq) < (?2, ?3, ?4) AND ring IN (SELECT value FROM json_each(?5))"
+            f" AND {SOUND['step']} ORDER BY end_ns DESC, ring DESC, seq DESC LIMIT ?6"
+        )
+        last, left, listed = (until_ns, -1, -1), limit, json.dumps(rings)
+        while left:
+            together = _TOGETHER if left < 0 else min(left, _TOGETHER)
+            rows = self._db.execute(wanted, (from_ns, *last, listed, together)).fetchall()
+            for *known, groups, waited, long in rows:
+                yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+            if len(rows) < together:
+                return
+            ring, seq, _, end_ns, *_ = rows[-1]
+            last, left = (end_ns, ring, seq), left - together if left > 0 else left
+
+    def first_steps(self, rings: list[int]) -> dict[int, int]:
+        """Return by ring when its first stored step began, in Unix time (ns); rings without steps are left out."""
+        begins = {ring: first_step_ns(self._db, ring) for ring in rings}
+        return {ring: begin for ring, begin in begins.items() if begin is not None}
+
+    def extent_of_steps(self, ring: int, after_seq: int, until_seq: int) -> tuple[int, int] | None:
+        """Return begin and end of a ring's steps after number ``after_seq``, up to ``until_seq``, in Unix time (ns); ``None``: there are none."""
+        wanted = (
+            f"SELECT MIN(start_ns), MAX(end_ns) FROM step WHERE ring = ? AND seq > ? AND seq <= ? AND {SOUND['step']}"
+        )
+        ((begin, end),) = self._db.execute(wanted, (ring, after_seq, until_seq))
+        return None if begin is None else (int(begin), int(end))
+
+    def last_end_ns(self, rings: list[int]) -> int:
+        """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""
+        ends = "SELECT MAX({0}) FROM {1} WHERE ring IN (SELECT value FROM json_each(?1))"
+        ((end,),) = self._db.execute(
+            f"SELECT MAX(IFNULL(({ends.format('until_ns', 'extent')}), 0), IFNULL(({ends.format('end_ns', 'step')}), 0))",
+            (json.dumps(rings),),
+        )
+        return int(end)
+
+    def step_sums_by_slot(
+        self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
+    ) -> dict[int, StepSums]:
+        """Return the sums over the rings' steps by slot in ns, without long steps."""
+        rows = self._db.execute(
+            f"SELECT end_ns / ?1 * ?1, {_STEP_SUMS} FROM step"
+            # No checksums here: a plot of a week reads millions of steps. `Examination` finds and reports damaged ones.
+            " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
+            (length_ns, from_ns, until_ns, json.dumps(rings)),
+        )
+        return {slot: StepSums(*sums) for slot, *sums in rows}
+
+    def step_sums(self, rings: list[int]) -> dict[tuple[int, bool], StepSums]:
+        """Return the sums over the steps of each ring, by (ring, whether the steps were long)."""
+        # No checksums, as in ``step_sums_by_slot``.
+        rows = self._db.execute(
+            f"SELECT ring, long, {_STEP_SUMS} FROM step WHERE ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
+            (json.dumps(rings),),
+        )
+        return {(ring, bool(long)): StepSums(*sums) for ring, long, *sums in rows}
+
+    def step_totals(self, rings: list[int]) -> dict[int, tuple[int, int, float]]:
+        """Return by ring the number of its steps, of those with known exposed communication, and the sum of that in ns."""
+        # No checksums, as in ``step_sums_by_slot``.
+        rows = self._db.execute(
+            "SELECT ring, COUNT(*), COUNT(exposed_ns), TOTAL(exposed_ns) FROM step"
+            " WHERE ring IN (SELECT value FROM json_each(?)) GROUP BY 1",
+            (json.dumps(rings),),
+        )
+        return {ring: (steps, known, exposed_ns) for ring, steps, known, exposed_ns in rows}
+
+    def median_step_ns(self, rings: list[int]) -> float | None:
+        """Return the median duration in ns of the rings' steps together, without long ones; ``None``: there are none."""
+        of_rings = "FROM step WHERE NOT long AND ring IN (SELECT value FROM json_each(?1))"
+        ((median,),) = self._db.execute(
+            f"WITH n(n) AS (SELECT COUNT(*) {of_rings}) SELECT AVG(d) FROM (SELECT end_ns - start_ns AS d {of_rings} ORDER BY 1"
+            " LIMIT 2 - (SELECT n FROM n) % 2 OFFSET ((SELECT n FROM n) - 1) / 2)",
+            (json.dumps(rings),),
+        )
+        return None if median is None else float(median)
+
+    def step_durations(self, rings: list[int], most: int) -> tuple[int, list[int]]:
+        """Return how many steps the rings have together, without long ones, and their durations in ns, sorted.
+
+        Of more than ``most``, only so many are returned, at equal distances in that order.
+        """
+        rows = self._db.execute(
+            "WITH each AS (SELECT end_ns - start_ns AS d, ROW_NUMBER() OVER (ORDER BY end_ns - start_ns) AS at, COUNT(*) OVER () AS n"
+            " FROM step WHERE NOT long AND ring IN (SELECT value FROM json_each(?1)))"
+            " SELECT n, d FROM each WHERE n <= ?2 OR (at * ?2 + n / 2) / n > ((at - 1) * ?2 + n / 2) / n ORDER BY at",
+            (json.dumps(rings), most),
+        ).fetchall()
+        return rows[0][0] if rows else 0, [duration for _, duration in rows]
+
+    def bus_sums(
+        self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
+    ) -> dict[int, dict[str, tuple[float, float]]]:
+        """Return bus bytes and their busy time in ns, of the rings' operations, by slot in ns and op, without longer rollups."""
+        rows = self._db.execute(
+            "SELECT slot_ns / ?1 * ?1, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ?2 AND slot_ns < ?3 AND coarse <= ?4"
+            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ?5 AND ring IN (SELECT value FROM json_each(?6)) AND {SOUND['rollup']} GROUP BY 1, 2",
+            (length_ns, from_ns, until_ns, length_ns >= COARSE_NS, len(OPS), json.dumps(rings)),
+        )
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for slot, op, bus_bytes, busy_ns in rows:
+            found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
+        return found
+
+    def wait_sums(self, from_ns: int, until_ns: int, rings: list[RingRow], length_ns: int) -> dict[int, WaitSums]:
+        """Return the sums of the rings' waits by slot in ns, without longer rollups."""
+        symmetric = f"bus_bytes > 0 AND op IN ({', '.join(str(OP_CODE[op]) for op in sorted(SYMMETRIC))})"
+        known = {ring.id: ring for ring in rings}
+        rows = self._db.execute(
+            "SELECT slot_ns / ?1 * ?1, ring, TOTAL(wait_ns + p2p_wait_ns),"
+            f" TOTAL(CASE WHEN {symmetric} THEN count END), TOTAL(CASE WHEN {symmetric} THEN joined END)"
+            " FROM rollup WHERE slot_ns >= ?2 AND slot_ns < ?3 AND coarse <= ?4"
+            f" AND ring IN (SELECT value FROM json_each(?5)) AND {SOUND['rollup']} GROUP BY 1, 2",
+            (length_ns, from_ns, until_ns, length_ns >= COARSE_NS, json.dumps(list(known))),
+        )
+        found: dict[int, list[WaitSums]] = {}
+        for slot, ring, waited, count, joined in rows:
+            whole = known[ring].started_ns <= slot and known[ring].seen_ns >= slot + length_ns
+            found.setdefault(slot, []).append(WaitSums(length_ns, waited, count, joined, not whole))
+        for slot in self._slots_of_long_steps(from_ns, until_ns, list(known), length_ns) & found.keys():
+            found[slot].append(NO_WAITS._replace(broken=1))
+        return {slot: added(sums, NO_WAITS) for slot, sums in found.items()}
+
+    def _slots_of_long_steps(self, from_ns: int, until_ns: int, rings: list[int], length_ns: int) -> set[int]:
+        rows = self._db.execute(
+            f"SELECT start_ns, end_ns FROM step WHERE long AND end_ns >= ? AND start_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']}",
+            (from_ns, until_ns, json.dumps(rings)),
+        )
+        spans = ((max(start, from_ns) // length_ns, min(end, until_ns) // length_ns) for start, end in rows)
+        return {at * length_ns for first, last in spans for at in range(first, last + 1)}
+
+    def chunks(
+        self, from_ns: int, until_ns: int, rings: list[int] | None = None, wanted: Filter = ANY
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of the rings, or of all rings, with ends of operations in ``[from_ns, until_ns]``, latest end first.
+
+        Chunks that cannot have operations that match ``wanted`` are left out, and not decompressed.
+        """
+        self._db.create_function("may_match", 3, wanted.may_match)
+        rows = self._db.execute(
+            # The order of the join is fixed, because the data of a chunk are long.
+            "SELECT chunk.id, chunk.ring, chunk.until_ns, data FROM extent CROSS JOIN chunk ON chunk.id = extent.chunk"
+            " WHERE extent.until_ns >= ?2 AND extent.from_ns <= ?3"
+            " AND (?1 IS NULL OR extent.ring IN (SELECT value FROM json_each(?1)))"
+            " AND (?4 = 0 OR longest_ns IS NULL OR longest_ns >= ?4)"
+            " AND (?5 IS NULL OR seq_from IS NULL OR ?5 BETWEEN seq_from AND seq_until)"
+            f" AND may_match(extent.ring, ops, groups) AND {SOUND['extent']} AND {_SOUND_CHUNK}"
+            " ORDER BY extent.until_ns DESC",
+            (_listed(rings), from_ns, until_ns, wanted.least_ns, wanted.seq),
+        )
+        for chunk, ring, until, data in rows:
+            records = self._unpacked(chunk, data)
+            if records is not None:
+                yield Chunk(chunk, ring, until, records)
+
+    def chunks_in_pieces(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Chunk]:
+        """Yield ``chunks``, as they are listed now, each read when its turn comes: no cursor stays open while one of them is used.
+
+        A chunk may have later records by then, which end after its ``until_ns``. ``removed`` counts those that are no longer there.
+        """
+        listed = self._db.execute(
+            "SELECT chunk, until_ns FROM extent WHERE until_ns >= ?1 AND from_ns <= ?2 AND ring IN (SELECT value FROM json_each(?3))"
+            f" AND {SOUND['extent']} ORDER BY until_ns DESC",
+            (from_ns, until_ns, json.dumps(rings)),
+        ).fetchall()
+        wanted = set(rings)
+        for number, until in listed:
+            chunk = self.chunk(number)
+            if chunk is not None and chunk.ring in wanted:
+                yield chunk._replace(until_ns=until)
+            elif chunk is not None or not self._db.execute("SELECT 1 FROM chunk WHERE id = ?", (number,)).fetchall():
+                self.removed += 1
+
+    def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
+        """Yield the chunks that may have collective ``seq`` of a group, with the group's number in that ring."""
+        found = self._db.execute(
+            f"SELECT s.chunk, g.small_id FROM (SELECT ring, small_id FROM grp WHERE group_id = ? AND {SOUND['grp']}) g"
+            " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"
+            " WHERE ? BETWEEN s.seq_from AND s.seq_until",
+            (group_id, seq),
+        )
+        for chunk, small_id in found:
+            read = self.chunk(chunk)
+            if read is not None:
+                yield read, small_id
+
+    def spans(self, from_ns: int, rings: list[int]) -> Iterator[GroupSpan]:
+        """Yield the ranges of sequence numbers in the rings' chunks with ends of operations from ``from_ns`` on."""
+        rows = self._db.execute(
+            "SELECT span.chunk, extent.ring, small_id, span.seq_from, span.seq_until FROM extent CROSS JOIN span ON span.chunk = extent.chunk"
+            " WHERE extent.until_ns >= ? AND extent.ring IN (SELECT value FROM json_each(?))",
+            (from_ns, json.dumps(rings)),
+        )
+        yield from map(GroupSpan._make, rows)
+
+    def chunk(self, chunk: int) -> Chunk | None:
+        """Return a chunk; ``None``: it is damaged, or no longer there."""
+        # Only this row is checked: SQLite reads all the data of a row for its checksum.
+        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
+        for ring, until, data in self._db.execute(one, (chunk,)).fetchall():
+            records = self._unpacked(chunk, data)
+            return None if records is None else Chunk(chunk, ring, until, records)
+        return None
+
+
+def _listed(rings: list[int] | None) -> str | None:
+    return None if rings is None else json.dumps(rings)

@@ -1,0 +1,157 @@
+"""Open a history: create it, upgrade its schema, check it for damage."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterable
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+
+from commwatch.wire import crossing
+from commwatch.wire.errors import CommwatchError
+from commwatch_agent.history import wal
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
+from commwatch_agent.history.soundness import is_full, is_malformed, judge_rows
+
+
+class StoreError(CommwatchError):
+    """The history cannot be opened; the message names the file and the remedy."""
+
+    exit_code = 2
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class DamagedHistory(StoreError):
+    """SQLite reports the file as damaged, so it cannot be written to."""
+
+
+class Transaction:
+    """``with Transaction(db):`` commits all statements, or none if an exception is raised."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            try:
+                self._db.execute("COMMIT")
+            finally:
+                self._undo()
+        else:
+            self._undo()
+
+    def _undo(self) -> None:
+        """Roll back an open transaction. A full disk ends it by itself; to roll back then would hide the reason."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+
+def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.Connection:
+    """Open the history; with ``write``, create it if it is missing.
+
+    Args:
+        damaged: counts and logs the damage.
+
+    Raises:
+        StoreError: missing, not readable, not a history, or of another version.
+        DamagedHistory: to be written, but the SQLite file is damaged.
+    """
+    damaged = Damaged() if damaged is None else damaged
+    try:
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # An existing directory may be readable by others; a setgid one passes its group on to the file.
+            mode = 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
+            os.close(crossing.lock_file(path, mode))
+            written = wal.frames(path.with_name(f"{path.name}-wal"))
+            db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        else:
+            try:
+                crossing.look(Path(os.path.realpath(path)), crossing.ANYBODY)
+            except FileNotFoundError:
+                raise StoreError(f"{path}: no history here; give its directory with --dir or --state") from None
+            db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                timeout=10,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        judge_rows(db, partial(damaged.row, path))
+        if write:
+            db.execute("PRAGMA synchronous = NORMAL")
+        _check_version(db, path, write)
+        if write:
+            _use_wal(db)
+            _, valid, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if lost := written.lost(valid):
+                damaged.log_lost(path, lost)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be created or opened: {error.strerror}; choose another with --state"
+        ) from None
+    except sqlite3.Error as error:
+        kind = DamagedHistory if write and is_malformed(error) and _is_sqlite(path) else StoreError
+        remedy = "make room there" if is_full(error) else "move it away"
+        raise kind(f"{path}: {error}; {remedy}, or choose another place with --state") from None
+    return db
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+
+
+def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
+    version = _version(db)
+    if version < SCHEMA_VERSION and write:
+        with Transaction(db):  # another agent of this user may be creating it right now
+            _bring_up_to_date(db)
+            version = _version(db)
+    if version != SCHEMA_VERSION:
+        db.close()
+        remedy = "start an agent on it to bring it up to date" if version in UPGRADES else "move it away"
+        if version > SCHEMA_VERSION:
+            remedy = "use the newer commwatch that wrote it, move it away"
+        raise StoreError(
+            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
+        )
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _bring_up_to_date(db: sqlite3.Connection) -> None:
+    """Create the tables of an empty file, upgrade those of an earlier version; leave any other file unchanged."""
+    version = _version(db)
+    if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        statements: Iterable[str] = SCHEMA.split(";")
+    elif version in UPGRADES:
+        statements = (s for at in range(version, SCHEMA_VERSION) for s in UPGRADES[at])
+    else:
+        return
+    for statement in statements:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log; with retries, because SQLite does not wait for locks in this case."""
+    for attempt in range(100):
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if attempt == 99:
+                raise
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,238 @@
+"""Rows of the history as values: rings, rollups, runs of raw records."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, STEP_MARK, Record
+from commwatch.wire.identity import process_began_ns
+from commwatch.wire.ring import number_of
+from commwatch_agent.core import sketch
+from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
+from commwatch_agent.core.endings import Ending
+from commwatch_agent.history.chunks import Statement
+from commwatch_agent.history.soundness import SOUND, seal
+
+#: Rollups older than an hour are merged to five minutes.
+COARSE_NS = 300_000_000_000
+COARSEN_AFTER_NS = 3600_000_000_000
+#: What a size class has in addition if its operations came before the rank's first step.
+_STARTUP = 128
+#: Most records that are read again for steps that are not stored yet; and where the op is in a record.
+_MOST_RECALLED, _OP_AT = 32_768, 4
+#: Fields of an identity that two processes do not share; the first process of each container may have the same pid.
+_PROCESS = "host", "boot_id", "pid_namespace", "pid", "started_ticks"
+#: How much the clock may be set between the begins of a run's ranks.
+_CLOCK_SET_NS = 60_000_000_000
+
+
+class RingRow(NamedTuple):
+    """A ring in the history. ``started_ns`` and ``seen_ns`` are wall time."""
+
+    id: int
+    #: Path of the ring file; unique.
+    uid: str
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    started_ns: int
+    wall_offset_ns: int
+    identity: dict[str, Any]
+    next_n: int
+    rolled_n: int
+    lost: int
+    dropped: int
+    seen_ns: int
+    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
+    state: str
+    steps_unavailable: str | None
+    #: How it ended; ``None``: not ended, or not known.
+    ending: Ending | None = None
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """Return a key shared by all rings of one process: the probe makes a ring each time it is installed."""
+        return self.job, self.rank, self.restart, *map(self.identity.get, _PROCESS)
+
+    @property
+    def process_began_ns(self) -> int:
+        """When its process began; wall time."""
+        return self.started_ns + process_began_ns(self.identity) - int(self.identity.get("started_ns", 0))
+
+    @property
+    def running(self) -> bool:
+        """Whether no end is stored and the ring file exists (after a reboot it does not)."""
+        return self.state == "running" and Path(self.uid).exists()
+
+
+class Rollup(NamedTuple):
+    """One stored cell."""
+
+    slot_ns: int
+    #: Time that it covers from ``slot_ns`` on.
+    length_ns: int
+    ring: int
+    key: CellKey
+    cell: Cell
+
+
+def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
+    """Return by id the rings of the latest run of one job: of the latest process of each rank.
+
+    Ranks of earlier runs are left out: they have another restart count or world size, or ended before the latest process began. That may
+    have been a minute later by the clock, which can be set meanwhile.
+    """
+    oldest_first = sorted(found, key=lambda ring: ring.started_ns)
+    if not oldest_first:
+        return {}
+    latest = oldest_first[-1]
+    last = {ring.rank: ring for ring in oldest_first}
+    processes = {
+        ring.process
+        for ring in last.values()
+        if (ring.restart, ring.world_size) == (latest.restart, latest.world_size)
+        and ring.seen_ns >= latest.process_began_ns - _CLOCK_SET_NS
+    }
+    return {ring.id: ring for ring in oldest_first if ring.process in processes}
+
+
+def latest_of_ranks(found: Iterable[RingRow]) -> dict[tuple[str, int], RingRow]:
+    """Return the latest ring of each rank by job and rank, without ranks that ended before the process of a running one began.
+
+    Those are of an earlier run of that name.
+
+    Args:
+        found: oldest first.
+    """
+    latest = {(ring.job, ring.rank): ring for ring in found}
+    running = {at for at, ring in latest.items() if ring.running}
+    began: dict[str, int] = {}
+    for at in running:
+        began[at[0]] = max(began.get(at[0], 0), latest[at].process_began_ns)
+    return {at: ring for at, ring in latest.items() if at in running or ring.seen_ns >= began.get(ring.job, 0)}
+
+
+def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
+    """Return rings by an SQL condition, oldest first."""
+    columns = ", ".join(RingRow._fields)
+    rows = db.execute(
+        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
+    )
+    return [
+        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
+        for row in rows
+    ]
+
+
+def first_step_ns(db: sqlite3.Connection, ring: int) -> int | None:
+    """Return when the first stored step of a ring began, in Unix time (ns); ``None``: it has none."""
+    row = db.execute(f"SELECT start_ns FROM step WHERE ring = ? AND {SOUND['step']} ORDER BY seq LIMIT 1", (ring,))
+    return next((int(begin) for (begin,) in row), None)
+
+
+def has_begun(first_step_ns: int | None, ring: RingRow, unrolled: Sequence[tuple[bytes, int]]) -> bool:
+    """Return whether the records of a ring that are in no rollup yet begin after its first step mark.
+
+    Args:
+        first_step_ns: as from ``first_step_ns``.
+        unrolled: these records, as from ``raw_since``; the first run is enough.
+    """
+    if first_step_ns is None or not unrolled:
+        return first_step_ns is not None
+    records, _ = unrolled[0]
+    first = Record._make(RECORD.unpack_from(records))
+    return first.end_ns + ring.wall_offset_ns > first_step_ns
+
+
+def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
+    """Yield rollups by an SQL condition."""
+    columns = ", ".join(CELL_SUMS)
+    for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2 + 1, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
+        values,
+    ):
+        cell = Cell()
+        cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
+        for field, value in zip(CELL_SUMS, sums, strict=True):
+            setattr(cell, field, value)
+        key = CellKey(group, op, size % _STARTUP - 1, size >= _STARTUP)
+        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, key, cell)
+
+
+def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
+    """Return the statement that stores a cell."""
+    values = (
+        slot_ns,
+        coarse,
+        ring,
+        key.group,
+        key.op,
+        key.size_log2 + _STARTUP * key.startup,
+        *(_storable(getattr(cell, f)) for f in CELL_SUMS),
+        json.dumps(cell.durations),
+        sketch.encode(cell.bins),
+    )
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
+
+
+def _storable(total: float) -> float:
+    """Return a sum that SQLite can store: its integers have 64 bits, but the sizes in a ring may be anything."""
+    return total if total < MAX_PLAUSIBLE else float(total)
+
+
+def raw_since(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
+) -> Iterator[tuple[bytes, int]]:
+    """Yield runs of a ring's stored records that are in no rollup yet, oldest first, each with the number after its last."""
+    wanted = f"SELECT id, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
+    for chunk, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
+        for (data,) in db.execute("SELECT data FROM chunk WHERE id = ?", (chunk,)).fetchall():
+            records = unpacked(chunk, data)
+            if records is not None:
+                yield records[_rolled_bytes(records, until_n, ring) :], until_n
+
+
+def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]) -> bytes:
+    """Return the records of a ring that are in rollups, from the mark of its latest stored step on: later steps are not stored yet.
+
+    Without a stored step these are its latest records, if a mark is among them. About ``_MOST_RECALLED`` at most.
+    """
+    ((last,),) = db.execute(f"SELECT MAX(seq) FROM step WHERE ring = ? AND {SOUND['step']}", (ring.id,))
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
+    found: list[bytes] = []
+    marked = False
+    with closing(db.execute(wanted, (ring.id,))) as chunks:
+        for chunk, data, until_n in chunks:
+            records = unpacked(chunk, data)
+            if records is None or sum(map(len, found)) >= _MOST_RECALLED * RECORD_SIZE:
+                break
+            ops = records[_OP_AT::RECORD_SIZE]
+            at = -1 if last is None else _mark_at(records, ops, last)
+            marked |= STEP_MARK in ops
+            found.append(records[max(0, at) * RECORD_SIZE : _rolled_bytes(records, until_n, ring)])
+            if at >= 0:
+                break
+    return b"".join(reversed(found)) if marked else b""
+
+
+def _mark_at(records: bytes, ops: bytes, seq: int) -> int:
+    """Return the place of the step mark with a number; -1: there is none."""
+    at = ops.rfind(STEP_MARK)
+    while at >= 0 and Record._make(RECORD.unpack_from(records, at * RECORD_SIZE)).seq != seq:
+        at = ops.rfind(STEP_MARK, 0, at)
+    return at
+
+
+def _rolled_bytes(records: bytes, until_n: int, ring: RingRow) -> int:
+    """Return the length of those of the records that are in rollups."""
+    if until_n <= ring.rolled_n:
+        return len(records)
+    stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+    first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
+    return first * RECORD_SIZE

@@ -1,0 +1,51 @@
+"""Samples of the trainers' processes from the kernel, read without the lock of the totals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.why_late import Sample
+from commwatch_collectors.node import process
+from commwatch_collectors.node.gpu import GpuPlace
+
+
+class Processes:
+    """Samples the process of each running rank, and stores the samples in the rank's totals.
+
+    Args:
+        lock: guards the totals.
+        held_back: returns why a GPU throttles its clock now; empty: it does not, or not known.
+        state, usage: return those of a process.
+        now_ns: returns the monotonic time.
+    """
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        *,
+        held_back: Callable[[GpuPlace | None], Sequence[str]] = lambda place: (),
+        state: Callable[[int], str | None] = process.state,
+        usage: Callable[[int], process.Usage | None] = process.usage,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._aggregate, self._lock, self._held_back = aggregate, lock, held_back
+        self._state, self._usage, self._now_ns = state, usage, now_ns
+
+    def tick(self) -> None:
+        """Take one sample of each process."""
+        with self._lock:
+            alive = [
+                (totals, totals.pid, totals.gpu) for totals in self._aggregate.rank_totals() if totals.pid is not None
+            ]
+        looks = [
+            (totals, (pid, self._state(pid)), Sample(self._now_ns(), self._usage(pid), tuple(self._held_back(place))))
+            for totals, pid, place in alive
+        ]
+        with self._lock:
+            for totals, state, sample in looks:
+                totals.process = state
+                totals.add_sample(sample)

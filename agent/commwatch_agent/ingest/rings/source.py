@@ -1,0 +1,71 @@
+"""One ring that the intake reads, and how its trainer has ended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from commwatch.wire.ring_reader import Drained, RingReader
+from commwatch_agent.core.endings import Ending
+from commwatch_agent.history.rows import RingRow
+from commwatch_agent.ingest.rank_totals import RankTotals
+
+#: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
+_SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
+
+
+class Source:
+    """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
+
+    def __init__(self, reader: RingReader, row: RingRow, totals: RankTotals) -> None:
+        # The row's copy of the identity would take memory a second time.
+        self.row, self.totals = row._replace(identity=reader.identity), totals
+        #: ``None`` once everything has been read and the file is gone.
+        self.reader: RingReader | None = reader
+        #: The user who owns the ring.
+        self.owner = reader.uid
+        self.next_n = row.next_n
+        self.lost = row.lost
+        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time.
+        self.stored_progress: tuple[int, int, int] | None = None
+        self.stored_cells = 0
+        self.unavailable = row.steps_unavailable
+        self.exposed_source: str | None = None
+        #: The trainer has ended, and all its records are drained.
+        self.final = False
+        #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
+        self.alive_ns: int | None = None
+        #: Monotonic time before the last drain that left nothing behind: operations that end later may still be in the ring.
+        self.read_ns = 0
+        #: Number of the tick in which it last had a turn.
+        self.turn = 0
+        #: Its names up to the records that were stored before this agent began have been read, and these records counted.
+        self.is_recalled = False
+
+
+class Look(NamedTuple):
+    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, whether that lives; whether there is more."""
+
+    source: Source
+    reader: RingReader
+    drained: Drained
+    owner: int | None
+    alive: bool
+    more: bool
+
+
+def ending(source: Source, closed_ns: int) -> Ending:
+    """Return the ending of a rank that no longer runs.
+
+    Args:
+        closed_ns: when the rank recorded its end, on its clock; 0: it did not.
+    """
+    totals = source.totals
+    if closed_ns:
+        latest = totals.failures[-1] if totals.failures else None
+        in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
+        return Ending(closed_ns + totals.offset_ns, closed_ns + totals.offset_ns, True, totals.raised, in_operation)
+    # An agent that started later has only the last heartbeat, which comes once a second.
+    late = source.alive_ns is None or totals.gone_ns is None
+    until_ns = totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0
+    since_ns = min(until_ns, max(totals.heartbeat_ns, source.alive_ns or 0))
+    return Ending(since_ns + totals.offset_ns, until_ns + totals.offset_ns, clean=False)

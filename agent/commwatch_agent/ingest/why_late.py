@@ -1,0 +1,107 @@
+"""Why a straggler is late, from samples of its node. Pure.
+
+Each sign is compared with the other ranks on the node. Times must be large enough to explain half of the lateness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from commwatch_agent.core.units import percent
+from commwatch_collectors.node.process import Usage
+
+#: Samples of a rank that are kept, one a second.
+MOST_SAMPLES = 35
+#: Least share of the lateness that a sign must explain.
+_EXPLAINS = 0.5
+#: A process is slowed down by this many pages read from disk per second, if it is this many times those of the others.
+_FAULTS_PER_S, _TIMES = 50.0, 5
+#: Differences below this part of the lateness do not count.
+_NO_DIFFERENCE = 0.25
+
+
+class Sample(NamedTuple):
+    """A sample of a rank's process and GPU."""
+
+    now_ns: int
+    #: ``None``: not known.
+    usage: Usage | None
+    #: Why its GPU throttles its clock.
+    held_back: tuple[str, ...] = ()
+
+
+class Shares(NamedTuple):
+    """Times of a rank between two samples, as shares (0 to 1); and its page faults per second."""
+
+    ran: float
+    wanted: float
+    throttled: float
+    faults_per_s: float
+
+
+def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> str | None:
+    """Return the reason as a phrase with its numbers; ``None``: not known.
+
+    Args:
+        rank: the straggler.
+        late: share of the time (0 to 1) that the others wait for it.
+        samples: oldest first, by rank of the job on this node.
+        since_ns: earlier samples are ignored.
+    """
+    recent = {each: [sample for sample in of_rank if sample.now_ns >= since_ns] for each, of_rank in samples.items()}
+    held_back = {each: _held_back(of_rank) for each, of_rank in recent.items()}
+    mine = held_back.pop(rank, set())
+    slowed = sorted(why for why in mine if 2 * sum(why in theirs for theirs in held_back.values()) <= len(held_back))
+    if slowed:
+        return f"its GPU throttles its clock: {', '.join(slowed)}"
+    known = {each: shares for each, of_rank in recent.items() if (shares := _shares(of_rank)) is not None}
+    culprit = known.pop(rank, None)
+    if culprit is None or not known:
+        return None
+    others = Shares(*(median(values) for values in zip(*known.values(), strict=True)))
+    return _of_process(culprit, others, late)
+
+
+def _held_back(samples: Sequence[Sample]) -> set[str]:
+    """Return why the GPU throttled its clock in most of the samples."""
+    counts = Counter(why for sample in samples for why in sample.held_back)
+    return {why for why, count in counts.items() if 2 * count > len(samples)}
+
+
+def _shares(samples: Sequence[Sample]) -> Shares | None:
+    """Return the shares of the time from the first sample to the last; ``None`` without two samples of one process."""
+    looks = [(sample.now_ns, sample.usage) for sample in samples if sample.usage is not None]
+    if len(looks) < 2:
+        return None
+    (first_ns, first), (last_ns, last) = looks[0], looks[-1]
+    span = last_ns - first_ns
+    if span <= 0 or last.ran_ns < first.ran_ns:  # another process
+        return None
+    known = first.throttled_ns is not None and last.throttled_ns is not None
+    # Limited, because it is summed over the cgroup's cores, and the process may have moved to another cgroup.
+    throttled = max(0, min(span, (last.throttled_ns or 0) - (first.throttled_ns or 0))) if known else 0
+    return Shares(
+        (last.ran_ns - first.ran_ns) / span,
+        (last.wanted_ns - first.wanted_ns) / span,
+        throttled / span,
+        (last.major_faults - first.major_faults) / span * 1e9,
+    )
+
+
+def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
+    enough = _EXPLAINS * late
+    if mine.throttled - others.throttled >= enough:
+        return f"its cgroup was stopped {percent(mine.throttled)} of the time because its CPU quota was used up"
+    if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
+        return f"its main thread waited {percent(mine.wanted)} of the time for a core, those of the others {percent(others.wanted)}"
+    if mine.ran - others.ran >= enough:
+        return f"its main thread ran {percent(mine.ran)} of the time, those of the others {percent(others.ran)}: it computes longer"
+    if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
+        return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)"
+    used = mine.ran + mine.wanted - others.ran - others.wanted
+    if abs(used) <= _NO_DIFFERENCE * late and mine.ran + mine.wanted <= 1 - enough:
+        return "meanwhile its main thread neither ran nor was ready to run: it waits for data, a disk, a lock, its GPU or another of its threads"
+    return None

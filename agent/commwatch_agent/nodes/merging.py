@@ -1,0 +1,164 @@
+"""The whole job: the answers of the agents of its nodes, put together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from commwatch_agent.analysis.ended_operations import RankParts, once, put_together
+from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, latest_life, merged_groups, verdicts
+from commwatch_agent.core.views import GroupView, JobView, RankView
+from commwatch_agent.ingest.stragglers import Late
+from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across
+
+_T = TypeVar("_T")
+#: Kinds of verdicts that need an agent's own records.
+_OF_RECORDS = frozenset({"straggler", "desync", "corruption"})
+
+
+class Heard(NamedTuple):
+    """What the agents of other nodes answered to one question."""
+
+    #: By URL, an answer to each path. Agents that do not have the job are left out.
+    answers: dict[str, list[bytes]]
+    #: Agents that did not answer, by URL, with the reason; they may have ranks of the job.
+    silent: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that an answer covers."""
+
+    #: Number of agents whose data it has: this one, and the others that have the job.
+    answered: int
+    #: Agents that did not answer, by URL, with the reason; they may have ranks of the job.
+    silent: dict[str, str]
+
+
+def covered(nodes: Nodes) -> str:
+    """Return how many nodes an answer covers, as ``3 nodes`` or ``3 of 4 nodes``; empty for the node of the only agent."""
+    known = nodes.answered + len(nodes.silent)
+    if known == 1:
+        return ""
+    return f"{nodes.answered} of {known} nodes" if nodes.silent else f"{nodes.answered} nodes"
+
+
+@dataclass(frozen=True)
+class JobWide(Generic[_T]):
+    """An answer that covers all nodes of a job."""
+
+    nodes: Nodes
+    data: _T
+
+
+@dataclass
+class Seen:
+    """The combined answers of all agents."""
+
+    ranks: list[RankView]
+    groups: list[GroupView]
+    #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
+    reported: list[Verdict]
+    #: Agents that did not answer, by URL, with the reason.
+    silent: dict[str, str]
+    #: The latest collectives of cross-node groups, by rank.
+    parts: list[RankParts] = field(default_factory=list)
+    #: The latest checks of replicas that have ranks on several nodes, by rank.
+    replicas: list[RankChecks] = field(default_factory=list)
+
+
+def own_records(found: Iterable[Verdict]) -> list[Verdict]:
+    """Return an agent's verdicts that the views of its ranks and groups do not give."""
+    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in _OF_RECORDS]
+
+
+def conclude(seen: Seen) -> list[Verdict]:
+    """Return the verdicts on the combined answers."""
+    found = verdicts(seen.ranks, seen.groups)
+    groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
+    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
+    reported: dict[tuple[object, ...], Verdict] = {}
+    for verdict in (
+        *seen.reported,
+        *_across(seen.parts, groups),
+        *corruptions_across(seen.replicas, groups),
+    ):  # drop duplicates from an agent that was queried under two names
+        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
+        if at not in known:
+            reported.setdefault((*at, verdict.group, verdict.seq, verdict.parameter, *verdict.ranks), verdict)
+    return combined(found, _without_doubt(list(reported.values())))
+
+
+def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
+    """Yield verdicts without those that one of some ranks has wrong weights, where more ranks together show which one."""
+    known = [verdict for verdict in found if verdict.cause == "weights"]
+    for verdict in found:
+        about = (verdict.job_id, verdict.group_id, verdict.parameter)
+        same = [set(each.ranks) for each in known if (each.job_id, each.group_id, each.parameter) == about]
+        if verdict.cause != "one_of" or not any(ranks <= set(verdict.ranks) for ranks in same):
+            yield verdict
+
+
+def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
+    for job, group_id, late in late_across(parts):
+        if (job, group_id) in groups:
+            yield lateness(late, groups[job, group_id])
+
+
+def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
+    """Return (job, ``group_id``, straggler) for groups with ranks on several nodes; each rank of a job ``once``."""
+    found: list[tuple[str, str, Late]] = []
+    for job, group_id, window in put_together(parts):
+        from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
+
+        # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
+        found += [(job, group_id, late) for late in stragglers_in(window, 0, least_ns=0)]
+    return once(found)
+
+
+def across_nodes(groups: list[GroupView]) -> list[GroupView]:
+    """Return the groups that several agents report and whose ranks are all known."""
+    agents = Counter((group.job_id, group.group_id) for group in groups)
+    return [
+        group
+        for group in merged_groups(groups)
+        if agents[group.job_id, group.group_id] > 1 and len(group.ranks) == group.size
+    ]
+
+
+def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:
+    """Return the ranks of each job's ``latest_life``, by job and number."""
+    latest = latest_life(ranks)
+    return [latest[at] for at in sorted(latest)]
+
+
+def merged_jobs(jobs: Iterable[JobView]) -> list[JobView]:
+    """Return each job once, the latest started first."""
+    by_id: dict[str, list[JobView]] = {}
+    for job in jobs:
+        by_id.setdefault(job.job_id, []).append(job)
+    return sorted(map(_merged_job, by_id.values()), key=lambda job: -job.started_at)
+
+
+def _merged_job(views: list[JobView]) -> JobView:
+    running = any(view.state == "running" for view in views)
+    latest = max(views, key=lambda view: (view.state == "running", view.restarts, view.started_at))
+    failures = [view.failed for view in views]
+    codes = sorted({view.exit_code for view in views if view.exit_code is not None}, key=lambda code: (code == 0, code))
+    by_first = sorted(views, key=lambda view: min(view.ranks, default=0))
+    return replace(
+        latest,
+        state="running" if running else "ended",
+        ranks=sorted({rank for view in views for rank in view.ranks}),
+        started_at=min(view.started_at for view in views),
+        last_seen_at=max(view.last_seen_at for view in views),
+        lost=sum(view.lost for view in views),
+        records=sum(view.records for view in views),
+        steps_unavailable=next((view.steps_unavailable for view in views if view.steps_unavailable), None),
+        # A launcher that failed decides; those of the other nodes were often only stopped.
+        exit_code=codes[0] if codes and not running else None,
+        failed=None if running else True if True in failures else None if None in failures else False,
+        ending="" if running else "; ".join(dict.fromkeys(view.ending for view in by_first if view.ending)),
+    )

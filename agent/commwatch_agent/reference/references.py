@@ -1,0 +1,305 @@
+"""References: expected times of operations, from the catalogue or from measurements on this hardware.
+
+Measured references are JSON files under ``<state>/references``, written atomically and never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from math import exp, log
+from pathlib import Path
+from typing import Any, ClassVar
+
+from commwatch.wire import crossing
+from commwatch.wire.errors import CommwatchError
+from commwatch_agent.core.alpha_beta import Curve, Fit, fit, messages
+from commwatch_agent.core.bandwidth import BUS_FACTOR
+from commwatch_agent.reference.links import Link, find
+
+logger = logging.getLogger("commwatch")
+
+_MOST_BYTES = 16 << 20
+VERSION = 1
+#: Kinds, best first. ``own_best`` is fitted to the job's own fastest operations and does not describe the link.
+MEASURED = ("bench", "nccl_tests")
+KINDS = (*MEASURED, "catalogue", "own_best")
+#: Upper bound of an unknown α; and how many times the latency the whole time must be, so that α is negligible.
+_SLOWEST_ALPHA_S, _NEGLIGIBLE = 10e-6, 10
+#: Greatest plausible number in a file.
+_MOST = 1e300
+
+
+class BadReference(CommwatchError):
+    """A file is no reference, or a reference cannot be written; the message names the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A reference that is a curve, for any operation and number of ranks."""
+
+    kind: str
+    name: str
+    curve: Curve
+    #: False where only β is known: expected times exist only where α is negligible.
+    alpha_known: bool = True
+
+    def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
+        """Return the expected time in seconds; ``None`` where it is not known."""
+        time = self.curve.time_s(op, group_size, size_bytes)
+        if time is None or self.alpha_known:
+            return time
+        return time if time >= _NEGLIGIBLE * messages(op, group_size) * _SLOWEST_ALPHA_S else None
+
+
+def catalogued(link: Link) -> Modelled:
+    """Return a link of the catalogue as a reference."""
+    return Modelled("catalogue", link.key, link.curve(), link.latency_s is not None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times in seconds by operation and size, measured in one group; kind ``bench`` or ``nccl_tests``."""
+
+    kind: str
+    name: str
+    #: torch's name of the backend; ``None``: not known.
+    backend: str | None
+    group_size: int
+    #: Names of the hosts its ranks were on; empty: not known.
+    hosts: tuple[str, ...]
+    #: Unix time.
+    made_at: float
+    #: Seconds by operation and S in bytes.
+    points: Mapping[str, Mapping[int, float]]
+    #: The command or file that it comes from.
+    source: str
+
+    #: The operation whose curve replaces that of one that was not measured.
+    STAND_IN: ClassVar[str] = "all_reduce"
+
+    def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
+        """Return the expected time in seconds; ``None`` where it is not known.
+
+        For the measured number of ranks, and a size within the measured ones, it is interpolated on logarithmic scales.
+        Otherwise it comes from the α-β curve through the operation's points. An operation that was not measured gets the
+        curve of all_reduce, as if it used the links alike: an estimate.
+        """
+        points = self.points.get(op)
+        if points and group_size == self.group_size and min(points) <= size_bytes <= max(points):
+            return _between(points, size_bytes)
+        fitted = self.fits.get(op if points else self.STAND_IN)
+        # A curve that does not depend on size cannot be extrapolated to larger sizes.
+        if fitted is None or (fitted.curve.beta_s == 0 and size_bytes > fitted.largest_bytes):
+            return None
+        return fitted.curve.time_s(op, group_size, size_bytes)
+
+    @cached_property
+    def fits(self) -> Mapping[str, Fit]:
+        """Curve of each operation with enough points."""
+        fits = {op: fit(op, self.group_size, points) for op, points in self.points.items()}
+        return {op: fitted for op, fitted in fits.items() if fitted is not None}
+
+
+Reference = Modelled | Measured
+
+
+def _between(points: Mapping[int, float], size_bytes: float) -> float:
+    """Interpolate on logarithmic scales; ``size_bytes`` must be within the sizes."""
+    sizes = sorted(points)
+    at = bisect_left(sizes, size_bytes)
+    right = sizes[at]
+    if right == size_bytes:
+        return points[right]
+    left = sizes[at - 1]
+    share = log(size_bytes / left) / log(right / left)
+    return exp(log(points[left]) * (1 - share) + log(points[right]) * share)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def directory(state: Path) -> Path:
+    """Return the directory of references in a state directory."""
+    return state / "references"
+
+
+def save(where: Path, reference: Measured) -> Path:
+    """Write a reference to the directory ``where`` under a new name; return its path.
+
+    Raises:
+        BadReference: it cannot be written.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{reference.kind} {reference.name}".lower()).strip("-")[:100]
+    text = json.dumps({"version": VERSION, **asdict(reference)}, indent=1)
+    hidden = where / f".{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        try:
+            number = 1
+            while True:
+                path = where / (f"{slug}.json" if number == 1 else f"{slug}-{number}.json")
+                try:
+                    os.link(hidden, path)  # fails if the name exists, which a rename does not
+                except FileExistsError:
+                    number += 1
+                else:
+                    return path
+        finally:
+            hidden.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadReference(f"cannot store a reference: {error.strerror or error} ({error.filename or where})") from None
+
+
+def load(path: Path) -> Measured:
+    """Read a reference.
+
+    Raises:
+        BadReference: the file is no reference, or cannot be read.
+    """
+    try:
+        found = json.loads(crossing.read(path, _MOST_BYTES, crossing.ANYBODY))
+    except OSError as error:
+        raise BadReference(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise BadReference(f"{path}: damaged: not JSON") from None
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        version = found.get("version") if isinstance(found, dict) else None
+        raise BadReference(f"{path}: not a reference of version {VERSION} (version: {version!r})")
+    checks = {
+        "kind": found.get("kind") in MEASURED,
+        "name": isinstance(found.get("name"), str),
+        "backend": found.get("backend") is None or isinstance(found["backend"], str),
+        "group_size": _is_number(found.get("group_size")) and isinstance(found["group_size"], int) and found["group_size"] > 1,
+        "hosts": isinstance(found.get("hosts"), list) and all(isinstance(host, str) for host in found["hosts"]),
+        "made_at": _is_number(found.get("made_at")),
+        "points": isinstance(found.get("points"), dict) and len(found["points"]) > 0,
+        "source": isinstance(found.get("source"), str),
+    }  # fmt: skip
+    wrong = [name for name, good in checks.items() if not good]
+    if wrong:
+        raise BadReference(f"{path}: damaged: {', '.join(wrong)}")
+    known = {name: found[name] for name in checks}
+    points = {op: _points(path, op, found["points"][op]) for op in found["points"]}
+    return Measured(**{**known, "hosts": tuple(found["hosts"]), "points": points})
+
+
+def _points(path: Path, op: str, found: Any) -> dict[int, float]:
+    if op not in BUS_FACTOR or not isinstance(found, dict) or not found:
+        raise BadReference(f"{path}: damaged: points of {op}")
+    good = {int(size): time for size, time in found.items() if re.fullmatch(r"\d{1,18}", size) and _is_number(time)}
+    if len(good) < len(found) or min(good) < 1 or min(good.values()) <= 0:
+        raise BadReference(f"{path}: damaged: points of {op}")
+    return good
+
+
+def _is_number(value: Any) -> bool:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numeric and -_MOST <= value <= _MOST
+
+
+# -- which one --------------------------------------------------------------------------------
+
+
+@dataclass
+class References:
+    """All references, and the choice among them for a group and operation."""
+
+    where: Path
+    #: Group label, or ``*`` for all others, to text for ``links.find``: the validated setting ``links``.
+    links: Mapping[str, str] = field(default_factory=dict)
+    #: References by path, and error texts of the damaged files.
+    measured: Mapping[Path, Measured] = field(default_factory=dict, init=False)
+    damaged: Mapping[Path, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the directory again if it has changed; skip damaged files and log each once."""
+        seen = _listed(self.where)
+        if seen == self._seen:
+            return
+        measured: dict[Path, Measured] = {}
+        damaged: dict[Path, str] = {}
+        for path, state in seen.items():
+            if self._seen.get(path) == state:  # unchanged
+                if path in self.measured:
+                    measured[path] = self.measured[path]
+                else:
+                    damaged[path] = self.damaged[path]
+                continue
+            try:
+                measured[path] = load(path)
+            except BadReference as error:
+                damaged[path] = str(error)
+                logger.warning("reference skipped: %s", error)
+        self._seen, self.measured, self.damaged = seen, measured, damaged
+
+    def curves(self) -> dict[str, Curve]:
+        """Return the curves of all_reduce of the measured references, by the names of their files without ``.json``."""
+        self.refresh()
+        fits = {path.stem: one.fits.get(Measured.STAND_IN) for path, one in self.measured.items()}
+        return {name: fitted.curve for name, fitted in fits.items() if fitted is not None}
+
+    def best(
+        self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
+    ) -> Reference | None:
+        """Return the reference for the operations of a group: ``bench``, else ``nccl_tests``, else the catalogue.
+
+        A measured reference must have the group's backend, and be of one host or of several as the group is, where both are known.
+        Among these the nearest number of ranks wins, then the newest.
+
+        Args:
+            group: label of the group.
+            backend: torch's name of its backend; ``None``: not known.
+            group_size: ranks in the group.
+            hosts: on how many hosts they are; ``None``: not known.
+            op: references that measured this operation come first, whatever their kind; those without any estimate of it
+                are left out. ``None``: any operation.
+        """
+        if group_size < 2:
+            return None
+
+        def order(one: Measured) -> tuple[bool, int, float, float]:
+            estimated = op is not None and op not in one.points
+            return estimated, MEASURED.index(one.kind), abs(log(one.group_size / group_size)), -one.made_at
+
+        fitting = [one for one in self.measured.values() if _fits(one, backend, hosts) and _knows(one, op)]
+        if fitting:
+            return min(fitting, key=order)
+        key = self.links.get(group) or self.links.get("*")
+        return None if key is None else catalogued(find(key))
+
+
+def _listed(where: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the files, each with its inode, mtime in ns and size in bytes, which change with it."""
+    try:
+        with os.scandir(where) as entries:
+            found = [(Path(entry.path), entry.stat()) for entry in entries if _is_ours(entry.name)]
+    except OSError:
+        return {}
+    return {path: (about.st_ino, about.st_mtime_ns, about.st_size) for path, about in sorted(found)}
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")
+
+
+def _fits(one: Measured, backend: str | None, hosts: int | None) -> bool:
+    if backend is not None and one.backend is not None and backend != one.backend:
+        return False
+    return hosts is None or not one.hosts or (hosts > 1) == (len(one.hosts) > 1)
+
+
+def _knows(one: Measured, op: str | None) -> bool:
+    return op is None or op in one.points or Measured.STAND_IN in one.fits

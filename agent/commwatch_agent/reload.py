@@ -1,0 +1,47 @@
+"""Settings that are read again while the agent runs: which take effect now, and which after a restart. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from commwatch_agent.config import RELOADED, Config
+
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
+
+
+@dataclass(frozen=True)
+class Change:
+    """The difference between the settings of a running agent and those that were read again."""
+
+    #: The settings that are in effect from now on.
+    config: Config
+    #: Keys that differ: those that take effect now, and those that need a restart.
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        """The change in one line."""
+        parts = [f"applied {', '.join(self.taken)}"] if self.taken else []
+        parts += [f"a restart is needed for {', '.join(self.left)}"] if self.left else []
+        return "; ".join(parts) or "nothing has changed"
+
+
+def change(now: Config, wanted: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
+    """Return which settings take effect now, and which need a restart.
+
+    Args:
+        now: the settings in effect.
+        wanted: the settings that were read.
+        rules_differ: the list of alerts has changed, possibly under an unchanged path.
+        certificate_differs: the certificate has changed, possibly under an unchanged path.
+    """
+    differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(wanted, one.name)]
+    switched = (now.tls_cert is None) != (wanted.tls_cert is None)  # from http to https, or back
+    taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
+    left = [key for key in differ if key not in taken]
+    config = replace(now, **{key: getattr(wanted, key) for key in taken})
+    for differs, keys in ((rules_differ, ("rules", "thresholds")), (certificate_differs, _TLS)):
+        if differs and not set(keys) & {*taken, *left}:
+            taken.append(keys[0])
+    return Change(config, tuple(taken), tuple(left))

@@ -1,0 +1,62 @@
+"""Advice on a part of a job, with gains from a replay of its recorded steps where they can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from commwatch_agent.analysis.advice import advice_on
+from commwatch_agent.analysis.advice_facts import Facts
+from commwatch_agent.analysis.advice_input import count_last, facts
+from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.api_views import Advice
+from commwatch_agent.core.views import JobView
+from commwatch_agent.whatif.advised import predicted
+from commwatch_agent.whatif.model import Model
+from commwatch_collectors.nccl.findings import Finding
+
+#: Returns the recorded steps of a job; ``None``: they cannot be replayed.
+Recorded = Callable[[], Model | None]
+
+
+def advice_on_end(
+    agent: QueryService,
+    job: JobView,
+    findings: Iterable[Finding],
+    known: Facts | None,
+    last_s: float | None,
+    *,
+    recorded: Recorded,
+) -> tuple[list[Advice], float | None]:
+    """Return the advice based on the job's last ``last_s`` seconds, and how many seconds these were; ``None``: the whole job.
+
+    Args:
+        known: the facts about the whole job.
+        recorded: as in ``lately``.
+    """
+    latest = count_last(agent, job.job_id, last_s)
+    began_at = latest.since_ns / 1e9
+    if began_at <= job.started_at:
+        return predicted(advice_on(known), recorded), None
+    return predicted(advice_on(facts(agent, job, latest, findings)), recorded), job.last_seen_at - began_at
+
+
+def lately(
+    agent: QueryService,
+    job: JobView,
+    findings: Iterable[Finding],
+    last_s: float | None,
+    *,
+    network: Network,
+    late: Mapping[int, float],
+    recorded: Recorded,
+) -> list[Advice]:
+    """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
+
+    Args:
+        network: the state of the nodes' networks.
+        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
+        recorded: the steps in that time; called only if there is advice whose gain they can show.
+    """
+    latest = count_last(agent, job.job_id, last_s)
+    return predicted(advice_on(facts(agent, job, latest, findings, network=network, late=late)), recorded)

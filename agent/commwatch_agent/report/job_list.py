@@ -1,0 +1,51 @@
+"""Jobs with their headline figures as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from commwatch_agent.core import terminal_text
+from commwatch_agent.core.plain_table import columns
+from commwatch_agent.core.terminal_text import MOST_CELLS, width
+from commwatch_agent.core.units import day_time, percent, seconds, zone
+from commwatch_agent.core.views import JobFigures
+from commwatch_agent.report.report import job_state
+
+_HEAD = ("job", "state", "began", "lasted", "ranks", "steps", "step p50", "comm", "exposed")
+
+
+def as_json(jobs: Sequence[JobFigures]) -> str:
+    """Return the jobs as JSON; times in seconds."""
+    return json.dumps([asdict(job) for job in jobs], indent=2)
+
+
+def text(jobs: Sequence[JobFigures], cells: int) -> str:
+    """Return the jobs as a table that is ``cells`` wide.
+
+    A name that leaves no space for the figures has a line of its own, because it is an argument of other commands.
+    """
+    names = [terminal_text.line(job.job_id) for job in jobs]
+    zones = {zone(job.started_at) for job in jobs}
+    heads = tuple(f"began ({', '.join(sorted(zones))})" if head == "began" else head for head in _HEAD)
+    figures = [_cells(job, len(zones) > 1) for job in jobs]
+    room = cells - width(columns(heads, [("", *each) for each in figures], 1, MOST_CELLS)[0]) + width(_HEAD[0])
+    rows = [(name if width(name) <= room else "", *each) for name, each in zip(names, figures, strict=True)]
+    head, *lines = (line.removeprefix("  ") for line in columns(heads, rows, 2, MOST_CELLS))
+    found = [head]
+    for job, name, row, line in zip(jobs, names, rows, lines, strict=True):
+        found += [line] if row[0] else [name, line]
+        indent = "    "
+        found += textwrap.wrap(job.ending, cells, initial_indent=indent, subsequent_indent=indent)
+    return terminal_text.lines(found)
+
+
+def _cells(job: JobFigures, with_zone: bool) -> tuple[str, ...]:
+    here = len(job.ranks)
+    return (
+        job_state(job), f"{day_time(job.started_at)}{f' {zone(job.started_at)}' if with_zone else ''}", seconds(job.duration_s),
+        str(here) if here == job.world_size else f"{here}/{job.world_size}", str(job.steps), seconds(job.step_p50_s),
+        percent(job.comm_share), percent(job.exposed_share),
+    )  # fmt: skip

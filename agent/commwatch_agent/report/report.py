@@ -1,0 +1,429 @@
+"""The report of a job after its run, as text or JSON; ``report_page`` makes an HTML page of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+from commwatch.wire.events import SYMMETRIC
+from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
+from commwatch_agent.analysis.corruption import PastCorruption
+from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core import terminal_text
+from commwatch_agent.core.api_views import Advice, Row
+from commwatch_agent.core.plain_table import CELLS, columns, paragraph
+from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
+from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
+from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
+from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.report.job_advice import Recorded, advice_on_end
+from commwatch_agent.report.recorded_steps import known_steps
+from commwatch_collectors.nccl.findings import Finding
+
+_MOST_ADVICE = 5
+#: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
+_MOST_UNJOINED = 0.1
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One rank of the report; its shares (0 to 1) leave long steps out."""
+
+    rank: int
+    state: str
+    steps: int
+    step_p50_s: float | None
+    comm_share: float | None
+    exposed_share: float | None
+    #: Seconds of waiting for late ranks in collectives; ``None``: not known, as for ``Report.wait_hours``.
+    wait_s: float | None
+    p2p_wait_s: float | None
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """Steps that took over three times as long as those before them: checkpoints, evaluations, the first one."""
+
+    #: Number and total seconds, for the rank that has the most of them: ``Report.steps`` is for one rank too.
+    count: int
+    seconds: float
+    #: The longest of all ranks: seconds, rank and step number.
+    longest_s: float
+    longest_rank: int
+    longest_seq: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The contents of the report."""
+
+    job: JobView
+    hosts: list[str]
+    hooks: list[str]
+    duration_s: float
+    #: Of the rank with the most.
+    steps: int
+    #: So many of these, the latest, are those of which the medians, the percentile and the shares are; ``None``: of all.
+    latest_steps: int | None
+    step_p50_s: float | None
+    step_p95_s: float | None
+    #: Shares of the time of all steps but the long ones, which are not typical of training.
+    comm_share: float | None
+    exposed_share: float | None
+    #: Number of ranks for which these are known.
+    comm_ranks: int
+    exposed_ranks: int
+    #: How exposed time was measured (``RankView.exposed_source``), of all ranks for which it is known.
+    exposed_sources: list[str]
+    #: Share of the time of these steps spent waiting for late ranks; ``None``: not known.
+    wait_share: float | None
+    #: Share of each group's operations, by label; groups may overlap.
+    group_shares: dict[str, float]
+    #: Share in which a thread waited for sends and receives; ``None``: there were none.
+    p2p_wait_share: float | None
+    long_steps: LongSteps | None
+    #: Hours of these nodes' ranks, which are GPU-hours if each rank has a GPU: all, with exposed communication (``None``:
+    #: not known), and waiting for late ranks (``None``: not known for more than one in ten symmetric operations, as
+    #: ``unjoined_share`` has it).
+    rank_hours: float
+    exposed_hours: float | None
+    wait_hours: float | None
+    #: Share of the symmetric operations of which it is not known how long they waited: they have no times, or their groups span nodes
+    #: whose data are not complete. ``None``: there are no symmetric operations.
+    unjoined_share: float | None
+    ranks: list[RankLine]
+    operations: list[Row]
+    records: int
+    lost: int
+    history: str
+    #: Command that shows this report again.
+    command: str
+    #: Late ranks first, then the largest gain; based on this many seconds at the job's end (``None``: on the whole job).
+    advice: list[Advice]
+    advice_last_s: float | None
+    #: From NCCL's logs, the worst first.
+    findings: list[Finding]
+    #: Verdicts on corrupt data, from the evidence of this node's alerts, the earliest first.
+    corruption: list[PastCorruption] = field(default_factory=list)
+    #: The nodes that it covers; ``None``: only the node of the history.
+    nodes: Nodes | None = None
+
+
+def build(
+    agent: QueryService,
+    job_id: str,
+    history: Path,
+    command: str,
+    findings: Iterable[Finding] = (),
+    *,
+    corruption: Iterable[PastCorruption] = (),
+    last_s: float | None = LAST_S,
+    nodes: Nodes | None = None,
+    recorded: Recorded | None = None,
+) -> Report | None:
+    """Build the report of a job; return ``None`` if the job is not in the history.
+
+    Args:
+        corruption: verdicts on its data that alerts have kept, the earliest first.
+        last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
+        nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
+        recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
+    """
+    job = next((job for job in agent.jobs() if job.job_id == job_id), None)
+    if job is None:
+        return None
+    findings, ranks, counts = list(findings), agent.ranks(job_id), count(agent, job_id)
+    steps, usual = counts.steps, counts.usual
+    durations = sorted(step.duration_s for step in usual)
+    of_ranks = list(counts.usual_of.values())
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
+    # ``counts`` covers only the steps that can be read; all sums and numbers cover the whole job.
+    made, exposed_s = _all_steps(agent.step_totals(job_id), ranks)
+    operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
+    waits = {row.by["rank"]: row for row in by_rank}
+    known = facts(agent, job, counts, findings)
+    recorded = recorded or partial(known_steps, agent.path, job, last_s)
+    advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
+    lines = [
+        _rank_line(rank, made[rank.rank], counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks
+    ]
+    waited, unjoined = None, _unjoined_share(operations)
+    if unjoined is None or unjoined <= _MOST_UNJOINED:
+        waited = total([line.wait_s for line in lines if line.wait_s is not None])
+    else:  # what is known is only a part of the waiting
+        lines = [replace(line, wait_s=None) for line in lines]
+    return Report(
+        job=job,
+        hosts=sorted({rank.host for rank in ranks}),
+        hooks=sorted({rank.hook for rank in ranks}),
+        duration_s=job.last_seen_at - job.started_at,
+        steps=max((line.steps for line in lines), default=0),
+        latest_steps=max(map(len, counts.steps_of.values()), default=0) if counts.since_ns else None,
+        step_p50_s=median(durations) if durations else None,
+        step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
+        comm_share=comm,
+        exposed_share=exposed,
+        comm_ranks=comm_ranks,
+        exposed_ranks=exposed_ranks,
+        exposed_sources=sorted({rank.exposed_source for rank in ranks if rank.exposed_source}),
+        wait_share=None if known is None or waited is None else known.waiting,
+        group_shares=dict(counts.group_shares),
+        p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
+        long_steps=_long([step for step in steps if step.long]),
+        rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
+        exposed_hours=_hours(exposed_s),
+        wait_hours=_hours(waited),
+        unjoined_share=unjoined,
+        ranks=lines,
+        operations=operations,
+        records=job.records,
+        lost=job.lost,
+        history=str(history),
+        command=command,
+        advice=advice,
+        advice_last_s=advice_last_s,
+        findings=findings,
+        corruption=list(corruption),
+        nodes=nodes,
+    )
+
+
+def _unjoined_share(operations: list[Row]) -> float | None:
+    """Return the share of symmetric operations with unknown waits, as in ``Report``."""
+    rows = [row for row in operations if row.by["op"] in SYMMETRIC and row.group_size != 1]
+    unknown = sum(row.count if row.wait_s is None else row.untimed for row in rows)
+    every = sum(row.count for row in rows)
+    return unknown / every if every else None
+
+
+def _long(steps: list[StepView]) -> LongSteps | None:
+    if not steps:
+        return None
+    longest = max(steps, key=lambda step: step.duration_s)
+    by_rank: dict[int, list[float]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, []).append(step.duration_s)
+    most = max(by_rank.values(), key=lambda durations: (len(durations), sum(durations)))
+    return LongSteps(len(most), sum(most), longest.duration_s, longest.rank, longest.seq)
+
+
+def _all_steps(totals: Iterable[StepTotals], ranks: Iterable[RankView]) -> tuple[dict[int, int], float | None]:
+    """Return the number of all steps by rank, and the exposed communication in them in s; ``None``: as ``total``."""
+    made = {view.rank: 0 for view in ranks}
+    known, exposed_ns = 0, 0.0
+    for of in totals:
+        if of.rank in made:
+            made[of.rank] += of.steps
+            known, exposed_ns = known + of.exposed_known, exposed_ns + of.exposed
+    every = sum(made.values())
+    return made, exposed_ns / 1e9 if known and 100 * (every - known) <= every else None
+
+
+def _rank_line(rank: RankView, made: int, steps: list[StepView], waits: Row | None) -> RankLine:
+    """Return the line of a rank with ``made`` steps, of which only the latest may have been read."""
+    usual = usual_steps(steps)
+    return RankLine(
+        rank=rank.rank,
+        state=rank.state,
+        steps=made,
+        step_p50_s=median(step.duration_s for step in usual) if usual else None,
+        comm_share=comm_share(usual),
+        exposed_share=exposed_share(usual),
+        wait_s=None if waits is None else waits.wait_s,
+        p2p_wait_s=None if waits is None else waits.p2p_wait_s,
+    )
+
+
+def _hours(spent_s: float | None) -> float | None:
+    return None if spent_s is None else spent_s / 3600
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
+LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
+_REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
+RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
+
+
+def operation_cells(row: Row) -> tuple[str, ...]:
+    count = (
+        f"{row.count}"
+        + (f" +{row.failed} failed" if row.failed else "")
+        + (f" ({row.untimed} untimed)" if row.untimed else "")
+    )
+    no_size = row.by["op"] == "barrier"
+    wait = row.wait_s if row.wait_s is not None else row.p2p_wait_s
+    return (
+        str(row.by["group"]), str(row.by["op"]), str(row.ranks), count, "–" if no_size else size(row.bytes),
+        seconds(row.p50_s), seconds(row.p99_s), rate(row.algbw), rate(row.busbw), seconds(wait),
+        "–" if row.efficiency is None else f"{percent(row.efficiency)} of {_REFERENCES[str(row.reference)]}",
+    )  # fmt: skip
+
+
+def rank_cells(line: RankLine) -> tuple[str, ...]:
+    return (
+        str(line.rank), line.state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
+        percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
+    )  # fmt: skip
+
+
+def headlines(report: Report) -> list[tuple[str, str]]:
+    """Return the lines at the top of the report as (name, text)."""
+    job = report.job
+    ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
+    facts = [
+        ("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}"),
+        ("ranks", ranks),
+    ]
+    if report.nodes is not None:
+        facts.append(("nodes", _nodes(report.nodes)))
+    if job.ending:
+        facts.append(("how", job.ending))
+    if job.restarts:
+        facts.append(("restarts", str(job.restarts)))
+    unclear = "" if job.steps_unavailable is None else f"; others are not counted: {job.steps_unavailable}"
+    if report.latest_steps is not None:
+        unclear = f"; only the latest {report.latest_steps} were read for medians and shares{unclear}"
+    if report.steps and report.step_p50_s is None:
+        facts.append(("steps", f"{report.steps}, too few for step statistics{unclear}"))
+    elif report.steps:
+        length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
+        facts.append(("steps", f"{report.steps}, {length}{unclear}"))
+        if report.long_steps is not None:
+            long = report.long_steps
+            where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
+            facts.append(("long steps", f"{long.count} on one rank, {where}; excluded from the values below"))
+        facts.append(("comm share", _share(report)))
+        if len(report.group_shares) > 1:
+            shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
+            facts.append(("by group", f"{shares} (they may overlap)"))
+        if report.p2p_wait_share is not None:
+            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time spent waiting for them"))
+        facts.append(("exposed", _exposed(report)))
+        if report.nodes is not None and (report.unjoined_share or 0) > _MOST_UNJOINED:
+            facts.append(
+                ("waiting", f"not known for {percent(report.unjoined_share)} of the collectives; see docs/api.md")
+            )
+    else:
+        facts.append(
+            (
+                "steps",
+                f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
+            )
+        )
+    facts.append(("cost", _cost(report)))
+    lost = (
+        "nothing"
+        if not report.lost
+        else f"{counted(report.lost, 'record')}; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+    )
+    facts.append(("lost", f"{lost} ({counted(report.records, 'record')} read)"))
+    return facts
+
+
+def _nodes(nodes: Nodes) -> str:
+    """Return how many nodes the report covers, and which agents did not answer."""
+    if not nodes.silent:
+        return str(nodes.answered)
+    silent = "; ".join(f"{url} does not answer: {why}" for url, why in nodes.silent.items())
+    return f"{nodes.answered} of {nodes.answered + len(nodes.silent)}; {silent}"
+
+
+def job_state(job: JobView) -> str:
+    """Return ``running``, ``ended``, or ``failed`` if the job is known to have failed."""
+    return "failed" if job.failed else job.state
+
+
+def _share(report: Report) -> str:
+    """Return the communication share with its parts and meaning as text, or why it is not known."""
+    if report.comm_share is None:
+        untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
+        why = "have no times; see docs/hooks.md (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
+        return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
+    made_of = split(report.comm_share, report.wait_share, report.p2p_wait_share)
+    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)
+    of_ranks = of_some(report.comm_ranks, _with_steps(report))
+    return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
+
+
+#: How exposed time was measured, by its source.
+_MEASURED = {
+    "thread_cpu": "at most: wall minus CPU time of the training thread",
+    "stream_waits": "waits of the GPU's compute stream",
+}
+
+
+def _exposed(report: Report) -> str:
+    if report.exposed_share is None:
+        return "not known"
+    of_ranks = of_some(report.exposed_ranks, _with_steps(report))
+    how = "; ".join(_MEASURED.get(source, source) for source in report.exposed_sources)
+    return f"{percent(report.exposed_share)} of step time{of_ranks}{how and f' ({how})'}"
+
+
+def _with_steps(report: Report) -> int:
+    """Return the number of ranks with steps."""
+    return sum(line.steps > 0 for line in report.ranks)
+
+
+def _cost(report: Report) -> str:
+    """Return the time of ranks as text: it is GPU time if each rank has a GPU."""
+    parts = []
+    if report.exposed_hours is not None:
+        parts.append(f"{_rank_time(report.exposed_hours)} of exposed communication")
+    if report.wait_hours is not None:
+        parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
+    whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
+    return f"{whole}, including {' and '.join(parts)}" if parts else whole
+
+
+def _rank_time(hours: float) -> str:
+    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
+
+
+def text(report: Report, cells: int = CELLS) -> str:
+    """Return the report as text for a terminal of ``cells`` columns."""
+    longest = max(len(name) for name, _ in headlines(report))
+    lines = ["", "commwatch report", ""]
+    for name, value in headlines(report):
+        lines.append(f"  {name:<{longest}}  {value}")
+    lines.append("")
+    if report.corruption:
+        lines += ["  corrupt data (docs/corruption.md)", ""]
+        lines += [*(f"  * {moment(found.fired_at)}: {found.says}" for found in report.corruption), ""]
+    if report.ranks and report.steps:
+        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
+    lines += (
+        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
+        if report.operations
+        else ["  no operations"]
+    )
+    lines += ["", *paragraph(LEGEND, cells, first="  "), ""]
+    if report.advice:
+        lines += [
+            f"  what to try, {about(report.advice_last_s)} (gains are upper bounds, unless they come from a replay)",
+            "",
+        ]
+    for each in report.advice[:_MOST_ADVICE]:
+        lines.append(f"  * {each.title}: {each.gain}")
+        lines += paragraph(each.do, cells, first="    ")
+        lines += ["    because " + "; ".join(each.because), ""]
+    lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
+    return terminal_text.lines(lines)
+
+
+def about(last_s: float | None) -> str:
+    """Return as text which part of the job the advice is based on; ``None``: the whole job."""
+    return "based on the whole job" if last_s is None else f"based on the job's last {seconds(last_s)}"
+
+
+def as_json(report: Report) -> str:
+    """Return the report as JSON; bandwidths in bytes per second, times in seconds."""
+    return json.dumps(asdict(report), indent=2)

@@ -1,0 +1,58 @@
+"""Which agents are meant: names on a command line or in the settings, files of Prometheus' service discovery, and DNS names."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.parse
+from collections.abc import Iterable
+from pathlib import Path
+
+from commwatch.wire import crossing
+from commwatch.wire.addresses import DNS, BadAddress, url_of
+
+#: Bytes of a target file.
+_MOST_BYTES = 16 << 20
+
+
+def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
+    """Return the URLs of agents, each once; waits for files and for the DNS.
+
+    Args:
+        names: ``host``, ``host:port``, URLs, target files (``.json``) in Prometheus' ``file_sd`` format, and ``dns+host:port`` for
+            all addresses that a DNS name has.
+        secure: use TLS for addresses without a scheme.
+
+    Raises:
+        BadAddress: a file cannot be read or has another format, an address is not valid, or a DNS name has no address.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        if name.endswith(".json"):
+            found.update(dict.fromkeys(url_of(target, secure) for target in _targets(Path(name))))
+        elif name.startswith(DNS):
+            found.update(dict.fromkeys(_resolved(url_of(name.removeprefix(DNS), secure))))
+        else:
+            found[url_of(name, secure)] = None
+    return list(found)
+
+
+def _targets(file: Path) -> list[str]:
+    try:
+        entries = json.loads(crossing.read(file, _MOST_BYTES, crossing.operator()))
+        return [str(target) for entry in entries for target in entry["targets"]]
+    except OSError as error:
+        raise BadAddress(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadAddress(f"{file}: not a Prometheus file_sd target file: {error}") from None
+
+
+def _resolved(url: str) -> list[str]:
+    """Return the URL once for each address of its host."""
+    parts = urllib.parse.urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise BadAddress(f"{DNS}{parts.netloc}: {getattr(error, 'strerror', None) or error}") from None
+    hosts = dict.fromkeys(str(address[0]) for *_, address in found)
+    return [f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}" for host in hosts]

@@ -1,0 +1,65 @@
+"""Threads beside the intake: each calls a function periodically, and an exception does not end the thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from commwatch_collectors.registry import Reading
+
+log = logging.getLogger("commwatch")
+
+
+class Beside:
+    """A thread that calls ``tick`` periodically until the agent ends.
+
+    An exception in ``tick`` affects neither the intake nor the other threads. It is logged once, with its traceback, and shown in
+    ``/metrics`` until a call succeeds.
+
+    Args:
+        name: as in ``collector_up``.
+        tick: called once per period.
+        every_s: pause between two calls.
+        stop: set when the agent ends.
+        close: called by the thread after the last call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tick: Callable[[], object],
+        every_s: float,
+        stop: threading.Event,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self._tick, self._every_s, self._end, self._close = name, tick, every_s, stop, close
+        #: The latest call of ``tick`` raised an exception.
+        self.failing = False
+        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def _loop(self) -> None:
+        while True:
+            self._call()
+            if self._end.wait(self._every_s):
+                break
+        self._close()
+
+    def _call(self) -> None:
+        try:
+            self._tick()
+        except Exception:  # any: the next call may succeed, but only if this thread goes on
+            if not self.failing:
+                log.exception("%s: unexpected error; trying again every %g s", self.name, self._every_s)
+            self.failing = True
+        else:
+            if self.failing:
+                log.info("%s: working again", self.name)
+            self.failing = False
+
+
+def known(
+    readings: Iterable[tuple[str, list[Reading] | None]], threads: Iterable[Beside]
+) -> list[tuple[str, list[Reading] | None]]:
+    """Return readings by collector; ``None`` for collectors whose thread is failing, as their readings may be old."""
+    return [*(dict(readings) | {each.name: None for each in threads if each.failing}).items()]

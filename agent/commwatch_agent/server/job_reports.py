@@ -1,0 +1,205 @@
+"""API queries for reports and advice on a job, on this node or on all its nodes; they run in the worker process.
+
+The other agents are asked four times: for their ranks, groups and steps; then for the operations in the windows that follow from all steps;
+for their collectives in groups that span nodes; and for their latest operations and steps, which are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch_agent.analysis.corruption import PastCorruption
+from commwatch_agent.analysis.ended_operations import RankParts
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.api_views import Advice
+from commwatch_agent.core.host_views import HostView
+from commwatch_agent.core.nccl_views import Topology
+from commwatch_agent.core.views import JobView
+from commwatch_agent.nodes.job_report import (
+    MOST_STEPS,
+    NodeData,
+    ReportPart,
+    ReportQueries,
+    findings_of,
+    network_of_all,
+    rows_of,
+)
+from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
+from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, late_across
+from commwatch_agent.nodes.queries import Cells
+from commwatch_agent.nodes.topologies import merged_topology
+from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.report import charts, report_page
+from commwatch_agent.report.job_advice import Recorded, lately
+from commwatch_agent.report.recorded_steps import FEW_PARTS, known_steps, study_of
+from commwatch_agent.report.report import Report, build
+from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
+from commwatch_agent.server.history_queries import ApiError, Operations, Text, as_file, job_exists
+from commwatch_agent.server.job_questions import Parts, read
+from commwatch_agent.whatif.model import Model
+
+
+class Own(NamedTuple):
+    """What this agent knows beside its history: as in ``ReportPart``."""
+
+    host: HostView
+    late: dict[int, float]
+    topology: Topology | None
+    #: What the evidence of alerts has on corrupt data; only for reports.
+    corruption: list[PastCorruption]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers of the other agents."""
+
+    #: Most steps that each agent was asked for; and the begins of the windows of operations, in ns of Unix time.
+    most_steps: int = MOST_STEPS
+    windows: tuple[int, ...] = ()
+    parts: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: To each of ``windows``, and the latest operations.
+    operations: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: Most collectives that each agent was asked for, and the answers of those that have any.
+    most_collectives: int = MOST_COLLECTIVES
+    waits: Heard = field(default_factory=lambda: Heard({}, {}))
+    #: The latest part of the timelines; and most operations of all nodes together that are replayed.
+    timelines: Heard = field(default_factory=lambda: Heard({}, {}))
+    most_parts: int = FEW_PARTS
+    #: The latest collectives of groups that span nodes, of this node and of the others, for the current stragglers.
+    own_parts: list[RankParts] = field(default_factory=list)
+    live: Heard = field(default_factory=lambda: Heard({}, {}))
+
+
+def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> ReportPart:
+    """Return what a report of another agent needs of this node; ``steps``: at most so many."""
+    return ReportPart(
+        job=_job(agent, job),
+        begun_at=agent.begun_at(job),
+        ranks=agent.ranks(job),
+        groups=agent.groups(job),
+        steps=rows_of(*agent.latest_steps(0, job, steps)),
+        step_totals=agent.step_totals(job),
+        waits=agent.totals(job, []).waits,
+        **own._asdict(),
+    )
+
+
+def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked: Asked) -> list[int]:
+    """Return where the windows of operations begin that a report needs, in ns of Unix time."""
+    found, _ = read(asked.parts, ReportPart)
+    every = ReportQueries(agent, job, [NodeData(part, {}, ()) for (part,) in found], asked.most_steps)
+    return sorted({0, steps_since(every, job).since_ns, last_steps(every, job, last_s).since_ns})
+
+
+def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None, asked: Asked) -> JobWide[list[Advice]]:
+    """Return advice from the last ``last_s`` s of a job on all nodes; ``None``: from all of it."""
+    others, nodes = _others(asked)
+    every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
+    ranks = agent.ranks(job)
+    network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
+    late = own.late | {rank: share for each in others for rank, share in each.part.late.items()} | _late(asked)
+    findings = findings_of([own.topology, *(each.part.topology for each in others)])
+    view = _job(every, job)
+    recorded = _recorded(agent, view, last_s, asked)
+    return JobWide(nodes, lately(every, view, findings, last_s, network=network, late=late, recorded=recorded))
+
+
+def report(
+    agent: QueryService, job: str, *, own: Own, last_s: float | None, command: str, as_page: bool, asked: Asked | None
+) -> Report | Text:
+    """Return the report on a job as values, or as a page.
+
+    Args:
+        command: shows it again.
+        asked: ``None``: the report is on this node.
+    """
+    job_exists(agent, job)
+    every, others, nodes = agent, list[NodeData](), None
+    if asked is not None:
+        others, nodes = _others(asked)
+        every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
+    topologies = [own.topology, *(each.part.topology for each in others)]
+    corruption = [*own.corruption, *(past for each in others for past in each.part.corruption)]
+    recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
+    built = build(
+        every,
+        job,
+        agent.path,
+        command,
+        findings_of(topologies),
+        corruption=sorted(corruption, key=lambda past: past.fired_at),
+        last_s=last_s,
+        nodes=nodes,
+        recorded=recorded,
+    )
+    assert built is not None
+    if not as_page:
+        return built
+    study = study_of(job, recorded())
+    page = report_page.html(built, charts.gather(every, job), merged_topology(topologies), study)
+    return as_file(page.encode(), "text/html", "report", job, "html")
+
+
+def _recorded(agent: QueryService, job: JobView, last_s: float | None, asked: Asked) -> Recorded:
+    """Return a function that returns the recorded steps of all nodes that have sent theirs."""
+
+    @cache
+    def steps() -> Model | None:
+        found, _ = read(asked.timelines, TimelinePart)
+        return known_steps(agent.path, job, last_s, [trace_of(part) for (part,) in found], asked.most_parts)
+
+    return steps
+
+
+def _job(agent: QueryService, job: str) -> JobView:
+    found = next((each for each in agent.jobs() if each.job_id == job), None)
+    if found is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
+    return found
+
+
+def wait_part(agent: QueryService, job: str, *, most: int) -> WaitPart:
+    """Return the collectives of groups that span nodes; ``most``: at most so many."""
+    from commwatch_agent.nodes import wait_source  # brings in numpy
+
+    return wait_source.wait_part(agent.path, job, most)
+
+
+def _waits(agent: QueryService, job: str, asked: Asked) -> JobWaits:
+    """Return the waits in groups that span nodes; those of groups with ranks on agents without an answer are not known."""
+    found, _ = read(asked.waits, WaitPart)
+    if not found:
+        return JobWaits(())
+    return JobWaits(joined_waits([wait_part(agent, job, most=asked.most_collectives), *(part for (part,) in found)]))
+
+
+def _late(asked: Asked) -> dict[int, float]:
+    """Return the current stragglers of groups that span nodes by rank, as in ``ReportPart``."""
+    found, _ = read(asked.live, Parts)
+    every = [*asked.own_parts, *(part for (answer,) in found for part in answer.parts)]
+    return {late.rank: late.cost_share for _, _, late in late_across(every)}
+
+
+def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
+    """Return the data of the agents that have answered both times."""
+    parts, operations = asked.parts, asked.operations
+    silent = parts.silent | operations.silent
+    both = {
+        url: [*answers, *operations.answers[url]] for url, answers in parts.answers.items() if url in operations.answers
+    }
+    found, nodes = read(Heard(both, silent), ReportPart, *(Cells for _ in asked.windows), Operations)
+    return [
+        NodeData(part, dict(zip(asked.windows, cells, strict=True)), latest.operations)
+        for part, *cells, latest in found
+    ], nodes
+
+
+#: Functions by name, as in ``history_queries.QUESTIONS``.
+REPORT_QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (report_part, report_windows, wait_part, job_advice, report)
+}

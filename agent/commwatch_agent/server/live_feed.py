@@ -1,0 +1,245 @@
+"""Data of the live page: the moment, the last hour, and what changes slowly; each as JSON on one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from socket import gethostname
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+
+from commwatch import __version__
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.advice_input import LAST_S
+from commwatch_agent.analysis.time_buckets import Slot, slots_of
+from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.api_views import Advice, AlertView
+from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.server.live_view import JobNow, job_now
+from commwatch_agent.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
+from commwatch_agent.server.other_nodes import OtherNodes
+from commwatch_agent.server.report_sources import asked_of_others, own_facts
+from commwatch_agent.server.routes.alerts import view_of
+from commwatch_agent.server.services import Services
+from commwatch_collectors.nccl.findings import Finding
+
+#: Seconds of history in the page's plots, and in its table of operations.
+PAST_S, LATELY_S = 3600.0, 60.0
+#: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer; and for so many at most.
+_INSIGHTS_S, _SELDOM, _MOST_INSIGHTS_S = 60.0, 200, 600.0
+#: Seconds for each agent between two requests for the operations of all nodes: with 128 agents 26 s.
+_CELLS_S = 0.2
+_VERDICTS_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
+
+
+@dataclass(frozen=True)
+class JobName:
+    """A job that can be watched."""
+
+    job_id: str
+    running: bool
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state of a job and of the agent right now."""
+
+    #: Unix time.
+    at: float
+    version: str
+    host: str
+    #: What is wrong with the agent itself; ``None``: nothing.
+    trouble: str | None
+    jobs: list[JobName]
+    #: ``None``: there is no job of that name, or no job at all.
+    job: JobNow | None
+    #: Firing and pending alerts of this job and of the node, in the form of ``/api/v1/alerts``.
+    alerts: list[AlertView]
+    #: The nodes that ``job`` covers.
+    nodes: Nodes
+
+
+@dataclass(frozen=True)
+class Past:
+    """The last hour of a job."""
+
+    job_id: str | None
+    slots: list[Slot]
+
+
+@dataclass(frozen=True)
+class Insights:
+    """Findings in the NCCL logs of a job on this node, and what to try in the job on all nodes."""
+
+    job_id: str | None
+    findings: list[Finding]
+    advice: list[Advice]
+
+
+class LiveFeed:
+    """Produces the data of the live page from an agent's services; any thread may call it.
+
+    Args:
+        clock: returns Unix time.
+    """
+
+    def __init__(self, services: Services, clock: Callable[[], float] = time.time) -> None:
+        self._services, self._clock = services, clock
+        self._agent, self._worker = services.queries, services.worker
+        self._others = OtherNodes(services)
+        #: By job: the time until which it is valid, and an ``Insights`` as JSON. Used by several threads, under the lock.
+        self._slow: dict[str, tuple[float, bytes]] = {}
+        self._slow_lock = threading.Lock()
+        #: By job: the time until which it is valid, and the ``Operations`` of all nodes as JSON. Used by one thread.
+        self._joined: dict[str, tuple[float, bytes]] = {}
+        #: By job: monotonic ns, and the verdicts found then, which takes long. Guarded by the lock of the jobs.
+        self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
+
+    def moment(self, wanted: str | None) -> bytes:
+        """Return a ``Moment`` of the job named ``wanted``, by default of the latest. Reads nothing from the history."""
+        with self._held(wanted) as (job, jobs, now_ns):
+            names = [JobName(each.id, running(each)) for each in jobs]
+            part = None if job is None else self._part(job, now_ns)
+        shown, nodes = None, Nodes(1, {})
+        if part is not None:
+            parts, late, nodes = self._others.now(part.job_id)
+            shown = job_now([part, *parts], late)
+        here = (None, None if part is None else part.job_id)
+        active = [alert for alert in self._services.alerts.alerts()[0] if alert.labels.get("job_id") in here]
+        alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
+        about = (self._clock(), __version__, gethostname(), self._services.ready())
+        return _json(Moment, Moment(*about, names, shown, alerts, nodes))
+
+    def node(self, job_id: str) -> NodeNow | None:
+        """Return what this node contributes to the moment of a job; ``None``: it is not in memory."""
+        with self._agent.live(job_id) as (jobs, now_ns):
+            job = pick(jobs, job_id)
+            return None if job is None else self._part(job, now_ns)
+
+    def _part(self, job: Job, now_ns: int) -> NodeNow:
+        return node_now(job, self._cards(job), self._more_verdicts(job, now_ns), now_ns)
+
+    def timeline(self, wanted: str | None) -> bytes:
+        """Return a ``Timeline``; ``null``: there is none."""
+        with self._held(wanted) as (job, _, now_ns):
+            if job is None:
+                return _json(Timeline | None, None)
+            ranks = list(live_ranks.of_this_run(job))
+            part, job_id = bars(ranks, now_ns), job.id
+            # Rows of more ranks could not be read.
+            few = all(int(each.identity["world_size"]) <= MOST_RANKS for each in ranks)
+        return _json(Timeline | None, timeline([part, *(self._others.bars(job_id) if few else [])]))
+
+    def bars(self, job_id: str) -> NodeBars | None:
+        """Return what this node contributes to the timeline of a job; ``None``: it is not in memory."""
+        with self._agent.live(job_id) as (jobs, now_ns):
+            job = pick(jobs, job_id)
+            return None if job is None else bars(live_ranks.of_this_run(job), now_ns)
+
+    def operations(self, wanted: str | None) -> bytes:
+        """Return the ``Operations`` of the last minute."""
+        with self._held(wanted) as (job, _, now_ns):
+            found = Operations(None, 0.0, [], []) if job is None else operations(job, now_ns)
+        if found.job_id is None or not self._others.exist():
+            return _json(Operations, found)
+        began = self._clock()
+        until, text = self._joined.get(found.job_id, (began, b""))
+        if until <= began:
+            text = _json(Operations, self._operations_of_nodes(found.job_id, found.chosen))
+            self._joined = {each: kept for each, kept in self._joined.items() if kept[0] > began}
+            self._joined[found.job_id] = began + self._others.every_s(0.0, _CELLS_S), text
+        return text
+
+    def _operations_of_nodes(self, job_id: str, chosen: list[NcclOperations]) -> Operations:
+        """Return the operations on all nodes, from the sums of the last minute's slots; ``chosen`` is of this node."""
+        since_s, now_s = self._clock() - LATELY_S, self._clock()
+        heard = self._services.peers.ask(f"cells?job={quote(job_id, safe='')}&since={LATELY_S:g}s")
+        window = {"from_ns": int(since_s * 1e9), "until_ns": int(now_s * 1e9)}
+        grouped = {"by": ["group", "op"], "same": {}}
+        found = self._worker.find("job_summary", **window, job=job_id, **grouped, heard=heard).data
+        covered_s = 0.0 if found.since is None or found.until is None else found.until - found.since
+        return Operations(job_id, covered_s, found.rows, chosen)
+
+    def past(self, wanted: str | None) -> bytes:
+        """Return a ``Past``."""
+        job_id = self._job_id(wanted)
+        until = self._clock() + 1
+        if job_id is None:
+            return _json(Past, Past(None, []))
+        sums = self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
+        if self._others.exist():
+            heard = self._services.peers.ask(f"slots?job={quote(job_id, safe='')}&since={PAST_S:g}s")
+            sums += self._worker.find("job_slots", heard=heard)
+        return _json(Past, Past(job_id, slots_of(sums)))
+
+    def insights(self, wanted: str | None) -> bytes:
+        """Return an ``Insights``; cached, because advice reads much of the job's history."""
+        job_id = self._job_id(wanted)
+        if job_id is None:
+            return _json(Insights, Insights(None, [], []))
+        began = self._clock()
+        with self._slow_lock:
+            until, text = self._slow.get(job_id, (began, b""))
+        if until <= began:
+            text = self._compute_insights(job_id)
+            cached_s = min(_MOST_INSIGHTS_S, max(_INSIGHTS_S, _SELDOM * (self._clock() - began)))
+            again = self._clock() + cached_s
+            with self._slow_lock:
+                self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
+                self._slow[job_id] = again, text
+        return text
+
+    def _compute_insights(self, job_id: str) -> bytes:
+        own = own_facts(self._services, job_id)
+        findings = [] if own.topology is None else own.topology.findings
+        if self._others.exist():
+            asked = asked_of_others(self._services, job_id, LAST_S, live=True)
+            advice = self._worker.find("job_advice", job=job_id, own=own, last_s=LAST_S, asked=asked).data
+        else:
+            known = {"findings": findings, "host": own.host, "late": own.late}
+            advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
+        return _json(Insights, Insights(job_id, findings, advice))
+
+    def _more_verdicts(self, job: Job, now_ns: int) -> list[Verdict]:
+        """Return stragglers, ranks that disagree and RAS verdicts; cached for 5 s, because they cover half a minute."""
+        at_ns, found = self._verdicts.get(job.id, (None, []))
+        if at_ns is None or now_ns - at_ns > _VERDICTS_NS:
+            self._verdicts = {each: kept for each, kept in self._verdicts.items() if now_ns - kept[0] < _FORGET_NS}
+            found = [
+                *live_ranks.ended_verdicts([job], live_ranks.groups([job]), now_ns),
+                *self._services.ras.verdicts(job.id),
+            ]
+            self._verdicts[job.id] = now_ns, found
+        return found
+
+    @contextmanager
+    def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:
+        """Yield the job named ``wanted``, all jobs, and the monotonic time in ns, under the lock of the jobs."""
+        with self._agent.live(None) as (jobs, now_ns):
+            yield pick(jobs, wanted), jobs, now_ns
+
+    def _job_id(self, wanted: str | None) -> str | None:
+        with self._held(wanted) as (job, _, _):
+            return None if job is None else job.id
+
+    def _cards(self, job: Job) -> dict[int, Card]:
+        placed = ((totals.rank, self._services.gpus.place(totals.gpu)) for totals in live_ranks.of_this_run(job))
+        return {rank: Card(gpu.card.index, gpu.measured.utilization) for rank, gpu in placed if gpu is not None}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _json(kind: object, value: object) -> bytes:
+    return _adapter(kind).dump_json(value)

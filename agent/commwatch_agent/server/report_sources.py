@@ -1,0 +1,59 @@
+"""What reports and advice on a job need from this agent's memory and from the agents of its other nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import quote
+
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
+from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
+from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
+from commwatch_agent.runtime.peers import SELF
+from commwatch_agent.server.current_verdicts import parts_of_job
+from commwatch_agent.server.job_reports import Asked, Own
+from commwatch_agent.server.services import Services
+from commwatch_agent.watchers.nccl_archive import kept
+
+#: Seconds that the other agents have, each of the four times that they are asked.
+WITHIN_S = 5.0
+
+
+def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
+    """Return what this agent knows of a job beside its history.
+
+    Args:
+        past: also what the evidence of alerts has, which is read from disk; advice does not need it.
+    """
+    with services.queries.live(job) as (jobs, now_ns):
+        late = live_ranks.late_now(jobs, now_ns)
+    topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, job)
+    return Own(services.host.view(job), late, topology, services.evidence.corruption(job) if past else [])
+
+
+def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
+    """Return the answers of the other agents about a job, after 20 s at most, with ``live`` 22.
+
+    Args:
+        last_s: as in ``report``.
+        live: also request what shows the current stragglers, and fewer operations for a replay.
+    """
+    which = f"job={quote(job, safe='')}"
+    nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
+    most = MOST_STEPS // nodes
+    parts = services.peers.ask(f"report_part?{which}&steps={most}", within_s=WITHIN_S)
+    asked = Asked(most, (), parts)
+    windows = tuple(services.worker.find("report_windows", job=job, last_s=last_s, asked=asked))
+    paths = [f"cells?{which}&since={begin_ns // 10**9}" for begin_ns in windows]
+    heard = services.peers.ask(*paths, f"ops?{which}&limit={MOST_OPERATIONS // nodes}", within_s=WITHIN_S)
+    # Apart, so that an agent that takes too long for these counts all the same.
+    collectives = min(MOST_COLLECTIVES, MOST_OF_ALL // nodes)
+    waits = services.peers.ask(f"wait_part?{which}&most={collectives}", within_s=WITHIN_S)
+    replayed = ADVICE_PARTS if live else FEW_PARTS
+    last = "all" if last_s is None else f"{last_s:g}s"
+    timelines = services.peers.ask(f"timeline_part?{which}&last={last}&limit={replayed // nodes}", within_s=WITHIN_S)
+    asked = Asked(most, windows, parts, heard, collectives, waits, timelines, replayed)
+    if not live:
+        return asked
+    own_parts, theirs = parts_of_job(services, job)
+    return replace(asked, own_parts=own_parts, live=services.peers.ask(theirs))

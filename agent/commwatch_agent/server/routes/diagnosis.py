@@ -1,0 +1,90 @@
+"""Routes of the API with conclusions: verdicts, efficiency and pipelines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from commwatch_agent.analysis import ended_operations
+from commwatch_agent.analysis.pipelines import Pipeline, pipelines
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.ingest.collective_join import MOST_PENDING
+from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.nodes.replica_parts import rank_checks
+from commwatch_agent.server import current_verdicts
+from commwatch_agent.server.history_queries import Efficiencies, job_exists, text_of
+from commwatch_agent.server.job_questions import Parts
+from commwatch_agent.server.problems import ERRORS
+from commwatch_agent.server.routes.params import (
+    JobFilter,
+    OthersOf,
+    QueriesOf,
+    Scope,
+    ServicesOf,
+    Span,
+    WorkerOf,
+    answered,
+    sound_parameters,
+    the_job,
+)
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+
+
+@router.get("/verdicts", response_model=list[Verdict] | JobWide[list[Verdict]])
+def job_verdicts(
+    agent: QueriesOf,
+    services: ServicesOf,
+    job: JobFilter = None,
+    scope: Scope = "node",
+) -> Response:
+    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then verdicts of RAS.
+
+    Empty if nothing is wrong.
+    """
+    job_exists(agent, job)
+    if scope == "node":
+        return answered(text_of(current_verdicts.of_node(services, job)))
+    return answered(services.worker.text("job_verdicts", **current_verdicts.question_of_job(services, the_job(job))))
+
+
+@router.get("/parts")
+def parts(
+    agent: QueriesOf,
+    job: JobFilter = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MOST_PENDING, description="Maximum number of collectives of a group.")
+    ] = MOST_PENDING,
+) -> Parts:
+    """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; `commwatch diagnose` joins them."""
+    job_exists(agent, job)
+    with agent.live(job) as (live, now_ns):
+        jobs = list(live)
+        return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns))
+
+
+@router.get("/efficiency", response_model=Efficiencies | JobWide[Efficiencies])
+def efficiency(
+    worker: WorkerOf, span: Span, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
+    """Operations by group and size: measured and expected duration, the reference used, and what limits them."""
+    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
+    if scope == "job":
+        the_job(job)
+        return answered(worker.text("job_efficiency", **wanted, heard=others.ask("cells?job,since,until")))
+    return answered(worker.text("efficiency", **wanted))
+
+
+@router.get("/pipelines", response_model=list[Pipeline] | JobWide[list[Pipeline]])
+def job_pipelines(
+    agent: QueriesOf, worker: WorkerOf, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
+    """Pipelines of the jobs on this node: how long stages wait for messages, in which direction, and the bubble."""
+    job_exists(agent, job)
+    with agent.live(job) as (jobs, _):
+        own = pipelines(jobs)
+    if scope == "node":
+        return answered(text_of(own))
+    the_job(job)
+    return answered(worker.text("job_pipelines", own=own, heard=others.ask("pipelines?job")))

@@ -1,0 +1,107 @@
+"""Routes of reports and advice on a job."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from commwatch_agent.core.api_views import Advice
+from commwatch_agent.core.durations import LAST
+from commwatch_agent.nodes.job_report import MOST_STEPS, ReportPart
+from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.report.report import Report
+from commwatch_agent.server.history_queries import job_exists, text_of
+from commwatch_agent.server.problems import ERRORS
+from commwatch_agent.server.report_sources import asked_of_others, own_facts
+from commwatch_agent.server.routes.params import (
+    JobFilter,
+    QueriesOf,
+    Scope,
+    ServicesOf,
+    WorkerOf,
+    answered,
+    job_or_latest,
+    seconds_of_end,
+    some_job,
+    sound_parameters,
+)
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+Last = Annotated[
+    str, Query(description="How much of the job's end the advice covers, such as 90s, 5m or 2h; all: the whole job.")
+]
+
+
+@router.get("/advice", response_model=list[Advice] | JobWide[list[Advice]])
+def job_advice(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    *,
+    job: JobFilter = None,
+    last: Last = LAST,
+    scope: Scope = "node",
+) -> Response:
+    """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
+    last_s = seconds_of_end(last)
+    named = job_or_latest(agent, job, scope)
+    if named is None:
+        return answered(text_of([]))
+    own = own_facts(services, named)
+    if scope == "job":
+        asked = asked_of_others(services, named, last_s, live=True)
+        return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
+    findings = [] if own.topology is None else own.topology.findings
+    return answered(worker.text("advice", job=named, findings=findings, host=own.host, late=own.late, last_s=last_s))
+
+
+@router.get("/report", response_model=Report, responses={200: {"content": {"text/html": {}}}})
+def report(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    *,
+    job: JobFilter = None,
+    last: Last = LAST,
+    scope: Scope = "node",
+    format: Annotated[Literal["json", "html"], Query()] = "json",  # noqa: A002 - the name in the URL
+) -> Response:
+    """The report on a job (the latest by default), as `commwatch report` prints it; `html`: one self-contained page."""
+    last_s = seconds_of_end(last)
+    named = some_job(agent, job, scope)
+    asked = asked_of_others(services, named, last_s) if scope == "job" else None
+    command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
+    own, as_page = own_facts(services, named, past=True), format == "html"
+    return answered(
+        worker.text("report", job=named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
+    )
+
+
+@router.get("/report_part", response_model=ReportPart)
+def report_part(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    job: Annotated[str, Query(description="Job id.")],
+    steps: Annotated[int, Query(ge=1, le=MOST_STEPS, description="Maximum number of steps: the latest.")] = MOST_STEPS,
+) -> Response:
+    """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
+    job_exists(agent, job)
+    return answered(worker.text("report_part", job=job, own=own_facts(services, job, past=True), steps=steps))
+
+
+@router.get("/wait_part", response_model=WaitPart)
+def wait_part(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    job: Annotated[str, Query(description="Job id.")],
+    most: Annotated[
+        int, Query(ge=1, le=MOST_COLLECTIVES, description="Maximum number of collectives: the latest.")
+    ] = MOST_COLLECTIVES,
+) -> Response:
+    """The latest collectives of groups that also have ranks on other nodes, for the waits in another agent's report; `report_part` has the rest."""
+    job_exists(agent, job)
+    return answered(worker.text("wait_part", job=job, most=most))

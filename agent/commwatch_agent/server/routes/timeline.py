@@ -1,0 +1,95 @@
+"""Routes of a job's timeline as a file for Perfetto."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+
+from commwatch_agent.report.timeline_export import Window as Part
+from commwatch_agent.report.timeline_parts import Page, TimelinePart
+from commwatch_agent.runtime.peers import SELF
+from commwatch_agent.server.history_queries import ApiError, job_exists
+from commwatch_agent.server.job_timelines import MOST_TIMELINE
+from commwatch_agent.server.problems import ERRORS
+from commwatch_agent.server.report_sources import WITHIN_S
+from commwatch_agent.server.routes.params import (
+    JobFilter,
+    OthersOf,
+    QueriesOf,
+    Scope,
+    ServicesOf,
+    Since,
+    Until,
+    WorkerOf,
+    answered,
+    seconds_of_end,
+    some_job,
+    sound_parameters,
+    window,
+)
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+Last = Annotated[
+    str | None,
+    Query(
+        description="How much of the job's end it covers, such as 30s, 5m or 2h; all: the whole job. Default: 30s. Not with since or until."
+    ),
+]
+LAST = "30s"
+
+
+def part(last: Last = None, since: Since = None, until: Until = None) -> Part:
+    """Query parameters ``last``, ``since`` and ``until``."""
+    if since is until is None:
+        return Part(seconds_of_end(LAST if last is None else last), most=MOST_TIMELINE)
+    if last is not None:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"last={last}: not together with since or until")
+    span = window(since, until)
+    return Part(None, MOST_TIMELINE, span.from_ns, None if until is None else span.until_ns)
+
+
+PartOf = Annotated[Part, Depends(part)]
+
+
+@router.get("/timeline", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
+def timeline(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    others: OthersOf,
+    of: PartOf,
+    *,
+    job: JobFilter = None,
+    scope: Scope = "node",
+) -> Response:
+    """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
+    named = some_job(agent, job, scope)
+    marks = services.evidence.marks(named)
+    if scope == "node":
+        return answered(worker.text("timeline", job=named, window=of, marks=marks))
+    nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
+    page = Page(of.last_s, None, None, MOST_TIMELINE // nodes, of.since_ns, of.until_ns)
+    heard = others.ask(f"timeline_part?job,last,since,until,limit={page.most}", within_s=WITHIN_S)
+    return answered(worker.text("job_timeline", job=named, page=page, marks=marks, heard=heard))
+
+
+@router.get("/timeline_part", response_model=TimelinePart)
+def timeline_part(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    services: ServicesOf,
+    of: PartOf,
+    *,
+    job: Annotated[str, Query(description="Job id.")],
+    from_ns: Annotated[int | None, Query(ge=0, le=1 << 62, description="As returned with the first page.")] = None,
+    cursor: Annotated[str | None, Query(description="As returned with the previous page.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_TIMELINE, description="Maximum number of operations.")] = MOST_TIMELINE,
+) -> Response:
+    """A page of the timeline of this node by its own clock, latest end first, for the timeline of another."""
+    job_exists(agent, job)
+    page = Page(of.last_s, from_ns, cursor, limit, of.since_ns, of.until_ns)
+    marks = services.evidence.marks(job) if cursor is None else []
+    return answered(worker.text("timeline_part", job=job, page=page, marks=marks))

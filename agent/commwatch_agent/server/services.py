@@ -1,0 +1,51 @@
+"""The services of an agent that its routes and the live page use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commwatch_agent.alerting.bundles import Evidence
+from commwatch_agent.alerting.evaluation import Alerting
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.api_views import PushView
+from commwatch_agent.runtime.peers import Peers
+from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.watchers.gpus import Gpus
+from commwatch_agent.watchers.host import HostWatch
+from commwatch_agent.watchers.inspector import Inspector
+from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.watchers.profiles import Profiles
+from commwatch_agent.watchers.ras import Ras
+
+
+@dataclass(kw_only=True)
+class Services:
+    """The services of one agent that requests use; each is safe to call from several threads."""
+
+    queries: QueryService
+    #: Answers the questions that read much of the history.
+    worker: Worker
+    logs: NcclLogs
+    profiles: Profiles
+    gpus: Gpus
+    inspector: Inspector
+    ras: Ras
+    host: HostWatch
+    alerts: Alerting
+    #: Bundles of data that were captured when alerts began to fire.
+    evidence: Evidence
+    #: The agents of other nodes.
+    peers: Peers
+    #: A random name of this agent, by which it recognises its own address among those of its peers.
+    id: str
+    #: Returns why the agent is broken; ``None``: it is not.
+    healthy: Callable[[], str | None]
+    #: Returns why it cannot answer yet, or not properly; ``None``: it can.
+    ready: Callable[[], str | None]
+    #: Returns whether it is about to end: then streams end, too.
+    ending: Callable[[], bool]
+    #: Returns the state of the pushes over OTLP, by signal.
+    pushes: Callable[[], dict[str, PushView]] = dict
+    #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
+    scraped: tuple[float | None, str | None] = (None, None)

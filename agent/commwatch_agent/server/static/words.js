@@ -1,0 +1,67 @@
+// Numbers and names as text, in the style of agent/commwatch_agent/core/units.py; "–" means not known.
+
+export const UNKNOWN = "–";
+
+const short = (value) => (value >= 99.95 ? value.toFixed(0) : Number(value.toPrecision(3)).toString());
+
+export function seconds(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value < 1e-3) return `${short(value * 1e6)} µs`;
+  if (value < 1) return `${short(value * 1e3)} ms`;
+  if (value < 120) return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} s`;
+  const whole = Math.floor(value);
+  const two = (number) => String(number).padStart(2, "0");
+  return whole >= 3600 ? `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m` : `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? UNKNOWN : `${(100 * value).toFixed(0)}%`;
+}
+
+export function rate(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value === 0) return "0";
+  if (value >= 1e9) return `${short(value / 1e9)} GB/s`;
+  return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
+}
+
+// Powers of two, as buffers, messages and memory have.
+export function bytes(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
+  return `${value} B`;
+}
+
+export function perSecond(value) {
+  return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
+}
+
+// Times as 2026-01-31 23:59:59, which is the Swedish format, in the time zone of the browser.
+export function timeOfDay(unix) {
+  return new Date(unix * 1000).toLocaleTimeString("sv");
+}
+
+export function dateAndTime(unix) {
+  return new Date(unix * 1000).toLocaleString("sv");
+}
+
+// With the time zone's name.
+export function moment(unix) {
+  const parts = new Intl.DateTimeFormat("sv", { timeZoneName: "short" }).formatToParts(unix * 1000);
+  return `${dateAndTime(unix)} ${parts.find((part) => part.type === "timeZoneName").value}`;
+}
+
+// Control characters, and characters that change the writing direction, could make a name look like something else.
+export function plain(name) {
+  return String(name).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number} ${number === 1 ? one : many}`;
+}
+
+// What an answer covers if some nodes did not answer, such as "1 of 2 nodes"; null: all answered.
+export function part({ answered, silent }) {
+  const known = answered + Object.keys(silent).length;
+  return answered === known ? null : `${answered} of ${known} nodes`;
+}

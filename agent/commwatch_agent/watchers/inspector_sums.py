@@ -1,0 +1,311 @@
+"""The sums over the JSON files of NCCL Inspector of one job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from commwatch_agent.core.bandwidth import algbw, bus_factor
+from commwatch_agent.core.cells import UNKNOWN_GROUP, GroupInfo
+from commwatch_agent.core.witness_views import InspectorRow
+from commwatch_agent.watchers.nccl_groups import fitting
+from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.inspector import Dropped, Reader, Timed
+from commwatch_collectors.nccl.lines import apart
+
+#: Sums kept of one job, and as many of its earlier runs.
+MOST_CELLS = 4096
+#: Looks at the files without a record of a communicator after which its files are read to their ends.
+_QUIET_LOOKS = 120
+
+
+class Key(NamedTuple):
+    """What the operations of one sum have in common."""
+
+    rank: int
+    comm: str
+    op: str
+    #: -1: no size.
+    size_log2: int
+    algorithm: str | None
+    protocol: str | None
+    timing: str
+
+
+@dataclass
+class Cell:
+    """Sums over operations."""
+
+    count: int = 0
+    bytes: int = 0
+    bus_bytes: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, other: Cell) -> None:
+        """Add the sums of another one."""
+        self.count += other.count
+        self.bytes += other.bytes
+        self.bus_bytes += other.bus_bytes
+        self.seconds += other.seconds
+
+
+@dataclass
+class Communicator:
+    """A communicator of NCCL, as the files describe it."""
+
+    size: int
+    name: str | None
+    #: (rank in the communicator, global rank).
+    places: set[tuple[int, int]] = field(default_factory=set)
+    #: Host and pid.
+    processes: set[tuple[str, int]] = field(default_factory=set)
+    #: Looks since its latest record.
+    quiet: int = 0
+
+    @property
+    def places_taken(self) -> int:
+        """How many places and processes are kept of it."""
+        return len(self.places) + len(self.processes)
+
+
+class Source(NamedTuple):
+    """One rank in one communicator."""
+
+    rank: int
+    comm: str
+    group_rank: int
+
+
+class Count:
+    """The sum over a counter that begins at 0 again when its communicator is made anew."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = 0
+
+    def set(self, value: int) -> None:
+        """Take the counter's latest value."""
+        if value < self._latest:
+            self._before += self._latest
+        self._latest = value
+
+    def add(self, ended: Count) -> None:
+        """Add the sum over a counter that has ended."""
+        self._before += ended.sum
+
+    @property
+    def sum(self) -> int:
+        return self._before + self._latest
+
+
+@dataclass
+class Drops:
+    """Operations that Inspector overwrote before it wrote them."""
+
+    collectives: Count = field(default_factory=Count)
+    messages: Count = field(default_factory=Count)
+
+
+@dataclass
+class Sums:
+    """The sums over some communicators, by what names these: NCCL's hash, or for earlier runs what they have in common."""
+
+    cells: dict[Key, Cell] = field(default_factory=dict)
+    drops: dict[Source, Drops] = field(default_factory=dict)
+    comms: dict[str, Communicator] = field(default_factory=dict)
+    #: Places and processes of all communicators.
+    places: int = 0
+
+
+class JobFiles:
+    """Sums over the JSON files of one job.
+
+    Args:
+        most: sums kept of its present runs, and as many of its earlier ones.
+    """
+
+    def __init__(self, since: float, lock: threading.RLock, most: int) -> None:
+        self.most = most
+        self.follower = Follower(self._take, since)
+        self.ranks: dict[tuple[str, int], int] = {}
+        self.now, self.earlier = Sums(), Sums()
+        self.records = self.unknown_fields = self.left_out = 0
+        #: By path: the reader, and the number of its latest line.
+        self._readers: dict[str, tuple[Reader, int]] = {}
+        self._skipped_bytes = 0
+        self._lock = lock
+
+    @property
+    def unknown_lines(self) -> int:
+        return sum(reader.unknown_lines for reader, _ in self._readers.values())
+
+    @property
+    def unread_versions(self) -> set[str]:
+        """Unknown formats, some lines of which cannot be read."""
+        return {version for reader, _ in self._readers.values() for version in reader.unread_versions}
+
+    @property
+    def dropped(self) -> int | None:
+        """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
+        drops = [*self.now.drops.values(), *self.earlier.drops.values()]
+        return sum(each.collectives.sum + each.messages.sum for each in drops) if drops else None
+
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in apart(texts):
+            self._take_line(line, path, number)
+
+    def _take_line(self, line: str, path: str, number: int) -> None:
+        with self._lock:
+            if self.follower.skipped_bytes != self._skipped_bytes:
+                self._skipped_bytes = self.follower.skipped_bytes
+                for reader, _ in self._readers.values():
+                    reader.forget()
+            reader, latest = self._readers.get(path) or (Reader(), 0)
+            if number <= latest:  # the file was truncated or replaced
+                reader.forget()
+            self._readers[path] = (reader, number)
+            record = reader.read(line)
+            if record is None:
+                return
+            self.unknown_fields += record.unknown_fields
+            rank = self.ranks.get(_process(record))
+            if rank is None:
+                self.left_out += 1
+            elif isinstance(record, Dropped):
+                self.left_out += not self._add_drops(record, rank)
+            else:
+                self.left_out += not self._add(record, rank)
+
+    def _comm(self, record: Timed | Dropped, rank: int) -> Communicator | None:
+        """Return the communicator of a record; ``None`` if it has another size than before."""
+        comm = self.now.comms.get(record.comm)
+        if comm is None:
+            comm = self.now.comms[record.comm] = Communicator(record.group_size, record.comm_name)
+        if comm.size != record.group_size:
+            return None
+        comm.name, comm.quiet = comm.name or record.comm_name, 0
+        if self.now.places < 2 * self.most:
+            self.now.places -= comm.places_taken
+            comm.places.add((record.group_rank, rank))
+            comm.processes.add(_process(record))
+            self.now.places += comm.places_taken
+        return comm
+
+    def _add_drops(self, dropped: Dropped, rank: int) -> bool:
+        source = Source(rank, dropped.comm, dropped.group_rank)
+        if source not in self.now.drops and len(self.now.drops) >= self.most:
+            return False
+        if self._comm(dropped, rank) is None:
+            return False
+        drops = self.now.drops.setdefault(source, Drops())
+        drops.collectives.set(dropped.collectives)
+        drops.messages.set(dropped.messages)
+        return True
+
+    def _add(self, timed: Timed, rank: int) -> bool:
+        size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
+        key = Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
+        if key not in self.now.cells and len(self.now.cells) >= self.most:
+            return False
+        comm = self._comm(timed, rank)
+        if comm is None:
+            return False
+        cell = self.now.cells.setdefault(key, Cell())
+        self.records += 1
+        cell.count += 1
+        cell.seconds += timed.duration_s
+        cell.bytes += timed.size_bytes or 0
+        cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
+        return True
+
+    def fold(self, past: Set[tuple[str, int]]) -> None:
+        """Add the sums of communicators of earlier runs to those of the like ones before them; call once for each look.
+
+        A run makes its communicators anew, each with a new hash: their sums must not use up the room of the runs that follow.
+
+        Args:
+            past: host and pid of the processes of earlier runs.
+        """
+        with self._lock:
+            names = {}
+            for name, comm in self.now.comms.items():
+                comm.quiet += 1
+                if comm.quiet > _QUIET_LOOKS and comm.processes <= past:
+                    names[name] = f"{comm.size} {comm.name or ''} {sorted(comm.places)}"
+            if names:
+                self._move(names)
+
+    def _move(self, names: dict[str, str]) -> None:
+        """Move the sums of communicators to earlier runs, under new names, as far as there is room."""
+        now, earlier = self.now, self.earlier
+        for key in [key for key in now.cells if key.comm in names]:
+            to = key._replace(comm=names[key.comm])
+            if to in earlier.cells or (len(earlier.cells) < self.most and self._keeps(to.comm, now.comms[key.comm])):
+                earlier.cells.setdefault(to, Cell()).add(now.cells.pop(key))
+        for source in [source for source in now.drops if source.comm in names]:
+            of = source._replace(comm=names[source.comm])
+            if of in earlier.drops or (len(earlier.drops) < self.most and self._keeps(of.comm, now.comms[source.comm])):
+                drops, ended = earlier.drops.setdefault(of, Drops()), now.drops.pop(source)
+                drops.collectives.add(ended.collectives)
+                drops.messages.add(ended.messages)
+        kept = {key.comm for key in now.cells} | {source.comm for source in now.drops}
+        for name in names.keys() - kept:
+            now.places -= now.comms.pop(name).places_taken
+
+    def _keeps(self, name: str, comm: Communicator) -> bool:
+        """Keep a communicator of earlier runs; return whether there is room for it."""
+        if name not in self.earlier.comms:
+            if self.earlier.places + comm.places_taken > 2 * self.most:
+                return False
+            self.earlier.places += comm.places_taken
+            self.earlier.comms[name] = comm
+        return True
+
+    def rows(self, job: str, groups: list[GroupInfo]) -> Iterator[InspectorRow]:
+        """Yield the sums as the API shows them; those of earlier runs are of no communicator."""
+        for sums in (self.now, self.earlier):
+            where = {name: self.group(comm, groups) for name, comm in sums.comms.items()}
+            for key, cell in sums.cells.items():
+                shown = key if sums is self.now else key._replace(comm="")
+                yield row_of(job, shown, cell, sums.comms[key.comm].size, where[key.comm])
+
+    def group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
+        """Return label and id of a communicator's process group, found by its members, then by its name."""
+        fits = fitting(comm.size, comm.places, groups)
+        if len(fits) > 1:
+            fits = [group for group in fits if comm.name in (group.name, group.description)] or fits
+        labels = {group.label for group in fits}
+        label = labels.pop() if len(labels) == 1 else UNKNOWN_GROUP.label
+        return label, fits[0].group_id if len(fits) == 1 else None
+
+
+def _process(record: Timed | Dropped) -> tuple[str, int]:
+    return record.host.partition(".")[0], record.pid
+
+
+def row_of(job: str, key: Key, cell: Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:
+    """Return a sum as the API shows it.
+
+    Args:
+        size: ranks of the communicator.
+        where: label and id of its process group.
+    """
+    return InspectorRow(
+        job_id=job,
+        rank=key.rank,
+        group=where[0],
+        group_id=where[1],
+        comm=key.comm,
+        group_size=size,
+        op=key.op,
+        size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
+        algorithm=key.algorithm,
+        protocol=key.protocol,
+        timing=key.timing,
+        count=cell.count,
+        bytes=cell.bytes,
+        seconds=cell.seconds,
+        algbw=algbw(cell.bytes, cell.seconds),
+        busbw=algbw(cell.bus_bytes, cell.seconds),
+    )

@@ -1,0 +1,389 @@
+"""The NCCL logs of the known jobs: followed, joined with their process groups, counted."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import stat
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commwatch.wire import crossing
+from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.nccl_views import NcclMessage, Topology
+from commwatch_agent.core.shares import Portions, admitted
+from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.watchers.log_requests import LogRequest, requests
+from commwatch_agent.watchers.nccl_groups import groups_of, matching, past, ranks_of
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.classes import CLASSES, OTHER
+from commwatch_collectors.nccl.communicators import Communicator, communicators
+from commwatch_collectors.nccl.evidence import FINISHED, Live
+from commwatch_collectors.nccl.failures import open_inits
+from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.labels import labels
+from commwatch_collectors.nccl.lives import Warned
+from commwatch_collectors.nccl.matching import LogPattern
+from commwatch_collectors.nccl.topology import choices, hosts, view
+from commwatch_collectors.registry import Reading
+
+log = logging.getLogger("commwatch")
+COLLECTOR = "nccl_log"
+#: Jobs whose logs are followed at a time.
+MOST_JOBS = 32
+#: Distinct facts kept per job, the least that a job has room for, and what all jobs share beyond that. Messages kept of all jobs.
+_MOST_FACTS, _LEAST_FACTS, _ALL_FACTS = 50_000, 2_000, 100_000
+_MOST_MESSAGES = 2_000
+#: Files that are open at a time.
+_ALL_FILES = 1024
+#: Most of the time that may go into looking for requests, of which any number may lie in the folder, if one look takes so many seconds.
+_OF_TIME, _QUICK_S = 0.02, 0.01
+#: Files last written so many seconds before a job began are of earlier jobs; file server clocks differ by less.
+_SLACK_S = 60.0
+#: Seconds between two writes of a job's topology to disk.
+_KEEP_S = 30.0
+#: Seconds without a check of the logs after which the collector is down.
+_STUCK_S = 30.0
+#: Seconds without a change of its facts after which an init counts as stuck.
+_INIT_S = 60.0
+
+
+class _JobLogs:
+    """The logs of one job."""
+
+    def __init__(
+        self,
+        job: str,
+        owner: int,
+        since: float,
+        heard: Callable[[str, Warned], None],
+        *,
+        lock: threading.RLock,
+        facts: int,
+    ) -> None:
+        self._lock, self.owner = lock, owner
+        #: The facts for which the account has room.
+        self.facts, self.account = facts, Account(facts)
+        self.counts: Counter[str] = Counter()
+        self._job, self._heard = job, heard
+        self.follower = Follower(self._take, since)
+        #: There are lines since the topology was last stored; and the Unix time of that.
+        self.fresh, self.kept_at = False, 0.0
+        self._found: list[tuple[str, str]] | None = None
+        self.live = FINISHED
+        #: Inits that are not finished, and the Unix time of their last change; ``None`` after new lines.
+        self._inits: tuple[int, int, int] | None = None
+        self._known_inits, self._inits_at = (0, 0, 0), 0.0
+
+    def look(self, now: float, past: Set[tuple[str, int]]) -> None:
+        """Note whether inits go on; ``past``: host and pid of the processes of earlier runs."""
+        with self._lock:
+            if self._inits is None:
+                self._inits = open_inits(self.account)
+            if self._inits != self._known_inits:
+                self._known_inits, self._inits_at = self._inits, now
+            _, *unfinished = self._inits
+            live = Live(any(unfinished) and now - self._inits_at < _INIT_S, past)
+            if live != self.live:
+                self.live, self._found, self.fresh = live, None, True
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Return name and severity of each kind of finding; cached until there are new lines, because it takes long."""
+        with self._lock:
+            if self._found is None:
+                self._found = sorted(
+                    {(finding.name, finding.severity) for finding in findings(self.account, live=self.live)}
+                )
+            return self._found
+
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        with self._lock:
+            before = self.account.n_lines
+            self.account.add_lines(texts, path, self._count)
+            if self.account.n_lines != before:
+                self._found, self._inits, self.fresh = None, None, True
+
+    def _count(self, warned: Warned) -> None:
+        self.counts[warned.kind] += 1
+        self._heard(self._job, warned)
+
+
+class NcclLogs:
+    """All NCCL logs that the agent follows. One thread calls ``tick``; any thread may call the other methods.
+
+    Args:
+        run_dir: run directory, where requests are written.
+        lock: guards the aggregate.
+        clock: Unix time.
+        keep: stores the topology of a job, for when it has ended; may raise ``OSError``.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        clock: Callable[[], float] = time.time,
+        keep: Callable[[Topology], None] = lambda topology: None,
+    ) -> None:
+        self._run_dir, self._aggregate, self._jobs_lock, self._clock, self._keep = (
+            run_dir,
+            aggregate,
+            lock,
+            clock,
+            keep,
+        )
+        self._lock = threading.RLock()
+        self._jobs: dict[str, _JobLogs] = {}
+        self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
+        self._looked_at = clock()
+        self._warned: set[str] = set()
+        self._facts = Portions(_ALL_FACTS, _MOST_FACTS, _LEAST_FACTS)
+        #: The requests found last, and the monotonic time (s) before which there is no other look.
+        self._requests: list[tuple[LogRequest, int]] = []
+        self._next_look_s = 0.0
+
+    def tick(self) -> int:
+        """Find new logs and read what was added; return the bytes read."""
+        wanted = self._wanted()
+        self._begin(wanted)
+        read = 0
+        for job, (patterns, _) in wanted.items():
+            logs = self._jobs.get(job)
+            if logs is None:
+                continue
+            logs.follower.share(len(self._jobs), _ALL_FILES)
+            if patterns:
+                logs.follower.patterns = dict.fromkeys(patterns)
+            read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
+            logs.look(self._clock(), self._past(job))
+            for path, why in logs.follower.troubles.items():
+                self._warn(path, why)
+        now = self._clock()
+        self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
+        with self._lock:
+            for job in [job for job in self._jobs if job not in wanted]:
+                logs = self._jobs.pop(job)
+                logs.follower.close()
+                self._facts.give(logs.facts)
+        self._looked_at = self._clock()
+        return read
+
+    def _begin(self, wanted: dict[str, tuple[list[LogPattern], float]]) -> None:
+        """Begin to follow the logs of new jobs, those of different users in turn, as long as there is room."""
+        new = dict[int, list[str]]()
+        for job, (patterns, _) in wanted.items():
+            if job not in self._jobs and patterns:
+                new.setdefault(patterns[0].uid, []).append(job)
+        begun = admitted(MOST_JOBS, (logs.owner for logs in self._jobs.values()), new)
+        if len(begun) < sum(map(len, new.values())):
+            self._warn("of further jobs", f"those of {MOST_JOBS} jobs are followed at a time")
+        for owner, job in begun:
+            since, facts = wanted[job][1] - _SLACK_S, self._facts.take()
+            with self._lock:
+                self._jobs[job] = _JobLogs(job, owner, since, self._hear, lock=self._lock, facts=facts)
+
+    def _warn(self, path: str, why: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            log.warning("cannot read NCCL's log %s: %s", path, why)
+
+    def close(self) -> None:
+        """Store what is new, and close all files."""
+        self._keep_fresh(lambda job, logs: True)
+        with self._lock:
+            for logs in self._jobs.values():
+                logs.follower.close()
+
+    def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
+        """Store the topology of the jobs that have new lines and are due."""
+        with self._lock:
+            new = [
+                (logs, self._topology(job, logs)) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)
+            ]
+            for logs, _ in new:
+                logs.fresh, logs.kept_at = False, self._clock()
+        for logs, topology in new:
+            try:
+                self._keep(topology)
+            except OSError as error:
+                logs.fresh = True  # to try again
+                if str(error) not in self._warned:
+                    self._warned.add(str(error))
+                    log.warning("cannot store the findings of NCCL's logs: %s", error)
+
+    def _wanted(self) -> dict[str, tuple[list[LogPattern], float]]:
+        """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
+        found: dict[str, tuple[list[LogPattern], float]] = {}
+        if time.monotonic() >= self._next_look_s:
+            began_s = time.thread_time()
+            self._requests = requests(self._run_dir)
+            took_s = time.thread_time() - began_s
+            self._next_look_s = time.monotonic() + took_s / _OF_TIME if took_s > _QUICK_S else 0.0
+        with self._jobs_lock:
+            owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
+            named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}
+        for request, uid in self._requests:
+            # Root and the job's own users; before the job has rings, anybody: then nothing is added to what is known of it.
+            if uid in {0, *(owners.get(request.job) or (uid,))}:
+                patterns, since = found.get(request.job, ([], request.since))
+                more = [LogPattern(pattern, uid) for pattern in request.patterns]
+                found[request.job] = (patterns + more, min(since, request.since))
+        for name, paths in named.items():
+            if paths or name in self._jobs:
+                patterns, since = found.get(name, ([], 0.0))
+                found[name] = (patterns + paths, since)
+        return found
+
+    def used(self) -> Set[tuple[int, int]]:
+        """Return device and inode of the files that are followed, and of the folders in which files are expected."""
+        with self._lock:
+            found = {inode for logs in self._jobs.values() for inode in logs.follower.inodes}
+            patterns = [pattern for logs in self._jobs.values() for pattern in logs.follower.patterns]
+        for where in {pattern.folder for pattern in patterns} - {None}:
+            with contextlib.suppress(OSError):
+                about = crossing.look(Path(where or ""), crossing.ANYBODY, kind=stat.S_IFDIR)
+                found.add((about.st_dev, about.st_ino))
+        return found
+
+    def _hear(self, job: str, warned: Warned) -> None:
+        process = warned.process
+        self._messages.append(
+            NcclMessage(
+                job_id=job,
+                at=self._clock(),
+                message_class=warned.kind,
+                text=warned.text,
+                host=None if process is None else process.host,
+                pid=None if process is None else process.pid,
+                rank=None if process is None else self._ranks(job).get((process.host, process.pid)),
+                file=warned.seen.source,
+                line=warned.seen.number,
+            )
+        )
+
+    def _ranks(self, job: str) -> dict[tuple[str, int], int]:
+        with self._jobs_lock:
+            known = self._aggregate.jobs.get(job)
+            return {} if known is None else ranks_of(known)
+
+    def _past(self, job: str) -> Set[tuple[str, int]]:
+        with self._jobs_lock:
+            known = self._aggregate.jobs.get(job)
+            return frozenset() if known is None else past(known)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """Return readings for ``/metrics``: messages by class, findings, channels by process group and transport."""
+        if self._clock() - self._looked_at > _STUCK_S:
+            return [(COLLECTOR, None)]
+        found = []
+        with self._lock:
+            for job, logs in self._jobs.items():
+                if not logs.follower.paths:
+                    continue
+                found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
+                found += [Reading("nccl_finding", (job, *finding), 1) for finding in logs.findings()]
+                channels: Counter[tuple[str, str]] = Counter()
+                past = self._past(job)
+                for comm, groups in self._joined(job, logs.account):
+                    if len(groups) == 1 and not comm.processes <= past:
+                        for transport, count in comm.transports().items():
+                            channels[groups[0].label, transport] += count
+                found += [Reading("nccl_channels", (job, *key), count) for key, count in channels.items()]
+        return [(COLLECTOR, found)]
+
+    def topology(self, job: str | None) -> list[Topology]:
+        """Return the content of the logs, one ``Topology`` per job."""
+        with self._lock:
+            return [self._topology(each, logs) for each, logs in self._jobs.items() if job in (None, each)]
+
+    def _topology(self, job: str, logs: _JobLogs) -> Topology:
+        account = logs.account
+        label_values: dict[str, Any] = labels(account)
+        return Topology(
+            job_id=job,
+            library=label_values["library"],
+            versions=label_values.get("nccl_version", []),
+            env=label_values.get("env", {}),
+            hosts=hosts(account),
+            communicators=[
+                replace(view(comm), group_ids=[group.group_id for group in groups])
+                for comm, groups in self._joined(job, account)
+            ],
+            choices=choices(account),
+            findings=findings(account, live=logs.live),
+            files=[os.fsencode(path).decode("utf-8", "replace") for path in logs.follower.paths],
+            messages=sum(account.levels.values()),
+            unknown_messages=account.unknown,
+            skipped_bytes=logs.follower.skipped_bytes,
+        )
+
+    def messages(
+        self, job: str | None, kind: str | None, from_s: float, until_s: float, limit: int
+    ) -> list[NcclMessage]:
+        """Return warnings, newest first."""
+        with self._lock:
+            wanted = (
+                message
+                for message in reversed(self._messages)
+                if job in (None, message.job_id)
+                and kind in (None, message.message_class)
+                and from_s <= message.at <= until_s
+            )
+            return [message for message, _ in zip(wanted, range(limit), strict=False)]
+
+    def knows(self, job: str) -> bool:
+        """Return True if there are logs of the job."""
+        with self._lock:
+            return job in self._jobs
+
+    def _joined(self, job: str, account: Account) -> list[tuple[Communicator, list[GroupInfo]]]:
+        with self._jobs_lock:
+            known = self._aggregate.jobs.get(job)
+            ranks = {} if known is None else ranks_of(known)
+            groups = {} if known is None else groups_of(known)
+        return [(comm, matching(comm, ranks, groups.values())) for comm in communicators(account)]
+
+
+def logs_of(state: Path) -> Path:
+    """Return the folder of the NCCL logs that commwatch makes, beside the history; it has one folder per job."""
+    return state / "nccl"
+
+
+def remove_old(logs: Path, before_s: float, used: Set[tuple[int, int]] = frozenset()) -> None:
+    """Remove logs last written before Unix time ``before_s`` and empty folders, but none whose device and inode are in ``used``.
+
+    NCCL writes nothing for weeks while all is well, and then only to the file that it has open.
+    """
+
+    def is_old(about: os.stat_result) -> bool:
+        return about.st_mtime < before_s and (about.st_dev, about.st_ino) not in used
+
+    with contextlib.suppress(OSError), crossing.folder(logs, crossing.own()) as jobs:
+        for job in jobs.names("*")[1]:
+            with contextlib.suppress(OSError), crossing.folder(logs / job, crossing.own()) as files:
+                for name in files.names("*")[1]:
+                    if is_old(files.look(name)):
+                        files.remove(name)
+            with contextlib.suppress(OSError):
+                if is_old(jobs.look(job)):
+                    (logs / job).rmdir()
+
+
+def _named_by_ranks(job: Job) -> list[LogPattern]:
+    """Return the files that the ranks of a job have named; each must belong to the user of its rank."""
+    return [
+        LogPattern(glob.escape(totals.nccl_log), totals.owner_uid)
+        for totals in job.rank_totals.values()
+        if totals.nccl_log is not None and totals.owner_uid is not None and totals.nccl_log.startswith("/")
+    ]

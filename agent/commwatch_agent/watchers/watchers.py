@@ -1,0 +1,80 @@
+"""All that one agent watches beside the rings: NCCL's logs, Inspector and RAS, GPUs, the node, the trainers' processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+from commwatch.wire.addresses import hosts_and_ports
+from commwatch_agent.config import Config
+from commwatch_agent.core.node_counters import CounterSample
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.processes import Processes
+from commwatch_agent.runtime.periodic import Beside
+from commwatch_agent.watchers.gpus import Gpus
+from commwatch_agent.watchers.host import HostWatch
+from commwatch_agent.watchers.inspector import Inspector
+from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.watchers.nccl_archive import keep
+from commwatch_agent.watchers.ras import Ras
+from commwatch_collectors.registry import Collectors, Reading
+
+#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state.
+_LOGS_S, _RAS_S, GPUS_S, _HOST_S, _PROCESSES_S = 0.5, 1.0, 1.0, 1.0, 1.0
+#: Seconds between two samples of the history: 26 values (8 GPUs, 9 network devices) take 1 kB.
+_SAMPLES_S = 5.0
+
+
+class Watchers:
+    """The watchers of one agent, each with a thread.
+
+    Args:
+        lock: guards ``aggregate``.
+        stop: set when the agent ends.
+    """
+
+    def __init__(self, config: Config, aggregate: Aggregate, lock: threading.RLock, stop: threading.Event) -> None:
+        self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.history))
+        self.inspector = Inspector(config.inspector_dir, aggregate, lock)
+        self.ras = Ras(hosts_and_ports(config.ras) or () if config.ras else (), aggregate, lock)
+        self.gpus = Gpus(config.gpus)
+        self.host = HostWatch(aggregate, lock, time.monotonic_ns)
+        self._collectors = Collectors()
+        self._aggregate, self._lock, self._sampled_s = aggregate, lock, -_SAMPLES_S
+        processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
+        self.threads = [
+            Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close),
+            Beside("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close),
+            Beside("ras", self.ras.tick, _RAS_S, stop),
+            Beside("network", self.host.tick, _HOST_S, stop),
+            Beside("processes", processes.tick, _PROCESSES_S, stop),
+        ]
+        #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
+        self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """Return the readings of collectors and watchers by collector; ``None``: it failed."""
+        return [
+            *self._collectors.collect(),
+            *self.host.readings(),
+            *self.gpus.readings(),
+            *self.nccl.readings(),
+            *self.inspector.readings(),
+            *self.ras.readings(),
+        ]
+
+    def sample(self, now_s: float, wall_ns: int) -> CounterSample | None:
+        """Return measurements of GPUs and network devices for the history; ``None``: it is not time yet, or no rank runs.
+
+        Args:
+            now_s: monotonic seconds.
+            wall_ns: Unix time.
+        """
+        if now_s - self._sampled_s < _SAMPLES_S:
+            return None
+        self._sampled_s = now_s
+        with self._lock:
+            runs = any(totals.alive for job in self._aggregate.jobs.values() for totals in job.rank_totals.values())
+        counters = [*self.gpus.counters(), *self.host.counters()] if runs else []
+        return CounterSample(wall_ns, counters) if counters else None

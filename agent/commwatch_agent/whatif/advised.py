@@ -1,0 +1,92 @@
+"""The gains of advice, predicted by a replay in place of their bounds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
+from commwatch_agent.analysis.advice_facts import LEAST_GAIN
+from commwatch_agent.core.api_views import Advice, Remedy
+from commwatch_agent.whatif.answers import Outcome, answer, outcome
+from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
+from commwatch_agent.whatif.questions import Question, changes_of
+
+#: Most instructions that are replayed for one remedy.
+_MOST_INSTRUCTIONS = 100_000
+#: A replay without changes may differ from the recorded step by this share of it.
+_CLOSE = 0.03
+
+
+def predicted(advice: Sequence[Advice], recorded: Callable[[], Model | None]) -> list[Advice]:
+    """Return advice with the gains that a replay predicts, where these are below their bounds.
+
+    Advice that saves nothing in the replay is left out, except on late ranks: their cost was measured, perhaps in other steps.
+
+    Args:
+        recorded: returns the recorded steps, ``None`` if they cannot be replayed; called only if there is a remedy to replay.
+    """
+    model = recorded() if any(each.remedies for each in advice) else None
+    known = None if model is None else _known(model)
+    if model is None or known is None:
+        return list(advice)
+    found = (_predicted(each, model, known) if each.remedies else each for each in advice)
+    return ranked(each for each in found if each is not None)
+
+
+def _known(model: Model) -> Outcome | None:
+    """Return the outcome of the steps as recorded; ``None``: it is not that of the job, or ranks are missing, so that nothing follows from it."""
+    try:
+        known = outcome(model) if len(model.programs) == model.world_size else None
+    except CannotAnswer:
+        return None
+    measured_s = median(model.measured_s)
+    return known if known is not None and abs(known.step_s - measured_s) <= _CLOSE * measured_s else None
+
+
+def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
+    """Return advice with predicted gains; ``None``: it saves nothing."""
+    gains = [_gain(remedy, model, known) for remedy in advice.remedies]
+    below = [
+        gain is not None and gain <= remedy.saves_share for gain, remedy in zip(gains, advice.remedies, strict=True)
+    ]
+    remedies = [
+        replace(remedy, saves_share=gain) if gain is not None and lower else remedy
+        for remedy, gain, lower in zip(advice.remedies, gains, below, strict=True)
+    ]
+    best = max(range(len(remedies)), key=lambda at: remedies[at].saves_share)
+    share = remedies[best].saves_share
+    if share < LEAST_GAIN:
+        return advice if advice.rule == LATE_RULE else None
+    shown = [
+        remedy for remedy, lower in zip(remedies, below, strict=True) if lower and remedy.saves_share >= LEAST_GAIN
+    ]
+    if not shown:
+        return advice
+    return replace(
+        advice,
+        gain=f"{advice.gain}; a replay of the recorded steps gives {shares(shown)}",
+        saves_share=share,
+        gain_source="replay" if below[best] else "bound",
+        remedies=remedies,
+    )
+
+
+def _gain(remedy: Remedy, model: Model, known: Outcome) -> float | None:
+    """Return the share of time that a remedy saves, to 1%, as it is not known better; ``None``: the replay cannot predict that."""
+    times = int(str(remedy.whatif.get("accumulate", 1)))
+    short = first_steps(model, _MOST_INSTRUCTIONS // times)
+    if instructions(short) * times > _MOST_INSTRUCTIONS:
+        return None
+    try:
+        changes = changes_of(question_of(remedy), {})
+        return round(answer(short, known if short is model else outcome(short), changes).saves_share, 2)
+    except CannotAnswer:
+        return None
+
+
+def question_of(remedy: Remedy) -> Question:
+    """Return the change that a remedy makes."""
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in remedy.whatif.items()}
+    return Question(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""Content of messages: Alertmanager's webhook payload, and text for people. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from commwatch_alerts.model import FIRING, RESOLVED, Alert, printable
+from commwatch_alerts.outbox import Batch, Labels
+from commwatch_alerts.receivers.sending import began, fingerprint, labels_of, rfc3339
+
+#: Go's zero time: the end of an alert that still fires.
+NO_TIME = "0001-01-01T00:00:00Z"
+#: Most alerts of a message for people that are shown in full.
+MOST_SHOWN = 10
+
+
+def webhook(batch: Batch, receiver: str, agent_url: str) -> dict[str, Any]:
+    """Return the payload of Alertmanager's webhook, version 4.
+
+    Args:
+        agent_url: URL of the agent, used in place of Alertmanager's and Prometheus's URLs.
+
+    Source: prometheus/alertmanager, notify/webhook/webhook.go and template/template.go.
+    """
+    alerts = [_alert(alert, agent_url) for alert in batch.alerts]
+    return {
+        "receiver": receiver,
+        "status": status(batch),
+        "alerts": alerts,
+        "groupLabels": dict(batch.group),
+        "commonLabels": _common(alert["labels"] for alert in alerts),
+        "commonAnnotations": _common(alert["annotations"] for alert in alerts),
+        "externalURL": agent_url,
+        "version": "4",
+        "groupKey": group_key(batch.group),
+        "truncatedAlerts": len(batch.truncated),
+    }
+
+
+def _alert(alert: Alert, agent_url: str) -> dict[str, Any]:
+    labels, ended = labels_of(alert), alert.state == RESOLVED and alert.resolved_at is not None
+    return {
+        "status": RESOLVED if alert.state == RESOLVED else FIRING,
+        "labels": labels,
+        "annotations": dict(sorted(alert.annotations.items())),
+        "startsAt": rfc3339(began(alert)),
+        "endsAt": rfc3339(alert.resolved_at or 0.0) if ended else NO_TIME,
+        "generatorURL": page(agent_url),
+        "fingerprint": fingerprint(labels),
+    }
+
+
+def page(agent_url: str) -> str:
+    """Return the URL at which the agent lists its alerts."""
+    return f"{agent_url}/api/v1/alerts"
+
+
+def group_key(group: Labels) -> str:
+    """Return the key of a group in Alertmanager's form.
+
+    >>> group_key((("alertname", "CommShareHigh"), ("job_id", "train")))
+    '{}:{alertname="CommShareHigh", job_id="train"}'
+    """
+    return "{}:{" + ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in sorted(group)) + "}"
+
+
+def status(batch: Batch) -> str:
+    """Return ``firing`` if any alert of the message fires, else ``resolved``."""
+    return FIRING if any(alert.state == FIRING for alert in batch.alerts + batch.truncated) else RESOLVED
+
+
+def _common(sets: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the items that all mappings have in common."""
+    first, *others = sets
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def title(batch: Batch) -> str:
+    """Return the title of a message, such as ``[FIRING:2] CommShareHigh train``."""
+    firing = sum(alert.state == FIRING for alert in batch.alerts + batch.truncated)
+    group = dict(batch.group) or dict(batch.alerts[0].labels)
+    names = " ".join(group[name] for name in ("alertname", "job_id") if group.get(name))
+    return printable(f"[{f'FIRING:{firing}' if firing else 'RESOLVED'}] {names}")
+
+
+def summary(alert: Alert) -> str:
+    """Return the alert's summary in one line; its name if it has none."""
+    return printable(alert.annotations.get("summary") or alert.name)
+
+
+def description(alert: Alert) -> str:
+    """Return the alert's description in one line, because names in it may have line breaks; empty if there is none."""
+    return printable(alert.annotations.get("description", ""))
+
+
+def links(alert: Alert) -> list[tuple[str, str]]:
+    """Return the names and URLs of the alert's links: runbook and evidence."""
+    named = (("runbook", "runbook_url"), ("evidence", "evidence_url"))
+    urls = [(name, alert.annotations.get(key, "")) for name, key in named]
+    return [(name, url) for name, url in urls if url.startswith(("http://", "https://"))]
+
+
+def text(batch: Batch, agent_url: str) -> str:
+    """Return the whole message as plain text for people."""
+    parts = []
+    for alert in batch.alerts[:MOST_SHOWN]:
+        began_at = f"since {rfc3339(began(alert))}"
+        ended = f", ended {rfc3339(alert.resolved_at)}" if alert.state == RESOLVED and alert.resolved_at else ""
+        lines = [f"{alert.state.upper()} {summary(alert)}", description(alert)]
+        lines += [
+            f"{began_at}{ended}",
+            " ".join(f"{name}={printable(value)}" for name, value in labels_of(alert).items()),
+        ]
+        lines += [f"{name}: {url}" for name, url in links(alert)]
+        parts.append("\n".join(line for line in lines if line))
+    more = len(batch.alerts) + len(batch.truncated) - MOST_SHOWN
+    if more > 0:
+        parts.append(f"and {more} more")
+    return "\n\n".join([*parts, f"all of them: {page(agent_url)}"]) + "\n"

@@ -1,0 +1,309 @@
+"""Checks for what went wrong: errors, time-outs, inits that never ended."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.communicators import Communicator
+from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
+from commwatch_collectors.nccl.lives import Seen, Warned
+from commwatch_collectors.nccl.text import Process
+from commwatch_collectors.spans import missing_ranks, ranks
+
+#: ``ibv_wc_status`` of the completion of a request.
+IB_STATUS = {
+    1: "local length error",
+    2: "local QP operation error",
+    4: "local protection error: the memory was not (or no longer) registered",
+    5: "flushed: another request of the same queue failed first",
+    6: "memory window bind error",
+    8: "local access error",
+    9: "remote invalid request",
+    10: "remote access error: the peer's memory or process is gone",
+    11: "remote operation error",
+    12: "transport retries exceeded: the peer did not answer (dead, unreachable, or a lossy link)",
+    13: "receiver-not-ready retries exceeded: the peer posted no receive in time",
+}
+_IN_PROGRESS = 7
+#: Sockets return "internal error" only when the communicator is being aborted: the cause is elsewhere.
+_ABORTED = re.compile(r"(?:misc/)?(?:nccl)?socket\.cc:\d+ 3$")
+#: Vendor codes of mlx5, as they come with these statuses.
+_VENDOR = {
+    81: "local protection",
+    129: "transport retries exceeded",
+    136: "remote access",
+    138: "remote invalid request",
+    244: "flushed by an earlier error",
+    245: "flushed by an earlier error",
+    249: "flushed by an earlier error",
+}
+RESULTS = {
+    1: "unhandled CUDA error",
+    2: "unhandled system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process or network error",
+}
+_FLUSHED = 5
+_STATUS = re.compile(r"(?:with error |status=(?:[A-Z_]+\()?)(\d+)")
+_SECONDS = re.compile(r"[\d.]+ ?s\b")
+_VENDOR_ERROR = re.compile(r"vendor[ _]err[ =](\d+)")
+_TEARDOWN = re.compile(
+    r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
+)
+_PEER_CLOSED = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b.* failed")
+_SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
+_DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
+_HINT = re.compile(
+    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
+)
+#: Printed in each init, and only with NCCL_DEBUG_SUBSYS=INIT (connections also with NET).
+_IN_INIT: tuple[type[f.Fact], ...] = (f.Trees, f.Channels, f.Ring)
+#: No verbs library: the check ``sockets`` reports it where it matters.
+_NO_VERBS = re.compile(r"Failed to open libibverbs")
+#: Events of a port that need no action, as ``ibv_event_type_str`` names them.
+_HARMLESS = re.compile(
+    r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
+)
+#: Warnings that other checks report, whatever their class.
+_EXPLAINED = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
+#: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
+_VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
+
+
+def of_class(kind: str) -> Check:
+    """Return the check for one class of warnings."""
+
+    def check(log: Log) -> Iterator[Hit]:
+        yield from _by_text(_hits(log, kind))
+
+    return check
+
+
+def _hits(log: Log, kind: str) -> list[Warned]:
+    return [w for w in log.warned(kind) if not any(pattern.search(w.text) for pattern in _EXPLAINED)]
+
+
+def _by_text(warned: list[Warned]) -> Iterator[Hit]:
+    """Yield one hit for each text, ignoring its numbers."""
+    alike: dict[str, list[Warned]] = {}
+    for warning in warned:
+        alike.setdefault(_VARIES.sub("#", warning.text), []).append(warning)
+    for same in alike.values():
+        times = sum(warning.seen.lines for warning in same)
+        more = f" ({times} times{', in variants' if len(same) > 1 else ''})" if times > 1 else ""
+        yield Hit(f"{same[0].text}{more}", [warning.seen for warning in same])
+
+
+def peers_closed(log: Log) -> Iterator[Hit]:
+    """A peer closed its connection."""
+    yield from _by_text([w for w in log.account.warnings.values() if _PEER_CLOSED.search(w.text)])
+
+
+def ib_errors(log: Log) -> Iterator[Hit]:
+    """A request on InfiniBand or RoCE failed, with the reason that status and vendor code give: once for each status."""
+    by_status: dict[int | None, list[Warned]] = {}
+    for warning in _hits(log, "ib_completion_error"):
+        found = _STATUS.search(warning.text)
+        by_status.setdefault(int(found[1]) if found else None, []).append(warning)
+    # When one request has failed, the others of its queue are flushed, which is not a failure of their own.
+    flushed = by_status.pop(_FLUSHED, []) if len(by_status) > 1 else []
+    for status, warned in by_status.items():
+        vendor = _VENDOR_ERROR.search(warned[0].text)
+        reasons = [IB_STATUS.get(status, f"status {status}") if status is not None else "no status"]
+        if vendor and int(vendor[1]) in _VENDOR and _VENDOR[int(vendor[1])] not in reasons[0]:
+            reasons.append(f"vendor code {vendor[1]}: {_VENDOR[int(vendor[1])]}")
+        times = sum(warning.seen.lines for warning in warned)
+        more = [f" ({times} times)"] if times > 1 else []
+        more += [f" (and {many(len(flushed), 'request')} flushed by it)"] if flushed else []
+        says = f"{'; '.join(reasons)}: {warned[0].text}{''.join(more)}"
+        yield Hit(says, [warning.seen for warning in warned + flushed])
+        flushed = []
+
+
+def ib_events(log: Log) -> Iterator[Hit]:
+    """Events of a card or port that are faults."""
+    yield from _by_text([w for w in _hits(log, "ib_async_event") if not _HARMLESS.search(w.text)])
+
+
+def ib_changes(log: Log) -> Iterator[Hit]:
+    """Events of a card or port that are harmless."""
+    yield from _by_text([w for w in _hits(log, "ib_async_event") if _HARMLESS.search(w.text)])
+
+
+def mismatches(log: Log) -> Iterator[Hit]:
+    """Ranks called different collectives, or with different sizes."""
+    yield from _by_text(_hits(log, "mismatch"))
+    for _, desync, seen in log.account.of(f.Desync):
+        yield Hit(desync.text, [seen])
+
+
+def hints(log: Log) -> Iterator[Hit]:
+    """Warnings that are advice."""
+    yield from _by_text([w for w in log.account.warnings.values() if _HINT.search(w.text)])
+
+
+def teardown(log: Log) -> Iterator[Hit]:
+    """Service threads that lose their peers, as at the end of any job."""
+    found = [w for w in log.account.warnings.values() if _TEARDOWN.search(w.text)]
+    if found:
+        yield Hit(f"{sum(w.seen.lines for w in found)} warnings from service threads", [w.seen for w in found])
+
+
+def devices_closed(log: Log) -> Iterator[Hit]:
+    """HCAs that are listed but cannot be opened."""
+    found = [(w, _DEVICE.search(w.text)) for w in log.account.warnings.values()]
+    names = sorted({match[1] for _, match in found if match and match[1]})
+    seen = [warned.seen for warned, match in found if match]
+    if seen:
+        yield Hit(f"cannot open {some(names) or 'a device'}", seen)
+
+
+def versions_differ(log: Log) -> Iterator[Hit]:
+    """Ranks with different versions of the library."""
+    yield from _by_text(_hits(log, "version_mismatch"))
+    by_version: dict[str, dict[Process | None, Seen]] = {}
+    for process, version, seen in log.account.of(f.Version):
+        if version.own:
+            by_version.setdefault(version.version, {})[process] = seen
+    for versions in log.disagreements(by_version):
+        parts = (f"{version} ({who(by)})" for version, by in sorted(versions.items()))
+        yield Hit(f"{'; '.join(parts)}{log.doubt}", [next(iter(by.values())) for by in versions.values()])
+    # Before 2.22 the line is bare, and only rank 0 of each communicator prints it.
+    bare = {version: by[None] for version, by in by_version.items() if None in by}
+    if len(bare) > 1:
+        yield Hit(f"versions {', '.join(sorted(bare))} in one log (which may hold several jobs)", list(bare.values()))
+
+
+def inits_incomplete(log: Log) -> Iterator[Hit]:
+    """Communicators whose init began and did not end within the log."""
+    if log.live.initialises:
+        return
+    cut = cut_in_init(log)
+    alike: dict[str, list[Communicator]] = {}
+    for comm in log.communicators:
+        if _began_only(comm) and comm not in cut and not comm.processes <= log.live.past:
+            missing = missing_ranks(comm.ranks, comm.nranks)
+            whom = f"{ranks(comm.ranks)} began; the log has nothing from {missing}"
+            alike.setdefault(
+                whom if missing else f"all {comm.nranks} ranks began, and none had finished when the log ended", []
+            ).append(comm)
+    for says, comms in alike.items():
+        which = comms[0].name if len(comms) == 1 else f"{len(comms)} communicators of {comms[0].nranks} ranks"
+        yield Hit(f"{which}: {says}", [member.seen for comm in comms for member in comm.members])
+    # Before 2.18.3 the begin of an init is not printed; the facts printed during it show it.
+    on_their_way = _on_their_way(log)
+    if (
+        on_their_way
+        and not any(comm.complete for comm in log.communicators)
+        and not _pids(on_their_way) <= log.live.past
+    ):
+        steps = [seen for by in on_their_way.values() for seen in by]
+        if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
+            says = f"{who(on_their_way)} began an init and did not finish it"
+            yield Hit(says, [by[0] for by in on_their_way.values()])
+
+
+def open_inits(account: Account) -> tuple[int, int, int]:
+    """Return numbers that change while inits go on: the ranks that began one, those not finished, and lines about these."""
+    unfinished = [member for member in account.members if not member.complete]
+    pending = (facts for life in account.lives.values() for facts in life.pending.values())
+    lines = sum(
+        seen.lines
+        for facts in (*(member.facts for member in unfinished), *pending)
+        for found in facts.values()
+        for seen in found.values()
+    )
+    return len(account.members), len(unfinished), lines
+
+
+def _began_only(comm: Communicator) -> bool:
+    began = [member for member in comm.members if member.init.start]
+    return bool(began) and not comm.complete and not any(member.ended == "Destroy" for member in began)
+
+
+def cut_in_init(log: Log) -> list[Communicator]:
+    """Return communicators whose ranks are all in the log and still connect at its end: an excerpt, or a live job."""
+    began = [comm for comm in log.communicators if _began_only(comm)]
+    if not began or any(len(comm.ranks) < comm.nranks for comm in began):
+        return []
+    starts = [member.seen for comm in began for member in comm.members]
+    steps = [seen for kind in (f.Via, f.Ring, f.Trees, f.Connected) for comm in began for _, _, seen in comm.of(kind)]
+    return began if log.ends_in(max(starts, key=lambda seen: seen.number), steps) else []
+
+
+def _on_their_way(log: Log) -> dict[Process, list[Seen]]:
+    """Return, by process, the facts of inits that have not ended, where no line shows their begin."""
+    return {
+        life.process: [seen for found in life.pending.values() for facts in found.values() for seen in facts.values()]
+        for life in log.account.lives.values()
+        if not life.says_start and any(kind in found for found in life.pending.values() for kind in _IN_INIT)
+    }
+
+
+def _pids(processes: Iterable[Process]) -> set[tuple[str, int]]:
+    return {(process.host, process.pid) for process in processes}
+
+
+def ras_deaths(log: Log) -> Iterator[Hit]:
+    """Peers that RAS lost."""
+    yield from _by_ras(log, late=False)
+
+
+def ras_delays(log: Log) -> Iterator[Hit]:
+    """Peers that RAS had to wait for; they may have answered later."""
+    yield from _by_ras(log, late=True)
+
+
+def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
+    alike: dict[str, list[tuple[Process | None, Seen]]] = {}
+    for process, dead, seen in log.account.of(f.RasDead):
+        if ("timeout warning" in dead.text) is late:
+            alike.setdefault(_SECONDS.sub("# s", dead.text), []).append((process, seen))
+    for text, printed in alike.items():
+        yield Hit(f"{text} (reported by {who(process for process, _ in printed)})", [seen for _, seen in printed])
+
+
+def torch_errors(log: Log) -> Iterator[Hit]:
+    """PyTorch gave up on an NCCL call; not reported if a warning of a known class gives the cause."""
+    if any(warning.kind != "other" for warning in log.account.warnings.values()):
+        return
+    by_reason: dict[str, list[Seen]] = {}
+    times: Counter[str] = Counter()
+    for _, error, seen in log.account.of(f.TorchError):
+        by_reason.setdefault(error.reason, []).append(seen)
+        times[error.reason] += seen.lines
+    for reason, places in by_reason.items():
+        yield Hit(f"{reason} ({many(times[reason], 'time')})", places)
+
+
+def silent_failures(log: Log) -> Iterator[Hit]:
+    """Errors passed up the call stack in a process without warnings: the first line is the origin."""
+    warned = {warning.process for warning in log.account.warnings.values()}
+    if None in warned:
+        return  # the process of a warning is not known
+    first: dict[tuple[str, int], list[Seen]] = {}
+    reported: set[Process | None] = set()
+    recovered: dict[Process | None, int] = {}
+    for process, init, seen in log.account.of(f.Init):
+        if not init.start:
+            recovered[process] = max(seen.number, recovered.get(process, 0))
+    for process, trail, seen in log.account.of(f.Trail):
+        if seen.number < recovered.get(process, 0):
+            continue  # an init was completed after it, so NCCL found another way
+        if process not in warned and process not in reported and trail.code not in (0, _IN_PROGRESS):
+            reported.add(process)
+            if not _ABORTED.match(f"{trail.place} {trail.code}"):
+                first.setdefault((trail.place.partition(":")[0], trail.code), []).append(seen)
+    for (place, code), places in first.items():
+        reason = RESULTS.get(code, f"error {code}")
+        yield Hit(f"{reason} in {place}, in {many(len(places), 'process', 'processes')}", places)
+    failed = {failure: seen for _, failure, seen in log.account.of(f.CudaFailure)}
+    for failure, seen in failed.items():
+        if not warned and not _TEARDOWN.search(failure.text):
+            yield Hit(f"CUDA failure '{failure.text}'", [seen])

@@ -1,0 +1,67 @@
+"""What an account keeps: facts with their first lines, by process and communicator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.text import Process
+
+_F = TypeVar("_F", bound=f.Fact)
+
+
+class Seen:
+    """Where something was printed first, and how often."""
+
+    __slots__ = ("line", "lines", "number", "source")
+
+    def __init__(self, source: str, number: int, line: str) -> None:
+        self.source, self.number, self.line = source, number, line
+        self.lines = 1
+
+
+class Facts(dict[type, dict[Any, Seen]]):
+    """Distinct facts with the first place of each, by type, because tuples of different types can be equal."""
+
+    def of(self, kind: type[_F]) -> dict[_F, Seen]:
+        """Return the facts of one type."""
+        return self.get(kind, {})
+
+
+@dataclass
+class Member:
+    """One rank of one communicator, as its process printed it."""
+
+    process: Process
+    tid: int
+    init: f.Init
+    seen: Seen
+    complete: bool = False
+    ended: str | None = None
+    facts: Facts = field(default_factory=Facts)
+
+
+class Life:
+    """The facts and communicators of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.facts = Facts()
+        self.members: list[Member] = []
+        #: By thread: the communicator it initialises or did last; for inits without ``START``, the facts before the end.
+        self.current: dict[int, Member] = {}
+        self.pending: dict[int, Facts] = {}
+        self.by_comm: dict[str, Member] = {}
+        self.says_start = False
+        self.messages = 0
+
+
+@dataclass
+class Warned:
+    """One distinct warning."""
+
+    text: str
+    kind: str
+    process: Process | None
+    seen: Seen

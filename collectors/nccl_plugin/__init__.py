@@ -1,1 +1,0 @@
-"""NCCL's profiler plugin, in C; ``collectors/probe/native`` builds it, and asks it for the times of operations."""

@@ -1,0 +1,148 @@
+"""The agent in one environment, the job in another: the job's has torch alone, and stays as it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commwatch_agent.analysis.queries import QueryService
+from tests.bare import bare_python
+from tests.e2e.torchjob import JOBS
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
+from tests.test_packaging import TREE
+
+#: The program `torchrun` of an environment.
+TORCHRUN = "#!{python}\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """The folder of programs of an environment with torch and its `torchrun`, and without commwatch."""
+    python = bare_python(tmp_path / "training")
+    torchrun = python.with_name("torchrun")
+    torchrun.write_text(TORCHRUN.format(python=python))
+    torchrun.chmod(0o755)
+    return python.parent
+
+
+def ran(cwd: Path, *command: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command that has run to its end."""
+    words = list(map(str, command))
+    return subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
+
+
+def ddp_job() -> tuple[str | Path, ...]:
+    """The arguments of `torchrun` for a small DDP job of two ranks."""
+    return "--nproc-per-node", "2", "--master-port", str(free_port()), JOBS / "train.py"
+
+
+def files(environment: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of each file and link of an environment."""
+    found = [(path, path.lstat()) for path in environment.rglob("*")]
+    return {str(path.relative_to(environment)): (about.st_size, about.st_mtime_ns) for path, about in found}
+
+
+def test_job_of_another_environment(training: Path, hook: str, tmp_path: Path) -> None:
+    """`commwatch run` records a job of an environment without commwatch, with the hook that it can load, and changes nothing there."""
+    before = files(training.parent)
+    place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
+    done = commwatch(
+        "run", *place, "--", training / "torchrun", *ddp_job(), cwd=tmp_path, env=clean_env(COMMWATCH_JOB="apart")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"2 of 2 ranks on \S+, hook {hook}\n", done.stderr), done.stderr
+    assert "lost        nothing" in done.stderr
+    assert files(training.parent) == before
+    (history,) = (tmp_path / "state").glob("history*.sqlite")
+    (job_view,) = QueryService(history).jobs()
+    assert (job_view.job_id, job_view.lost) == ("apart", 0)
+
+
+def test_job_with_another_version(training: Path, tmp_path: Path) -> None:
+    """Probe and agent have one version, whatever commwatch the job's environment has."""
+    (site,) = (training.parent).glob("lib/python*/site-packages")
+    (site / "commwatch").mkdir()
+    (site / "commwatch" / "__init__.py").write_text("raise SystemExit('the commwatch of the environment')")
+    code = "import commwatch, commwatch.wire.ring as ring; print(commwatch.__version__, ring.__file__)"
+    place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
+    done = commwatch("run", *place, "--", training / "python", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert str(site) not in done.stdout
+    assert "the commwatch of the environment" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    out = tmp_path_factory.mktemp("dist")
+    done = ran(out, sys.executable, "-m", "build", "--wheel", "--outdir", out, TREE, env=clean_env())
+    assert done.returncode == 0, done.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture
+def thin(training: Path, wheel: Path) -> Path:
+    """That environment with the wheel, installed without what the agent needs."""
+    pip = (sys.executable, "-m", "pip", "--python", training / "python", "install", "--quiet", "--no-deps", wheel)
+    done = ran(training, *pip, env=clean_env())
+    assert done.returncode == 0, done.stderr
+    (site,) = training.parent.glob("lib/python*/site-packages")
+    for needed in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "psutil", "rich", "yaml"):
+        (site / needed).unlink(missing_ok=True)
+    return training
+
+
+def test_thin_install(thin: Path, hook: str, tmp_path: Path) -> None:
+    """The wheel without its dependencies is enough for a trainer: an agent elsewhere reads the records of a DDP job."""
+    env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), COMMWATCH_JOB="thin")
+    with agent(tmp_path / "run", "--state", str(tmp_path / "state")) as watching:
+        done = ran(tmp_path, thin / "torchrun", *ddp_job(), env=env)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: watching.get("/api/v1/ranks?job=thin"), "the ranks")
+        ranks = watching.get("/api/v1/ranks?job=thin")
+        assert [rank["hook"] for rank in ranks] == [hook, hook]
+        wait_for(
+            lambda: sum(row["count"] for row in watching.get("/api/v1/summary?job=thin")["rows"]) > 40,
+            "the records",
+        )
+
+
+def test_commands_of_a_thin_install(thin: Path, tmp_path: Path) -> None:
+    """Where the agent's packages are missing, its commands print one line with a remedy, and `watch` trains without an agent."""
+    for command in ((thin / "commwatch", "agent"), (thin / "python", "-m", "commwatch", "agent")):
+        done = ran(tmp_path, *command, env=clean_env())
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert "uv tool install" in done.stderr
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    code = """if True:
+        import commwatch, torch, torch.distributed as dist
+        with commwatch.watch():
+            dist.init_process_group("gloo")
+            dist.all_reduce(torch.ones(4))
+        print("trained")
+    """
+    env = clean_env(COMMWATCH_DIR=str(tmp_path / "run"), COMMWATCH_STATE=str(tmp_path / "state"), **rank)
+    done = ran(tmp_path, thin / "python", "-c", code, env=env)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "uv tool install" in done.stderr
+
+
+def test_watch_without_an_agent_beside_it(training: Path, tmp_path: Path) -> None:
+    """`watch` where only the probe is installed uses the `commwatch` on the path, and names the remedy if there is none."""
+    commwatch("probe", "install", tmp_path / "probe")
+    code = "import commwatch\nwith commwatch.watch(): print('inside')"
+    ours = {"COMMWATCH_DIR": str(tmp_path / "run"), "COMMWATCH_STATE": str(tmp_path / "state")}
+    env = clean_env(PYTHONPATH=str(tmp_path / "probe"), PATH=str(training), **ours)
+    done = ran(tmp_path, training / "python", "-c", code, env=env)
+    assert (done.returncode, done.stdout) == (0, "inside\n"), done.stderr
+    assert "no agent" in done.stderr
+    assert "uv tool install" in done.stderr
+    there = {**env, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = ran(tmp_path, training / "python", "-c", code, env=there)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "inside\n", "")
+    assert list((tmp_path / "state").glob("history*.sqlite"))
