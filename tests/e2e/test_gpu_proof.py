@@ -50,7 +50,7 @@ def test_without_torch(tmp_path: Path) -> None:
     env = clean_env(PYTHONPATH=os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     said = one_line(commwatch("doctor", "--gpu-proof", tmp_path / "result.json", env=env))
     assert "cannot import torch (ModuleNotFoundError: No module named 'torch')" in said
-    assert "install commwatch into the environment of your training jobs" in said
+    assert "name the Python of your training jobs with --python" in said
     assert not (tmp_path / "result.json").exists()
 
 

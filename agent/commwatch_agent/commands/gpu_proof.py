@@ -114,10 +114,7 @@ def machine(python: str, env: Mapping[str, str], device: str = "cuda") -> Machin
     Raises:
         CannotProve: there is no torch or no NVIDIA GPU; the message says what to do.
     """
-    try:
-        done = _call([python, "-m", _MODULE, "about"], {**_plain(env), "COMMWATCH": "0"})
-    except OSError as error:
-        raise CannotProve(f"cannot run {python}: {error.strerror}; name a Python that has torch") from None
+    done = _call([python, "-m", _MODULE, "about"], {**_plain(env), "COMMWATCH": "0"})
     if done.returncode != 0:
         remedy = "name the Python of your training jobs with --python"
         raise CannotProve(f"{python} cannot import torch ({_last_line(done.stderr)}): {remedy}")

@@ -23,6 +23,12 @@ def call(python: str, arguments: list[str], env: Mapping[str, str]) -> int:
     return subprocess.run(_command(python, arguments), env=_quiet(env), cwd="/", check=False).returncode
 
 
+def program(python: str) -> str:
+    """Return the absolute path of an interpreter that the user names, for a process in another folder; the name itself if there is none."""
+    found = shutil.which(python)
+    return python if found is None else str(Path(found).absolute())
+
+
 def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
     """Build the hook for a job about to start, if it is missing; print progress and errors to standard error.
 

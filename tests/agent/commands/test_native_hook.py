@@ -45,6 +45,18 @@ def test_relative_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert trainer_python(["./python", "train.py"], os.environ) == str(tmp_path / "python")
 
 
+def test_relative_python(native: Path, tmp_path: Path) -> None:
+    """`commwatch native --python` and `doctor --gpu-proof --python` take a path that is relative to the current folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+    found = commwatch("native", "status", "--json", "--python", "bin/python", cwd=tmp_path)
+    assert json.loads(found.stdout)["library"] == str(native)
+    said = commwatch("doctor", "--gpu-proof", "--python", "bin/python", cwd=tmp_path).stderr
+    assert "cannot import torch" not in said
+    assert "CUDA" in said
+
+
 @pytest.mark.parametrize("env", [{"COMMWATCH_HOOK": "python"}, {"COMMWATCH_HOOK": "auto", "COMMWATCH_DISABLE": "1"}])
 def test_not_asked_for(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """A job that will have no native hook anyway is not kept waiting for one."""
