@@ -72,6 +72,7 @@ class C10dOp(NamedTuple):
     #: How many arguments there are.
     arguments: int
     group_at: int
+    #: ``None``: a call does not say whether it blocks. So it is with most operators before torch 2.8.
     async_at: int | None
     peer_at: int | None
     tag_at: int | None
@@ -101,7 +102,7 @@ def c10d_ops() -> list[C10dOp]:
                 measure,
                 len(at),
                 at["process_group"],
-                at.get("async_op"),
+                next((at[a] for a in ("async_op", "asyncOp") if a in at), None),  # asyncOp: before torch 2.8
                 peer_at,
                 at.get("tag"),
                 redispatch,

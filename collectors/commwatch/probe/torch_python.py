@@ -5,7 +5,7 @@ It records what the native hook does, at a higher cost: every operation and ever
 The end of an operation is seen in one of these ways, the first that is possible (``timing`` in the record):
 
 - ``future``: the future of its Work became ready (CPU backends). A blocking call sees that when its own ``Work.wait``
-  returns, an asynchronous one by a callback in the backend's own thread;
+  returns, any other one by a callback in the backend's own thread;
 - ``wait``: ``Work.wait`` (or ``wait_tensor``) returned. Gloo's send, recv and reduce_scatter report nothing else;
 - ``poll``: ``Work.is_completed`` became true, polled every few milliseconds by one thread;
 - ``call``: the call itself blocked until the end (``monitored_barrier``).
@@ -178,6 +178,7 @@ class PythonProbe(Probe):
     def _kernel(self, op: C10dOp) -> Callable[..., Any]:
         """Return the kernel of one operator: it records the launch, forwards the call, and arranges for the end."""
         redispatch, launch, follow, finish = op.redispatch, self._launcher(op), self._follow, self.finish
+        says = op.async_at is not None or op.is_p2p
 
         def kernel(keyset: Any, *args: Any) -> Any:
             flight = launch(args)
@@ -190,7 +191,7 @@ class PythonProbe(Probe):
                     finish(flight, _now(), *ended)
                 raise
             if flight is not None:
-                follow(flight, out, args)
+                follow(flight, out, args, says)
             return out
 
         return kernel
@@ -264,8 +265,12 @@ class PythonProbe(Probe):
         self.pending.overtaken(outputs)
         self._skipped = True
 
-    def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
-        """After the launch, arrange that the end is seen, without keeping objects of the user past it."""
+    def _follow(self, flight: Flight, out: Any, args: Sequence[Any], says: bool) -> None:
+        """After the launch, arrange that the end is seen, without keeping objects of the user past it.
+
+        Args:
+            says: the call says whether it blocks. If not, its caller may as well wait in C++ or never, where we see nothing.
+        """
         try:
             cost_of, flight.cost_of = flight.cost_of, 0  # an end inside this function is part of its cost
             entered = cpu_now() if cost_of else 0
@@ -291,7 +296,7 @@ class PythonProbe(Probe):
                         self.exposure.begin(flight, _now())
                     self.pending.add(flight, work, args)
                 else:
-                    self._follow_future(flight, work, future)
+                    self._follow_future(flight, work, future, says)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
             flight.cost_of = cost_of
@@ -299,13 +304,13 @@ class PythonProbe(Probe):
         except Exception as error:
             self.fault(error, "following an operation")
 
-    def _follow_future(self, flight: Flight, work: Any, future: Any) -> None:
+    def _follow_future(self, flight: Flight, work: Any, future: Any, says: bool) -> None:
         if future.done():
             self.pending.ended(flight, ev.BY_FUTURE, future)
             return
         flight.watched = True
         self.exposure.begin(flight, _now())
-        if flight.flags & ev.ASYNC:
+        if flight.flags & ev.ASYNC or not says:
             self.pending.call_back(flight, future)
         else:
             self.pending.add_blocking(flight, work, future)

@@ -13,10 +13,11 @@ import torch
 from torch.futures import Future
 
 from commwatch.probe.torch_groups import Group
+from commwatch.probe.torch_ops import c10d_ops
 from commwatch.probe.torch_pending import Flight, Pending
 from commwatch.probe.torch_python import PythonProbe
 from commwatch.wire import events as ev
-from commwatch.wire.ring import PROBE_NS, RingWriter
+from commwatch.wire.ring import CURSOR, PROBE_NS, RingWriter
 
 MS = 1_000_000
 Ended = list[tuple[Flight, int, int, int]]
@@ -134,6 +135,29 @@ def test_cost_that_is_measured_from_the_middle_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(writer, "end", lambda _: setattr(flight, "cost_of", 64))
     probe.finish(flight, 9, ev.BY_FUTURE)
     assert writer.counters[PROBE_NS] == 0
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_call_that_may_not_block(says: bool, tmp_path: Path) -> None:
+    """The end of an operation is seen without a wait, unless its call says that it blocks: before torch 2.8, DDP's calls say nothing."""
+    probe = PythonProbe({})
+    probe.ring = writer = RingWriter(tmp_path / "a.ring", {})
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flight = Flight((1, 0, 0, -1, 0, 8, 0, 0), 0, 0, group, None, -1, True)
+    future = Future[Any]()
+    probe._follow_future(flight, Handle(future), future, says)
+    future.set_result(None)
+    assert (flight.done, writer.counters[CURSOR]) == ((False, 0) if says else (True, 1))
+
+
+@pytest.mark.parametrize("name", ["async_op", "asyncOp"])
+def test_names_of_an_argument(name: str) -> None:
+    """The argument that says whether a call blocks is found under its present name, and under that before torch 2.8."""
+    group = "__torch__.torch.classes.c10d.ProcessGroup process_group"
+    with torch.library._scoped_library("c10d", "FRAGMENT") as library:
+        library.define(f"named_{name}(Tensor tensor, {group}, bool {name}) -> ()")
+        (found,) = (op for op in c10d_ops() if op.name == f"named_{name}")
+    assert found.async_at == 2
 
 
 def test_given_up(pending: Pending, ended: Ended) -> None:
