@@ -91,7 +91,7 @@ test-gpu: $(CUDA_READY)  ## run those jobs on the machine's NVIDIA GPU (two rank
 test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
 	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
 
-image-proof: .stamps/venv  ## build the image on a base of Debian's packages, and run it beside a trainer (as root, on Debian, 2 min)
+image-proof: .stamps/venv  ## build the image on a base of Debian's packages, and run it beside a trainer; watch a job of another Python (as root, on Debian, 4 min)
 	@sh tests/image/parts.sh
 	$(BIN)/python -m pytest -m image_proof tests/image
 

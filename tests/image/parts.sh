@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install what `make image-proof` needs: buildah and podman with runc, and mmdebstrap for the base image.
+# Install what `make image-proof` needs: buildah and podman with runc, and mmdebstrap for the base image and another Python.
 set -eu
 missing=""
 for part in buildah podman runc mmdebstrap; do
