@@ -72,7 +72,7 @@ class C10dOp(NamedTuple):
     #: How many arguments there are.
     arguments: int
     group_at: int
-    #: ``None``: a call does not say whether it blocks. So it is with most operators before torch 2.8.
+    #: ``None``: the arguments do not state whether the call blocks, as for most operators before torch 2.8.
     async_at: int | None
     peer_at: int | None
     tag_at: int | None

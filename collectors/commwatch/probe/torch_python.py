@@ -178,7 +178,7 @@ class PythonProbe(Probe):
     def _kernel(self, op: C10dOp) -> Callable[..., Any]:
         """Return the kernel of one operator: it records the launch, forwards the call, and arranges for the end."""
         redispatch, launch, follow, finish = op.redispatch, self._launcher(op), self._follow, self.finish
-        says = op.async_at is not None or op.is_p2p
+        is_blocking_known = op.async_at is not None or op.is_p2p
 
         def kernel(keyset: Any, *args: Any) -> Any:
             flight = launch(args)
@@ -191,7 +191,7 @@ class PythonProbe(Probe):
                     finish(flight, _now(), *ended)
                 raise
             if flight is not None:
-                follow(flight, out, args, says)
+                follow(flight, out, args, is_blocking_known)
             return out
 
         return kernel
@@ -265,11 +265,11 @@ class PythonProbe(Probe):
         self.pending.overtaken(outputs)
         self._skipped = True
 
-    def _follow(self, flight: Flight, out: Any, args: Sequence[Any], says: bool) -> None:
+    def _follow(self, flight: Flight, out: Any, args: Sequence[Any], is_blocking_known: bool) -> None:
         """After the launch, arrange that the end is seen, without keeping objects of the user past it.
 
         Args:
-            says: the call says whether it blocks. If not, its caller may as well wait in C++ or never, where we see nothing.
+            is_blocking_known: the arguments state whether the call blocks. If not, its caller may as well wait in C++ or never, where we see nothing.
         """
         try:
             cost_of, flight.cost_of = flight.cost_of, 0  # an end inside this function is part of its cost
@@ -296,7 +296,7 @@ class PythonProbe(Probe):
                         self.exposure.begin(flight, _now())
                     self.pending.add(flight, work, args)
                 else:
-                    self._follow_future(flight, work, future, says)
+                    self._follow_future(flight, work, future, is_blocking_known)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
             flight.cost_of = cost_of
@@ -304,13 +304,13 @@ class PythonProbe(Probe):
         except Exception as error:
             self.fault(error, "following an operation")
 
-    def _follow_future(self, flight: Flight, work: Any, future: Any, says: bool) -> None:
+    def _follow_future(self, flight: Flight, work: Any, future: Any, is_blocking_known: bool) -> None:
         if future.done():
             self.pending.ended(flight, ev.BY_FUTURE, future)
             return
         flight.watched = True
         self.exposure.begin(flight, _now())
-        if flight.flags & ev.ASYNC or not says:
+        if flight.flags & ev.ASYNC or not is_blocking_known:
             self.pending.call_back(flight, future)
         else:
             self.pending.add_blocking(flight, work, future)

@@ -13,6 +13,8 @@ import json
 import os
 import platform
 import runpy
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ MANIFEST = "manifest.json"
 #: The package with hooks that were built before, a folder for each version of torch; its manifests name this as the compiler.
 PACKAGE, PREBUILT = "commwatch_hooks", "prebuilt"
 FAILURE = "failure.json"
+#: The command that builds the hook for this Python, with the commwatch of any environment.
+BUILD = f"commwatch native build --python {shlex.quote(sys.executable or 'python')}"
 #: Bytes read of a manifest, or of a library (half a megabyte); the checksum of a larger one is wrong.
 _MOST_BYTES = 64 << 20
 #: Values of ``torch/version.py`` that decide whether a library built for one torch works with another.
@@ -177,11 +181,11 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
         found = prebuilt(facts)
         if found is not None:
             return found
-        raise NotAvailable(f"it has not been built for torch {facts['version']}; run: commwatch native build") from None
+        raise NotAvailable(f"it has not been built for torch {facts['version']}; run: {BUILD}") from None
     except OSError as error:
         raise NotAvailable(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise NotAvailable(f"{where / MANIFEST} is damaged; run: commwatch native build --force") from None
+        raise NotAvailable(f"{where / MANIFEST} is damaged; run: {BUILD} --force") from None
 
 
 def _checked(where: Path) -> tuple[Path, dict[str, Any]]:
@@ -194,7 +198,7 @@ def _checked(where: Path) -> tuple[Path, dict[str, Any]]:
     manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
     library = where / str(manifest["library"])
     if library.parent != where or hashlib.sha256(_trusted(library)).hexdigest() != manifest["sha256"]:
-        raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
+        raise NotAvailable(f"{library} is damaged; run: {BUILD} --force")
     return library, manifest
 
 
@@ -282,7 +286,7 @@ class Library:
         except (OSError, AttributeError) as error:
             raise NotAvailable(f"cannot load {path}: {error}") from None
         if found != key.encode():
-            raise NotAvailable(f"{path} was built from other sources; run: commwatch native build --force")
+            raise NotAvailable(f"{path} was built from other sources; run: {BUILD} --force")
         self.hook = quick.cw_hook
         self.hook.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int] * 8]
         self.unhook = quick.cw_unhook
