@@ -16,6 +16,8 @@ help:  ## list the targets
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet torch==$(TORCH)
+	@# Left by earlier states of this repository: the entry point in it would fail every import of torch in this folder.
+	rm -rf build/__editable__* *.egg-info
 	$(BIN)/python -m pip install --quiet --group dev --editable '.[examples]'
 	mkdir -p .stamps && touch $@
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -12,7 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from commwatch_agent.__main__ import NEEDED
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 TREE = Path(__file__).parents[1]
@@ -225,3 +228,16 @@ def test_import_without_anything(installed: Path, tmp_path: Path) -> None:
         print(*sorted(name for name in light if name not in sys.stdlib_module_names))
     """
     assert run(tmp_path / "bare" / "bin" / "python", "-c", code, cwd=tmp_path) == "commwatch\ncommwatch\n"
+
+
+def test_every_dependency_has_the_remedy() -> None:
+    """Each package that the agent needs is one without which its commands print that only the probe is installed."""
+    needs = (Requirement(text) for text in importlib.metadata.requires("commwatch") or ())
+    names = {need.name.lower() for need in needs if "extra" not in str(need.marker)}
+    modules: dict[str, list[str]] = {}
+    for module, distributions in importlib.metadata.packages_distributions().items():
+        for name in distributions:
+            modules.setdefault(name.lower(), []).append(module)
+    found = {name: modules[name] for name in names & modules.keys()}
+    assert len(found) >= 11
+    assert {name: made for name, made in found.items() if not set(made) & set(NEEDED)} == {}

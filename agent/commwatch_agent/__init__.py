@@ -19,28 +19,34 @@ def _own() -> Path:
 
 
 def _use(folder: Path) -> None:
-    """Import ``commwatch`` from a folder, whatever is first on the path.
+    """Have ``import commwatch`` find the package in a folder, whatever is first on the path.
 
     Raises:
         ImportError: another version is in use in this process, such as its probe.
     """
-    import commwatch
-
-    found = Path(str(commwatch.__file__))
-    if found.resolve().parent == folder:
-        return
-    own = folder / "__init__.py"
-    if any(name.startswith("commwatch.") and name != "commwatch.__main__" for name in sys.modules):
-        if found.read_bytes() == own.read_bytes():
+    loaded = sys.modules.get("commwatch")
+    if loaded is not None:
+        found = Path(next(iter(loaded.__path__))).resolve()
+        if found == folder:
             return
-        raise ImportError(
-            f"{found.parent} is in use, and the agent needs its own {folder}: run it without that on PYTHONPATH"
-        )
-    spec = spec_from_file_location("commwatch", own, submodule_search_locations=[str(folder)])
+        if any(name.startswith("commwatch.") and name != "commwatch.__main__" for name in sys.modules):
+            if _is_copy(found, folder):
+                return
+            raise ImportError(
+                f"{found} is in use, and the agent needs its own {folder}: run it without that on PYTHONPATH"
+            )
+    spec = spec_from_file_location("commwatch", folder / "__init__.py", submodule_search_locations=[str(folder)])
     assert spec is not None
     assert spec.loader is not None
     sys.modules["commwatch"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["commwatch"])
+
+
+def _is_copy(folder: Path, of: Path) -> bool:
+    files = {path.relative_to(of) for path in of.rglob("*.py")}
+    return files == {path.relative_to(folder) for path in folder.rglob("*.py")} and all(
+        (folder / path).read_bytes() == (of / path).read_bytes() for path in files
+    )
 
 
 _use(_own())

@@ -1,4 +1,4 @@
-"""``python -m commwatch`` and the command ``commwatch``: the commands are those of the agent, which need not be installed beside this package."""
+"""``python -m commwatch``: the commands, which are those of the agent. It need not be installed beside this package."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import sys
 
 
 def main() -> int:
-    """Run the command line of the agent; where the agent or what it needs is not installed, print the remedy and return 2."""
+    """Run the command line of the agent; where the agent is not installed, print the remedy and return 2."""
     try:
-        from commwatch_agent.cli import main as run
-
-        return run()
+        from commwatch_agent.__main__ import main as run
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("commwatch."):
+        if error.name != "commwatch_agent":
             raise
         print(
-            f"commwatch: only the probe is installed here (no module {error.name}); install commwatch in an environment of its own, such as "
-            "with `uv tool install commwatch`, and use its commands: `commwatch run` records jobs of every environment",
+            "commwatch: only the probe is installed here; install commwatch in an environment of its own (`uv tool install`, `pipx install`), "
+            "and use its commands: `commwatch run` records the jobs of every environment",
             file=sys.stderr,
         )
         return 2
+    return run()
 
 
 if __name__ == "__main__":

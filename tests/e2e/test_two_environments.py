@@ -75,6 +75,18 @@ def test_job_with_another_version(training: Path, tmp_path: Path) -> None:
     assert "the commwatch of the environment" not in done.stderr
 
 
+@pytest.mark.parametrize("cache", ["/proc/1", "/dev/null/cache"])
+def test_user_without_a_cache(cache: str, training: Path, tmp_path: Path) -> None:
+    """A job is recorded, too, where the user's cache cannot be written; nothing of the probe stays behind."""
+    (tmp_path / "tmp").mkdir()
+    env = clean_env(COMMWATCH_JOB="apart", XDG_CACHE_HOME=cache, TMPDIR=str(tmp_path / "tmp"))
+    place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
+    done = commwatch("run", *place, "--", training / "torchrun", *ddp_job(), cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"2 of 2 ranks on \S+, hook python\n", done.stderr), done.stderr
+    assert not list((tmp_path / "tmp").glob("commwatch-probe-*"))
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree."""
@@ -130,6 +142,14 @@ def test_commands_of_a_thin_install(thin: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, thin / "python", "-c", code, env=env)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "uv tool install" in done.stderr
+    beside = {
+        **env,
+        "PATH": f"{thin}:{Path(sys.executable).parent}:/usr/bin:/bin",
+    }  # a whole commwatch is on the path, too
+    done = ran(tmp_path, thin / "python", "-c", code, env={**beside, "MASTER_PORT": str(free_port())})
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "uv tool install" not in done.stderr
+    assert list((tmp_path / "state").glob("history*.sqlite"))
 
 
 def test_watch_without_an_agent_beside_it(training: Path, tmp_path: Path) -> None:

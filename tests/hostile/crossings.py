@@ -29,7 +29,7 @@ RING = "ring"
 
 #: By file: by call, the reason of each.
 DIRECT: dict[str, dict[str, list[str]]] = {
-    "agent/commwatch_agent/__init__.py": {"read_bytes": [OURS, OURS]},
+    "agent/commwatch_agent/__init__.py": {"read_bytes": [OURS, OURS], "rglob": [OURS, OURS]},
     "agent/commwatch_agent/alerting/bundles.py": {
         "fdopen": [OPENED],
         "glob": [STATE],
@@ -37,7 +37,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "unlink": [STATE, STATE, STATE],
     },
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": {"open": [OPENED]},
-    "collectors/commwatch/api/watching.py": {"Popen": [OURS]},
+    "collectors/commwatch/api/watching.py": {"Popen": [PROGRAM]},
     "agent/commwatch_agent/cli/command_line.py": {"open": [KERNEL, KERNEL]},
     "agent/commwatch_agent/cli/deploy.py": {"chmod": [TYPED]},
     "agent/commwatch_agent/cli/manifests/prometheus.py": {"read_bytes": [TYPED]},
@@ -65,8 +65,9 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/commands/progress.py": {"open": [KERNEL]},
     "agent/commwatch_agent/commands/run.py": {
         "Popen": [PROGRAM, PROGRAM],
+        "mkdtemp": [SCRATCH],
         "open": [KERNEL],
-        "rmtree": [STATE],
+        "rmtree": [SCRATCH, STATE],
         "unlink": [STATE],
     },
     "agent/commwatch_agent/daemon.py": {"unlink": [STATE]},
@@ -86,13 +87,13 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "mkdtemp": [TYPED],
         "mkstemp": [TYPED],
         "open": [TYPED],
-        "read_bytes": [OURS],
-        "read_text": [TYPED, TYPED],
+        "read_bytes": [OURS, TYPED],
+        "read_text": [TYPED],
         "rename": [TYPED, TYPED, TYPED],
         "rglob": [OURS, OURS],
         "rmtree": [TYPED, TYPED],
         "symlink_to": [TYPED],
-        "unlink": [TYPED, TYPED],
+        "unlink": [TYPED, TYPED, TYPED],
         "walk": [TYPED],
         "write_bytes": [TYPED],
     },

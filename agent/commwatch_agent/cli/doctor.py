@@ -52,11 +52,11 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
 def _gpu_proof(file: Path, python: str, as_json: bool) -> int:
     from commwatch_agent.commands import gpu_proof
     from commwatch_agent.commands.native_hook import program
-    from commwatch_agent.deploy.probe_folder import in_front, of_user
+    from commwatch_agent.deploy.probe_folder import on_path
 
     gpu_proof.check_file(file)
     python = program(python)
-    env = {**os.environ, **in_front(of_user(os.environ), os.environ)}
+    env = on_path(os.environ)
     try:
         machine = gpu_proof.machine(python, env)
         proof, rows = gpu_proof.Proof(machine, python, env), []

@@ -28,14 +28,10 @@ def add_parser(commands: Any) -> None:
 
 def _native(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.commands.native_hook import call, program
-    from commwatch_agent.deploy.probe_folder import in_front, of_user
+    from commwatch_agent.deploy.probe_folder import on_path
 
     flags = [f"--{name}" for name in ("force", "json") if getattr(arguments, name)]
     try:
-        return call(
-            program(arguments.python),
-            [arguments.verb, *flags],
-            {**os.environ, **in_front(of_user(os.environ), os.environ)},
-        )
+        return call(program(arguments.python), [arguments.verb, *flags], on_path(os.environ))
     except OSError as error:
         raise UsageError(f"cannot run {arguments.python}: {error.strerror}") from None

@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -183,13 +184,23 @@ def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str,
 
 def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that switch the probe on in the job, with this version of it first on its path."""
-    try:
-        path = probe_folder.in_front(probe_folder.of_user(env), env)
-    except probe_folder.CannotInstall as error:
-        say(f"commwatch: the job uses the probe of its own environment, if it has one: {error}")
-        path = {}
+    path = _probe_path(agent, env)
     hook = native_hook.prepare(command, {**env, **path})
     return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **path, **hook}
+
+
+def _probe_path(agent: _JobAgent, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes Python find this version of the probe: in the user's cache, else in a folder for this job."""
+    try:
+        return probe_folder.in_front(probe_folder.of_user(env), env)
+    except probe_folder.CannotInstall as error:
+        why = error
+    try:
+        agent.temporary = Path(tempfile.mkdtemp(prefix="commwatch-probe-"))
+        return probe_folder.in_front(probe_folder.in_folder(agent.temporary), env)
+    except OSError:
+        say(f"commwatch: the job uses the probe of its own environment, if it has one: {why}")
+        return {}
 
 
 def _new_job_id(command: list[str]) -> str:
@@ -214,6 +225,8 @@ class _JobAgent:
     mark: Path | None = None
     request: Path | None = None
     exit: Path | None = None
+    #: Folder of the probe, if the user has no cache for it; it is removed at the end.
+    temporary: Path | None = None
 
     def start(self) -> Announcement | None:
         """Start our own agent; return its announcement, ``None`` if it ends or is not ready in ``_START_S`` seconds.
@@ -243,6 +256,8 @@ class _JobAgent:
 
     def end(self) -> None:
         """Have our own agent drain the rings and end; remove ``mark`` and ``request`` from the run directory of another agent."""
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
         if self.process is None:
             for path in filter(None, (self.mark, self.request)):
                 with contextlib.suppress(OSError):  # the job's exit code matters more

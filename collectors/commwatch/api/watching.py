@@ -33,15 +33,15 @@ def watch() -> Iterator[None]:
     Raises:
         ImportError: torch is not installed.
     """
-    import commwatch
+    from commwatch.probe import torch_collectives
 
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _have_agent()
-    commwatch.install()
+    torch_collectives.install()
     try:
         yield
     finally:
-        commwatch.uninstall()
+        torch_collectives.uninstall()
 
 
 def _have_agent() -> None:
@@ -52,7 +52,7 @@ def _have_agent() -> None:
     program = _program()
     if program is None:
         standard_error.say(
-            "commwatch: no agent: it is not installed here, and there is no command `commwatch`; install it, such as with `uv tool install commwatch`"
+            "commwatch: no agent: it is not installed here, and PATH has no command `commwatch` of another environment (`uv tool install`, `pipx install`)"
         )
         return
     # Its folders are those that its environment names, as for `commwatch agent`.
@@ -77,7 +77,10 @@ def _have_agent() -> None:
 
 def _program() -> list[str] | None:
     """Return the words that begin a command of the agent: of this environment, or of another one that is on the path."""
-    if find_spec("commwatch_agent") is not None:
+    # What the agent needs is not there where only the probe was installed.
+    if find_spec("commwatch_agent") is not None and find_spec("uvicorn") is not None:
         return [sys.executable, "-m", "commwatch"]
-    other = shutil.which("commwatch")
+    own = str(Path(sys.executable).parent)
+    others = [folder for folder in os.get_exec_path() if os.path.isabs(folder) and folder != own]  # noqa: PTH117
+    other = shutil.which("commwatch", path=os.pathsep.join(others))
     return None if other is None else [other]

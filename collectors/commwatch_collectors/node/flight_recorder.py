@@ -43,7 +43,7 @@ _OPS = {
     "all_to_all_single": "all_to_all",
 }
 #: Parts of paths of files that are not the user's code.
-_NOT_THEIRS = ("/torch/", "/commwatch/collectors/")
+_NOT_THEIRS = ("/torch/", "/commwatch/probe/", "/commwatch/wire/")
 #: Bytes of an element, by ATen's name of its type.
 _WIDTHS = {
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8,

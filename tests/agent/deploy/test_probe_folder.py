@@ -99,13 +99,24 @@ def _version(command: list[str], env: dict[str, str]) -> str:
     return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_another_commwatch_first(tmp_path: Path) -> None:
+    """The commands do not even run what another package of the name has, such as one in the current folder."""
+    (tmp_path / "commwatch").mkdir()
+    (tmp_path / "commwatch" / "__init__.py").write_text("raise SystemExit('theirs')")
+    env = clean_env(PYTHONPATH=str(tmp_path))
+    for command in ([str(Path(sys.executable).with_name("commwatch"))], [sys.executable, "-m", "commwatch_agent"]):
+        assert _version([*command, "--version"], env) == f"commwatch {__version__}"
+
+
 def test_another_version_in_use(tmp_path: Path) -> None:
-    """The agent does not begin in a process that uses the probe of another version, and says what to do in one line."""
+    """The agent begins in a process that uses the probe if that is a copy of its own, and otherwise gives the remedy in one line."""
     install(tmp_path / "probe")
-    front = tmp_path / "probe" / "commwatch" / "__init__.py"
-    front.write_text(front.read_text().replace(__version__, "0.0.1"))
-    code = "import commwatch.wire.ring\ntry: import commwatch_agent\nexcept ImportError as error: print(error)"
-    said = _version([sys.executable, "-c", code], clean_env(PYTHONPATH=str(tmp_path / "probe")))
+    code = "import commwatch.wire.ring\ntry: import commwatch_agent; print('begun')\nexcept ImportError as error: print(error)"
+    env = clean_env(PYTHONPATH=str(tmp_path / "probe"))
+    assert _version([sys.executable, "-c", code], env) == "begun"
+    (changed,) = (tmp_path / "probe").glob(".commwatch-*/commwatch/wire/variables.py")
+    changed.write_text(f"{changed.read_text()}\n")
+    said = _version([sys.executable, "-c", code], env)
     assert str(tmp_path / "probe") in said
     assert "PYTHONPATH" in said
     assert "\n" not in said
@@ -134,7 +145,7 @@ def test_every_module_of_the_trainer() -> None:
     assert {path.relative_to("commwatch") for path in probe_folder.parts() if path.parts[0] == "commwatch"} == {
         PurePath(path.relative_to(TREE / "collectors" / "commwatch")) for path in here
     }
-    assert {path.parts[0] for path in probe_folder.parts()} <= {"commwatch", "commwatch.dist-info", "commwatch_hooks"}
+    assert {path.parts[0] for path in probe_folder.parts()} <= {"commwatch", "commwatch-0.dist-info", "commwatch_hooks"}
 
 
 def test_twice_changes_nothing(tmp_path: Path) -> None:
@@ -178,9 +189,9 @@ def test_many_at_once(tmp_path: Path) -> None:
     """Several that install at the same time leave one whole probe, and nothing of their own."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: commwatch("probe", "install", tmp_path), range(8)))
-    assert sorted(path.name for path in tmp_path.iterdir() if "commwatch-" not in path.name) == [
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".commwatch-")) == [
         "commwatch",
-        "commwatch.dist-info",
+        "commwatch-0.dist-info",
     ]
     (whole,) = tmp_path.glob(".commwatch-*")
     assert {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()} == {
@@ -240,23 +251,48 @@ def test_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert tree(tmp_path) == before
     assert {PurePath(name) for name in tree(folder)} == set(probe_folder.parts())
     (folder / "commwatch" / "wire" / "ring.py").unlink()
+    (folder / "commwatch" / "wire" / "events.py").write_bytes(b"")
+    kept = (folder / "commwatch" / "wire" / "mapping.py").stat().st_ino
     assert {name: text for name, (_, text) in tree(probe_folder.of_user(env)).items()} == {
         str(name): text for name, text in probe_folder.parts().items()
     }
+    assert (folder / "commwatch" / "wire" / "mapping.py").stat().st_ino == kept  # a trainer may use it
     other_version(monkeypatch)
     assert probe_folder.of_user(env) != folder
     assert folder.is_dir()
+
+
+def test_umask_of_a_group(tmp_path: Path) -> None:
+    """The folders that are made for it let no group write, whatever the umask; otherwise the next run would refuse them."""
+    old = os.umask(0o002)
+    try:
+        folder = probe_folder.of_user({"XDG_CACHE_HOME": str(tmp_path / "home" / "cache")})
+        assert probe_folder.of_user({"XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}) == folder
+    finally:
+        os.umask(old)
+    for made in folder.parents[: folder.parents.index(tmp_path)]:
+        assert not made.stat().st_mode & 0o022, made
+
+
+def test_relative_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job may change its folder: the path is absolute."""
+    monkeypatch.chdir(tmp_path)
+    assert probe_folder.of_user({"XDG_CACHE_HOME": "cache"}).is_relative_to(tmp_path)
 
 
 def test_no_folder_of_a_user(tmp_path: Path) -> None:
     """A cache that is missing, cannot be written, or that others can write to is refused in one line."""
     (tmp_path / "others").mkdir()
     (tmp_path / "others").chmod(0o777)
-    for env in ({}, {"XDG_CACHE_HOME": "/proc/1"}, {"XDG_CACHE_HOME": str(tmp_path / "others")}):
+    wrong: tuple[dict[str, str], ...] = (
+        {},
+        *({"XDG_CACHE_HOME": name} for name in ("/proc/1", str(tmp_path / "others"), f"{tmp_path}:b")),
+    )
+    for env in wrong:
         with pytest.raises(CannotInstall) as refused:
             probe_folder.of_user(env)
-        assert "XDG_CACHE_HOME" in str(refused.value)
         assert "\n" not in str(refused.value)
+        assert probe_folder.on_path({**env, "PYTHONPATH": "/mine"}) == {**env, "PYTHONPATH": "/mine"}
 
 
 def test_hooks_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +300,13 @@ def test_hooks_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     hooks = tmp_path / "site" / "commwatch_hooks" / "torch-1.0"
     hooks.mkdir(parents=True)
     (hooks.parent / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    (tmp_path / "job" / "commwatch_hooks").mkdir(parents=True)  # of another version, on the path of a job
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "job"))
+    for place in ("site", "job"):
+        monkeypatch.syspath_prepend(str(tmp_path / place))
     code = "import commwatch_hooks; print(open(commwatch_hooks.__path__[0] + '/torch-1.0/hook.so').read())"
     for content in ("first", "second"):
         (hooks / "hook.so").write_text(content)
         for folder in (install(tmp_path / "probe"), probe_folder.of_user({"XDG_CACHE_HOME": str(tmp_path / "cache")})):
             assert _version([sys.executable, "-c", code], {"PYTHONPATH": str(folder)}) == content
+        assert not list((tmp_path / "probe").glob(".commwatch_hooks-*"))
