@@ -152,12 +152,13 @@ def test_failure_does_not_take_the_node(site: Slurm) -> None:
 
 
 def test_without_an_administrator(site: Slurm) -> None:
-    """A batch script watches its own job in steps beside it, under any name; it ends as the training did, after a report."""
+    """A batch script watches its own job in steps beside it, with a probe of its own; it ends as the training did, after a report."""
     home, ending = site.place / "home", site.place / "home" / "third"
     ending.touch()
     words = " ".join(map(str, training(site, ending)))
     script = home / "batch.sh"
-    own = site.place / "made" / "commwatch-job.sh"
+    own = home / "commwatch-job.sh"
+    own.write_text(commwatch("manifest", "slurm", "job", "--port", "0").stdout)
     after = "code=$?\nsrun -N2 sh -c 'echo left: $(ls /dev/shm)'\nexit $code\n"
     script.write_text(f"#!/bin/sh\nunset COMMWATCH_STATE\nsh {own} sh -c '{words}; exit 3'\n{after}")
     asked: list[str | Path] = [

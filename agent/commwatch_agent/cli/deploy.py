@@ -35,8 +35,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands and their verbs."""
     probe = commands.add_parser(
         "probe",
-        help="install the probe for trainers whose environment lacks commwatch",
-        description="Install the probe alone, for trainers whose image has no commwatch.",
+        help="install the probe for trainers that `commwatch run` does not start",
+        description="Install the probe alone, for trainers that `commwatch run` does not start.",
     )
     install = probe.add_subparsers(dest="command_verb", metavar="VERB", required=True).add_parser(
         "install",
@@ -169,7 +169,11 @@ def _add_slurm(verbs: Any) -> None:
         metavar="DIR",
         help="folder for histories (default: /var/lib/commwatch)",
     )
-    slurm.add_argument("--probe", metavar="DIR", help="folder of `probe install`, on each node")
+    slurm.add_argument(
+        "--probe",
+        metavar="DIR",
+        help="folder of `probe install`, on each node (default: job installs one into the user's cache, the others have none)",
+    )
     slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
     slurm.add_argument("--host", help="address that the agents listen on (default: 127.0.0.1)")
     slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")

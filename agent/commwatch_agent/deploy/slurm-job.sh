@@ -1,8 +1,8 @@
 #!/bin/sh
 # Made by `commwatch manifest slurm`, for use without an administrator. In a batch script, prefix the command that starts the training:
 #     sh commwatch-job.sh srun python train.py
-# It starts an agent on each node of the allocation, switches the probe on, runs the command, and prints a report. The exit code is
-# the command's.
+# It starts an agent on each node of the allocation, puts the probe in front of the command's PYTHONPATH, runs the command, and prints
+# a report. The exit code is the command's.
 set -u
 say() {
     echo "commwatch: $*" >&2
@@ -22,8 +22,16 @@ if ! here=$(mktemp -d) || ! mkfifo "$here/hold"; then
     exec "$@"
 fi
 
-# Runs a step with one task on each node, which takes no resources from other steps. Without PYTHONPATH, because a probe there would
-# hide the agent's modules. Call it in a subshell: exec replaces the process.
+if [ -z "$probe" ]; then # in the home directory, which the nodes usually share
+    probe=${XDG_CACHE_HOME:-$HOME/.cache}/commwatch/probe-slurm
+    if ! env -u PYTHONPATH @@commwatch probe install "$probe" >/dev/null; then
+        say "the job uses the probe of its own environment, if it has one"
+        probe=
+    fi
+fi
+
+# Runs a step with one task on each node, which takes no resources from other steps. Without PYTHONPATH, because its modules are for
+# the Python of the training. Call it in a subshell: exec replaces the process.
 each_node() {
     exec srun --overlap --quiet --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --cpu-bind=none \
         --mpi=none --kill-on-bad-exit=0 --job-name=commwatch --export=ALL env -u PYTHONPATH "$@"

@@ -30,7 +30,7 @@ def scripts(commwatch: str, agent_flags: Sequence[str], *, run: str, state: str,
         commwatch: absolute path of the program.
         agent_flags: flags of every agent, in addition to those for its folders.
         run, state: folders on each node, created by root; ``run`` has one folder per job, ``state`` one per user.
-        probe: folder to put in front of a trainer's ``PYTHONPATH``; empty: none.
+        probe: folder to put in front of a trainer's ``PYTHONPATH``; empty: the job's script installs one, the others none.
     """
     agent = shlex.join([commwatch, "agent", *agent_flags])
     values = {"commwatch": commwatch, "run": run, "state": state, "probe": probe}

@@ -197,6 +197,27 @@ def test_job_needs_an_allocation(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(("cache", "given"), [("cache", False), ("file", False), ("cache", True)])
+def test_job_brings_the_probe(tmp_path: Path, cache: str, given: bool) -> None:
+    """The command finds the probe first on its path: that of `--probe`, or one in the user's cache; if there is none, it runs without."""
+    (tmp_path / "file").write_text("")
+    flags = ("--probe", "/a b/probe") if given else ()
+    script = str(written(tmp_path, *flags) / FILES["job"])
+    own = tmp_path / cache / "commwatch" / "probe-slurm"
+    env = clean_env(SLURM_JOB_ID="7", XDG_CACHE_HOME=str(tmp_path / cache), PATH="/usr/bin:/bin", PYTHONPATH="/mine")
+    env["XDG_STATE_HOME"] = str(tmp_path)
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = subprocess.run(
+        [script, "sh", "-c", 'echo "$PYTHONPATH"'], env=env, capture_output=True, text=True, check=False
+    )
+    first = "/a b/probe:" if given else f"{own}:" if cache == "cache" else ""
+    assert (done.returncode, done.stdout) == (0, f"{first}/mine\n"), done.stderr
+    assert (own / "commwatch" / "__init__.py").is_file() == (cache == "cache" and not given)
+    assert ("the job uses the probe of its own environment" in done.stderr) == (cache == "file")
+
+
 def test_job_without_an_agent(tmp_path: Path) -> None:
     """Where no step can be started, the command runs all the same, hears signals, and its exit code is the script's."""
     (tmp_path / "bin").mkdir()
