@@ -20,7 +20,11 @@ def add_parser(commands: Any) -> None:
         "once for each version of torch, for example when you build an image; otherwise the first `run` builds it. Without it, commwatch uses the Python hook.",
     )
     native.add_argument("verb", choices=("build", "status", "clean"))
-    native.add_argument("--python", default=sys.executable, help="the trainer's Python, if not this one")
+    native.add_argument(
+        "--python",
+        default=sys.executable,
+        help="the Python of your training jobs, which has torch (default: that of commwatch)",
+    )
     native.add_argument("--force", action="store_true", help="build: build again, even if a build exists")
     native.add_argument("--json", action="store_true", help="status: print JSON")
     native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)

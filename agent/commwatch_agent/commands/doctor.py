@@ -46,7 +46,7 @@ _DROPPED = (
     "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE and NCCL_INSPECTOR_DUMP_P2P_RING_SIZE (1024), "
     "or lower NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
 )
-_NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
+_NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build --python PATH, with the trainer's Python"
 _RAS = "use NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
@@ -101,7 +101,10 @@ def _run_directory(directory: Path) -> Check:
 
 def _native() -> Iterator[Check]:
     if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
-        remedy = "install a C++ compiler, or build the hook with the image (commwatch native build); until then, the Python hook records at a higher cost"
+        remedy = (
+            "install a C++ compiler, or build the hook with the image (commwatch native build --python PATH); "
+            "until then, the Python hook records at a higher cost"
+        )
         yield Check(_WARN, "compiler", "none found for the native hook", remedy)
 
 
@@ -271,7 +274,10 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     name, ranks = job["job_id"], _ranks(get, job["job_id"])
     missing = missing_ranks((rank["rank"] for rank in ranks), job["world_size"])
     if missing:
-        remedy = "fine if they run on other nodes; else check that they have COMMWATCH=1, and commwatch in their Python"
+        remedy = (
+            "fine if they run on other nodes; else check that they have COMMWATCH=1, and the probe on their PYTHONPATH, "
+            "which python -I and -E ignore"
+        )
         yield Check(_WARN, "probe", f"{name}: no data from {missing}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
@@ -282,7 +288,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
         yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose shows whether it hangs")
     hooks = sorted({rank["hook"] for rank in ranks})
     dear = "python" in hooks
-    remedy = f"the native hook costs less: {_NATIVE}, with the trainer's Python" if dear else ""
+    remedy = f"the native hook costs less: {_NATIVE}" if dear else ""
     yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
     yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)

@@ -455,6 +455,6 @@ def _report(config: Config, history: Path, job: str, report_command: str, probe_
         say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
         say(
-            "commwatch: the probe was not loaded in any process of the job"
-            " (does it import torch, and is commwatch installed in its Python?)"
+            "commwatch: the probe was not loaded in any process of the job: they do not import torch, or do not find the probe on "
+            "PYTHONPATH (python -I or -E, a launcher that clears the environment, a container or node without that folder)"
         )

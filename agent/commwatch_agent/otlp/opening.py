@@ -34,7 +34,8 @@ def check(config: Config) -> None:
         if error.name is None or error.name.partition(".")[0] not in ("opentelemetry", "google"):
             raise
         raise ConfigError(
-            "otlp_endpoint is set, but the package opentelemetry-proto is not installed; pip install 'commwatch[otlp]'"
+            "otlp_endpoint is set, but the package opentelemetry-proto is not installed; "
+            "install commwatch with its extra: commwatch[otlp]"
         ) from None
     Endpoint(config)
 

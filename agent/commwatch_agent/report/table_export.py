@@ -54,7 +54,7 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
     try:
         import pyarrow
     except ImportError:
-        raise CannotExport("pyarrow is not installed; pip install 'commwatch[export]'") from None
+        raise CannotExport("pyarrow is not installed; install commwatch with its extra: commwatch[export]") from None
     written = {}
     with History(agent.path) as history:
         for name, rows in _tables(agent, history, job, last_s).items():

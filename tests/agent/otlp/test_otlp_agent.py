@@ -179,7 +179,7 @@ def test_missing_package(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines() == [
             "commwatch: otlp_endpoint is set, but the package opentelemetry-proto is not installed; "
-            "pip install 'commwatch[otlp]'"
+            "install commwatch with its extra: commwatch[otlp]"
         ]
     with agent(tmp_path / "run", env=env) as running:
         assert running.get("/api/v1/about")["otlp"] == {}

@@ -160,7 +160,7 @@ def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (
         1,
-        "commwatch: export: pyarrow is not installed; pip install 'commwatch[export]'\n",
+        "commwatch: export: pyarrow is not installed; install commwatch with its extra: commwatch[export]\n",
     )
     assert not (tmp_path / "x").exists()
     assert set(FORMATS) == set(_FORMATS) == {"parquet", "arrow", "csv"}

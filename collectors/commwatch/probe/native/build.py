@@ -300,7 +300,7 @@ def status(env: Mapping[str, str]) -> dict[str, Any]:
         found["failure"] = None if failure is None else {name: failure[name] for name in ("message", "output")}
         path, manifest = library.find(env, facts)
     except NotAvailable as error:
-        return {**found, "reason": str(error), "obstacle": _obstacle(env)}
+        return {**found, "reason": f"{error}{_other_python(error, 'status')}", "obstacle": _obstacle(env)}
     return {
         **found,
         "available": True,
@@ -308,6 +308,12 @@ def status(env: Mapping[str, str]) -> dict[str, Any]:
         **{k: manifest[k] for k in ("recipe", "built_at", "built_s")},
         "plugin_missing": manifest.get("plugin_missing"),
     }
+
+
+def _other_python(error: NotAvailable, verb: str) -> str:
+    """Return the remedy if this interpreter has no torch, as that of the agent; else nothing."""
+    remedy = f"; name the Python of your training jobs: commwatch native {verb} --python PATH"
+    return remedy if isinstance(error, library.NoTorch) else ""
 
 
 def _obstacle(env: Mapping[str, str]) -> str | None:
@@ -355,6 +361,8 @@ def main(argv: list[str] | None = None) -> int:
         path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
     except NotAvailable as error:
         hint = "; `commwatch native status` shows its output" if isinstance(error, BuildFailed) and error.output else ""
+        if arguments.verb == "build":
+            hint = hint or _other_python(error, "build")
         falls_back = arguments.verb == "ensure" and os.environ.get("COMMWATCH_HOOK") != "native"
         instead = ", using the Python one" if falls_back else ""
         print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)

@@ -43,15 +43,20 @@ class NotAvailable(Exception):
     """There is no native hook to load; the message gives the reason."""
 
 
+class NoTorch(NotAvailable):
+    """This Python has no torch, for which a hook could be built."""
+
+
 def torch_facts() -> dict[str, Any]:
     """Return the facts of the torch that this interpreter would import, without importing it.
 
     Raises:
-        NotAvailable: there is no torch.
+        NoTorch: there is no torch.
+        NotAvailable: its version cannot be read.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise NotAvailable("this Python has no torch")
+        raise NoTorch(f"{sys.executable or 'this Python'} has no torch")
     version = Path(spec.origin).with_name("version.py")
     try:
         facts = runpy.run_path(str(version))

@@ -6,6 +6,7 @@ has imported torch, and its trial of the hook is left out, where a test is about
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -182,6 +183,15 @@ def test_no_compiler(cache: Cache) -> None:
     assert "it cannot be built: no C++ compiler" in cache.call("status", script=None)[1]
     code, _, err = cache.call("build", script=None, CXX="/no/such/c++")
     assert (code, "CXX=/no/such/c++: not found" in err) == (1, True)
+
+
+def test_no_torch(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this Python has no torch, as that of the agent, `build` and `status` name the remedy; `ensure`, for a job, does not."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    says = f"no native hook: {sys.executable} has no torch; name the Python of your training jobs: commwatch native"
+    assert cache.call("build") == (1, "", f"commwatch: {says} build --python PATH\n")
+    assert cache.call("status")[1].startswith(f"{says} status --python PATH\n")
+    assert cache.call("ensure")[2].endswith(f"{sys.executable} has no torch\n")
 
 
 def test_no_compiler_any_more(built: Cache) -> None:
