@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
+.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -42,8 +42,11 @@ endef
 # Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
 test: .stamps/venv parts  ## run all tests
 	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,\
-		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock' tests)
+		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests)
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
+
+test-long: .stamps/venv parts  ## run the tests of hostile users and files, chaos, full disks and load
+	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,-m long tests)
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
 FRAMEWORKS := .venv-frameworks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from commwatch_agent.watchers.profiles import Profiles
 from commwatch_agent.watchers.ras import Ras
 from commwatch_alerts.book import Book
 from tests import prefork
+from tests.bare import opened
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -525,11 +527,12 @@ PLANTED: dict[str, Callable[[Path], str]] = {
 
 
 def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line as another user; root only. What it imports is loaded before: root's Python may be private."""
+    """Run the command line as another user; root only. Private folders above Python and the tree are open in mounts of its own."""
     needs(os.getuid() == 0, "root, to act as another user")
-    become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir('/')"
-    modules = "encodings.idna, os, sys, commwatch_agent.cli, commwatch_agent.daemon, commwatch_agent.report.report, commwatch_agent.commands.run"
-    script = f"import {modules}; {become}; sys.exit(commwatch_agent.cli.main(sys.argv[1:]))"
+    user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    words = shlex.join([*user, sys.executable, "-m", "commwatch", *map(str, arguments)])
+    hold = Path("/mnt/hold")
+    mounts = f"mount -t tmpfs -o mode=755 tmpfs {hold.parent} && mkdir {hold} && {opened(hold)}"
     kwargs.setdefault("env", clean_env())
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = ["unshare", "--mount", "sh", "-c", f"{mounts} && cd / && exec {words}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commwatch.wire import events as ev
 from commwatch.wire import ring
 from commwatch.wire.ring_reader import RingReader
@@ -25,6 +27,8 @@ from commwatch_agent.ingest.tables.weights import ALL_BYTES, MOST_ENDED
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
 from commwatch_collectors.node.process import Usage
 from tests.helpers import EPOCH_NS, MS, group_entry, identity, mark, operation, packed, write_ring
+
+pytestmark = pytest.mark.long
 
 MOST_BYTES = 512_000_000
 OWNERS, JOBS = 5, 64

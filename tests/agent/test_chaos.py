@@ -10,6 +10,8 @@ import pytest
 from bench.chaos import Chaos
 from bench.common import scratch
 
+pytestmark = pytest.mark.long
+
 SECONDS = 10.0
 
 

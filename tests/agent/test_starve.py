@@ -9,6 +9,8 @@ import pytest
 from bench.common import scratch
 from bench.starve import Job, starve
 
+pytestmark = pytest.mark.long
+
 SECONDS, CLIENTS = 12.0, 64
 #: An eighth of a busy node's, so that it is the crowd that keeps the agent busy; a ring lasts eight seconds as it does there.
 JOB = Job(per_second=250, slots=2048)

@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, read_rings
 from tests.helpers import PATIENCE_S, clean_env, needs, small_tmpfs
 
+pytestmark = pytest.mark.long
+
 #: What the user has of a run: exit code, output (by lines, for ranks mix), and files.
 Outcome = tuple[int, list[str], dict[str, bytes]]
 #: By trouble: why the probe does not record, whether it records all the same, and whether there is room for names.

@@ -61,6 +61,7 @@ def test_every_line(hook: str, tmp_path: Path) -> None:
     assert (told["lost"], told["in flight"], told["off"]) == (0, 0, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_storm(kind: str, hook: str, tmp_path: Path) -> None:
     """Handlers that raise at random moments: the losses are those without the probe, and what is raised reaches the user."""

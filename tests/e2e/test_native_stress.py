@@ -28,6 +28,8 @@ from tests.e2e.torchjob import (
 )
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
+pytestmark = pytest.mark.long
+
 
 def seqs(records: list[ev.Record]) -> list[int]:
     """Their numbers, in order."""

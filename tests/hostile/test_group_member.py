@@ -29,6 +29,8 @@ from commwatch_alerts.kept import KeptFile
 from tests.helpers import Trainer, agent, clean_env, commwatch, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 
+pytestmark = pytest.mark.long
+
 #: Plays the agent of a run directory, with a history of its own.
 PLAYS_AGENT = """
 run, place = Path(sys.argv[1]), Path(sys.argv[2])

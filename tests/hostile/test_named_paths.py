@@ -20,6 +20,8 @@ from commwatch_agent.watchers.stack_capture import flight_recorder, recorder, tr
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 
+pytestmark = pytest.mark.long
+
 WARNING = "host:1:2 [0] misc/socket.cc:1 NCCL WARN Connect to 10.0.0.1<1> failed : Connection refused\n"
 IDENTITY = {"job": "job", "rank": 0, "restart": 0, "wall_offset_ns": 0, "started_ns": 0, "host": "host", "pid": 1}
 

@@ -17,6 +17,8 @@ from tests.helpers import clean_env, commwatch
 from tests.hostile.attacker import MALLORY
 from tests.receivers import alert
 
+pytestmark = pytest.mark.long
+
 #: A command runs as soon as an agent evaluates its alerts.
 HOSTILE = """
 rules = "{place}/rules.yaml"

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED
 from tests.helpers import RunningAgent, Trainer, clean_env, fetch, free_port, identity, wait_for
 from tests.receivers import Server
+
+pytestmark = pytest.mark.long
 
 #: Its windows are warm after some seconds: so long is a restarted agent not to judge what it has found, in which it reads the rings.
 SCRIPT = """

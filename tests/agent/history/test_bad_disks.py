@@ -37,6 +37,8 @@ from tests.helpers import (
     wait_for,
 )
 
+pytestmark = pytest.mark.long
+
 SLOTS = 256
 FINE = operation(start_ns=0, end_ns=9)
 DAMAGED = "commwatch_history_damaged_chunks_total"

@@ -20,6 +20,8 @@ from commwatch_agent.history.wal import frames
 from tests.helpers import MS, Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
 from tests.helpers import mark as mark_of_step
 
+pytestmark = pytest.mark.long
+
 FINE = operation(start_ns=0, end_ns=9)
 
 

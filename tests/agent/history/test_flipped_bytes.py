@@ -29,6 +29,8 @@ from tests.helpers import (
     operation,
 )
 
+pytestmark = pytest.mark.long
+
 S = 1000 * MS
 ALWAYS = (0, 1 << 62)
 #: Bytes that are changed at once, and how often so many: 2,000 in all.

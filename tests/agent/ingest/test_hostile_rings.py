@@ -35,6 +35,8 @@ from tests.helpers import (
     write_ring,
 )
 
+pytestmark = pytest.mark.long
+
 FINE = operation(start_ns=0, end_ns=9)
 
 

@@ -16,6 +16,8 @@ from commwatch_agent.history.history import History
 from commwatch_agent.ingest.intake import MOST_RINGS, Intake, room_for_rings
 from tests.helpers import MS, Trainer, Watch, end_rank, identity, operation, write_ring
 
+pytestmark = pytest.mark.long
+
 FILES = Path("/proc/self/fd")
 FINE = operation(start_ns=0, end_ns=9)
 

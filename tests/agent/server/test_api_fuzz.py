@@ -36,6 +36,8 @@ from tests.helpers import (
     write_ring,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
