@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+from commwatch.wire.errors import ONLY_PROBE, REMEDY
+from commwatch_agent.runtime.python_path import folders_of_job
 
 #: Modules of the packages that the agent needs, as in pyproject.toml. Where one is missing, commwatch was installed for trainers only.
 NEEDED = (
     "fastapi", "isal", "numpy", "prometheus_client", "promql_parser", "psutil", "pydantic", "pynvml", "rich", "shtab", "starlette", "tomli", "uvicorn",
     "yaml",
 )  # fmt: skip
-REMEDY = (
-    "install commwatch in an environment of its own (`uv tool install`, `pipx install`), and use its commands: `commwatch run` records the jobs "
-    "of every environment"
-)
 
 
 def main() -> int:
@@ -26,13 +24,13 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in NEEDED:
             raise
-        print(f"commwatch: only the probe is installed here (no module {error.name}); {REMEDY}", file=sys.stderr)
+        print(f"commwatch: {ONLY_PROBE} (no module {error.name}); {REMEDY}", file=sys.stderr)
         return 2
 
 
 def _prefer_own_packages() -> None:
     """Look into the folders of ``PYTHONPATH`` last: they are those of the job, perhaps for another version of Python."""
-    of_job = {os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}  # noqa: PTH100
+    of_job = folders_of_job()
     sys.path.sort(key=lambda path: path in of_job)
 
 

@@ -12,11 +12,9 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name != "commwatch_agent":
             raise
-        print(
-            "commwatch: only the probe is installed here; install commwatch in an environment of its own (`uv tool install`, `pipx install`), "
-            "and use its commands: `commwatch run` records the jobs of every environment",
-            file=sys.stderr,
-        )
+        from commwatch.wire.errors import ONLY_PROBE, REMEDY
+
+        print(f"commwatch: {ONLY_PROBE}; {REMEDY}", file=sys.stderr)
         return 2
     return run()
 

@@ -25,8 +25,13 @@ def call(python: str, arguments: list[str], env: Mapping[str, str]) -> int:
 
 def program(python: str) -> str:
     """Return the absolute path of an interpreter that the user names, for a process in another folder; the name itself if there is none."""
-    found = shutil.which(python)
-    return python if found is None else str(Path(found).absolute())
+    return _found(python, None) or python
+
+
+def _found(command: str, path: str | None) -> str | None:
+    """Return the absolute path of a command that is looked for in ``path``, by default that of this process; ``None``: there is none."""
+    found = shutil.which(command, path=path)
+    return None if found is None else str(Path(found).absolute())
 
 
 def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
@@ -62,10 +67,9 @@ def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:
 
     If neither names one (``srun``, a shell script): this interpreter if it has torch, else ``None``.
     """
-    found = shutil.which(job[0], path=env.get("PATH"))
+    found = _found(job[0], env.get("PATH"))
     if found is None:
         return None
-    found = str(Path(found).absolute())
     if _PYTHON.match(Path(found).name):
         return found
     try:

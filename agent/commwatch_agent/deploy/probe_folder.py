@@ -21,6 +21,7 @@ from commwatch import __version__
 from commwatch.probe.native import library
 from commwatch.wire import crossing
 from commwatch.wire.errors import CommwatchError
+from commwatch_agent.runtime.python_path import folders_of_job
 
 _SUFFIXES = (".py", ".c", ".cpp", ".h", ".typed")
 _PACKAGE, _HOOKS = Path("commwatch"), Path(library.PACKAGE)
@@ -53,7 +54,7 @@ def parts() -> dict[PurePath, bytes]:
 
 def _hooks() -> list[Path]:
     """Return the folder of ``commwatch_hooks`` that is installed with this agent, if it is: not one that a job's path names."""
-    of_job = {os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}  # noqa: PTH100
+    of_job = folders_of_job()
     spec = PathFinder.find_spec(library.PACKAGE, [path for path in sys.path if path not in of_job])
     return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
 

@@ -6,6 +6,12 @@ from http import HTTPStatus
 
 #: Exit code of a command whose answer is incomplete: an agent did not answer, or too little is known to decide.
 INCOMPLETE = 3
+#: What a command prints where the agent, or a package that it needs, is not installed.
+ONLY_PROBE = "only the probe is installed here"
+REMEDY = (
+    "install commwatch in an environment of its own (`uv tool install`, `pipx install`), and use its commands: `commwatch run` records the jobs "
+    "of every environment"
+)
 
 
 class CommwatchError(Exception):
