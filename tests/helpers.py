@@ -491,6 +491,9 @@ def small_tmpfs(at: Path, size: int) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
+#: For tests of what the hooks do inside the trainer. What they record is compared in tests/e2e/test_hooks.py, for all others.
+BOTH_HOOKS = pytest.mark.parametrize("hook", ["native", "python"], indirect=True)
+
 #: A user that no machine has: no home, no name, no rights.
 NOBODY = 54_321
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.alerts.impatient import impatient
 from tests.cuda_rig.job import command_of, environment
-from tests.helpers import PATIENCE_S, RunningAgent, agent, wait_for
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, RunningAgent, agent, wait_for
 
 pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600), pytest.mark.usefixtures("native")]
 
@@ -65,6 +65,7 @@ def true_share(directory: Path) -> float:
     return communicated / (communicated + sum(float(computation) for computation, _ in times))
 
 
+@BOTH_HOOKS
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
 def test_late_rank(libraries: Path | None, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_late_rank(libraries: Path | None, tmp_path: Path) -> None:
         assert [each["job_id"] for each in summary] == ["late"]
 
 
+@BOTH_HOOKS
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
 def test_gpu_that_does_not_come(libraries: Path | None, tmp_path: Path) -> None:
@@ -102,6 +104,7 @@ def test_gpu_that_does_not_come_in_a_graph(libraries: Path | None, tmp_path: Pat
         assert ranks[1] == []
 
 
+@BOTH_HOOKS
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
 def test_host_far_ahead(libraries: Path | None, tmp_path: Path) -> None:
@@ -115,6 +118,7 @@ def test_host_far_ahead(libraries: Path | None, tmp_path: Path) -> None:
             time.sleep(0.5)
 
 
+@BOTH_HOOKS
 @pytest.mark.real_gpu
 @pytest.mark.usefixtures("hook")
 def test_share_alert(libraries: Path | None, tmp_path: Path) -> None:

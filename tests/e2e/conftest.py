@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,11 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuietJob]:
             yield job
         finally:
             job.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _native_hook(native: Path) -> Iterator[None]:
+    # The jobs of these tests have it, unless a test asks for the other one.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESTED_HOOK", "native")
+        yield

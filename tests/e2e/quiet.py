@@ -24,7 +24,6 @@ class QuietJob:
             "COMMWATCH": "1",
             "COMMWATCH_DIR": str(directory),
             "COMMWATCH_JOB": "quiet",
-            "COMMWATCH_HOOK": "python",
         }
         self._agent = running
         self._ranks = [

@@ -135,8 +135,7 @@ def bundle(url: str) -> dict[str, Any] | None:
     return found
 
 
-@pytest.mark.parametrize("hook", ["native"], indirect=True)
-def test_from_a_job_to_a_person(hook: str, hosts: list[Host], tmp_path: Path) -> None:
+def test_from_a_job_to_a_person(hosts: list[Host], tmp_path: Path) -> None:
     """A job that its link slows down causes one message over each way, with evidence, and another one when the link is freed."""
     with scene(hosts, tmp_path, 0.6) as it:
         for way in it.told:
@@ -166,8 +165,7 @@ def test_from_a_job_to_a_person(hook: str, hosts: list[Host], tmp_path: Path) ->
         assert it.names() <= WAITING
 
 
-@pytest.mark.parametrize("hook", ["native"], indirect=True)
-def test_healthy_job(hook: str, hosts: list[Host], tmp_path: Path) -> None:
+def test_healthy_job(hosts: list[Host], tmp_path: Path) -> None:
     """For a job whose communication takes a tenth of its time no message is sent, and no alert fires."""
     with scene(hosts, tmp_path, 0.1) as it:
         wait_for(lambda: it.prom.value(SHARE) is not None, "the share", LONG_S)

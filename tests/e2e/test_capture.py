@@ -10,7 +10,6 @@ import pytest
 from commwatch.wire import events as ev
 from tests.e2e.torchjob import alone, digest, read_rings, results, run_job
 
-pytestmark = pytest.mark.usefixtures("hook")
 ANY_TIME = 2**62
 
 

@@ -71,7 +71,7 @@ def started(
 
 
 @pytest.fixture(scope="module")
-def watching(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator[RunningAgent]:
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent."""
     with agent(tmp_path_factory.mktemp("collectives")) as running:
         yield running

@@ -51,7 +51,7 @@ def started(directory: Path, flip: Flip, **variables: str) -> CheckedJob:
 
 
 @pytest.fixture(scope="module")
-def watching(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Iterator[RunningAgent]:
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent."""
     with agent(tmp_path_factory.mktemp("corruption")) as running:
         yield running

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, read_rings
-from tests.helpers import PATIENCE_S, clean_env, needs, small_tmpfs
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, clean_env, needs, small_tmpfs
 
 pytestmark = pytest.mark.long
 
@@ -63,6 +63,7 @@ def undisturbed() -> Outcome:
     return outcome
 
 
+@BOTH_HOOKS
 @pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_training_does_not_notice(trouble: str, place: Path, undisturbed: Outcome) -> None:

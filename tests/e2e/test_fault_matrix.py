@@ -12,7 +12,6 @@ NAMES = ("ddp8x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3", "plainx4 sto
 WATCHED_S = 20.0
 
 
-@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("name", NAMES)
 def test_conclusion(name: str) -> None:
     """The culprit is named and no other rank, first in the advice, too; an uneven job names none."""

@@ -90,7 +90,6 @@ def test_agent_killed(tmp_path: Path) -> None:
         assert (all_reduces(running), lost(running)) == ({0: count, 1: count}, 0)
 
 
-@pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize("both", [False, True])
 def test_trainer_killed(both: bool, tmp_path: Path) -> None:
     """What a killed rank had recorded is kept, also when the agent died with it; it is gone, not ended."""
@@ -121,7 +120,6 @@ def _check_killed(running: RunningAgent) -> None:
     assert lost(running) == 0
 
 
-@pytest.mark.usefixtures("hook")
 def test_overrun_is_counted(tmp_path: Path) -> None:
     """Records overwritten before an agent came are counted exactly: read + lost = written."""
     output = run_job(tmp_path, "ops.py", "1000", COMMWATCH_SLOTS="256")
@@ -134,7 +132,7 @@ def test_overrun_is_counted(tmp_path: Path) -> None:
     assert agent_.jobs()[0].lost == sum(rank.lost for rank in ranks)
 
 
-def test_variables_that_are_wrong(hook: str, tmp_path: Path) -> None:
+def test_variables_that_are_wrong(tmp_path: Path) -> None:
     """Invalid values of variables are reported once, by the first rank, in a line each; the defaults apply, and all is recorded."""
     bad = {"COMMWATCH_BUDGET": "nonsense", "COMMWATCH_SLOTS": "5", "COMMWATCH_TIMING": "x"}
     out, err = start_job(tmp_path, "ops.py", "20", **bad).communicate(timeout=2 * PATIENCE_S)
@@ -143,10 +141,11 @@ def test_variables_that_are_wrong(hook: str, tmp_path: Path) -> None:
     assert [line.partition(": needs ")[0] for line in said] == [f"commwatch: {name}" for name in bad]
     assert said[0].endswith("COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'; the default applies")
     ranks = read_rings(tmp_path)
-    assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [(21, DEFAULT_BUDGET[hook])] * 2
+    assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [
+        (21, DEFAULT_BUDGET["native"])
+    ] * 2
 
 
-@pytest.mark.usefixtures("hook")
 def test_awkward_trainer(tmp_path: Path) -> None:
     """Forked workers, operations that raise, threads on several groups, an uninstall with works in flight: all harmless."""
     output = run_job(tmp_path, "awkward.py")
@@ -169,7 +168,6 @@ def test_awkward_trainer(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.usefixtures("hook")
 def test_kill_switch(tmp_path: Path) -> None:
     """COMMWATCH_DISABLE=1 wins over COMMWATCH=1 and over a call of install()."""
     run_job(tmp_path / "run", "install_late.py", COMMWATCH_DISABLE="1", EXPECT_OFF="1")
@@ -235,7 +233,6 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-@pytest.mark.usefixtures("hook")
 def test_no_room(tiny: Path) -> None:
     """A full memory file system switches the probe off, with one line per rank; no SIGBUS, training continues."""
     job = start_job(tiny, "ops.py", "50")
@@ -245,7 +242,6 @@ def test_no_room(tiny: Path) -> None:
     assert not list(tiny.glob("rings/*"))
 
 
-@pytest.mark.usefixtures("hook")
 def test_unusable_run_directory(tmp_path: Path) -> None:
     """A run directory that cannot be created is reported once per rank, and training continues."""
     (tmp_path / "file").write_text("")

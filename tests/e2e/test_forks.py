@@ -16,7 +16,7 @@ from commwatch.wire import events as ev
 from commwatch.wire import ring
 from commwatch.wire.ring_reader import RingReader
 from tests.e2e.torchjob import JOBS, RankRecords, alone, preforked, read_rings, results
-from tests.helpers import PATIENCE_S, clean_env
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, clean_env
 
 STEPS = 4
 
@@ -97,6 +97,7 @@ def test_ranks_that_fork(hook: str, start: str, leave: str, tmp_path: Path) -> N
     assert len({group["group_id"] for rank in ranks for group in rank.groups.values()}) == 1
 
 
+@BOTH_HOOKS
 def test_a_rank_killed_after_its_group_was_destroyed(hook: str, tmp_path: Path) -> None:
     """A process that destroys its default group and is killed has ended well; one that makes another and is killed has not."""
     killed = alone(tmp_path, "destroyed.py", 1, COMMWATCH_JOB="once")
@@ -118,6 +119,7 @@ STRANGERS = {("unnamed", 2, False): 4, ("replicas", 2, False): 2, ("replicas", 4
 TRAINING = {("default_pg", 8, True): 5, ("replicas", 2, False): 1}
 
 
+@BOTH_HOOKS
 def test_groups_without_a_default(hook: str, tmp_path: Path) -> None:
     """Groups made without ``init_process_group`` are counted by name and size, never joined; the training after it is recorded in the
     same ring where rank and world were known from the environment."""
@@ -130,6 +132,7 @@ def test_groups_without_a_default(hook: str, tmp_path: Path) -> None:
     assert all(bool(r.flags & ev.UNALIGNED) == (rank.groups[r.group]["label"] != "default_pg") for r in rank.operations)
 
 
+@BOTH_HOOKS
 def test_another_rank_later(hook: str, tmp_path: Path) -> None:
     """Where the environment names no rank, the group's own counts until there is a default group; a ring never names another rank
     than the one it records, so that each rank the process has had gets a ring of its own, and the n-th group stays the n-th."""

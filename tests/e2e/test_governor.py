@@ -16,7 +16,7 @@ import pytest
 from commwatch.probe.governor import is_sampled
 from commwatch.wire import events as ev
 from tests.e2e.torchjob import JOBS, RankRecords, preforked, read_rings, results, torchrun
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs, wait_for
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs, wait_for
 
 #: Bytes of the operations of a step of ``governed.py``.
 STEP_BYTES = 4 * (900 + 1000 + 5000) + 4
@@ -59,6 +59,7 @@ def has_shares(running: RunningAgent) -> bool:
     return any(name.startswith("commwatch_comm_share_ratio") for name in running.samples())
 
 
+@BOTH_HOOKS
 def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None:
     """A probe that becomes slow only counts within seconds, and every view shows it; once it is quick again it records everything again."""
     slow, env = tmp_path / "slow", {"LD_PRELOAD": str(slow_clock), "COMMWATCH_BUDGET": "0.02"}
@@ -97,6 +98,7 @@ def no_core_free() -> Iterator[None]:
             loop.wait()
 
 
+@BOTH_HOOKS
 @pytest.mark.usefixtures("hook")
 def test_full_machine(tmp_path: Path) -> None:
     """Two ordinary jobs on cores that others use record every operation: waiting for a core is no cost of the probe's."""
@@ -124,6 +126,7 @@ def numbers(rank: RankRecords, group: str) -> list[int]:
     return [r.seq for r in rank.operations if r.group in ids and r.timing != ev.COUNTED]
 
 
+@BOTH_HOOKS
 def test_sample(hook: str, tmp_path: Path) -> None:
     """Between everything and nothing one operation in sixteen is recorded, the same on all ranks, with true durations; all are counted."""
     with job(tmp_path, 0.001, COMMWATCH_BUDGET="1e-9") as process:

@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
 import torch
 
 from commwatch_agent.commands.gpu_proof import SCENES, Proof, as_json, holds, machine
@@ -19,7 +18,6 @@ from tests.helpers import clean_env, commwatch
 ANY = 100.0
 
 
-@pytest.mark.usefixtures("native")
 def test_on_the_cpu() -> None:
     """On the CPU with Gloo, every row that does not need a GPU holds, and the result has versions, the hook and each row with its figure."""
     env = {**clean_env(), "COMMWATCH_HOOK": "python", "COMMWATCH_DISABLE": "1"}  # settings of the caller have no effect

@@ -11,7 +11,9 @@ import pytest
 
 from commwatch.wire import events as ev
 from tests.e2e.torchjob import RankRecords, alone, built_for_torch, read_rings, results, said
+from tests.helpers import BOTH_HOOKS
 
+pytestmark = BOTH_HOOKS
 #: As in ``jobs/gpu_timing.py``.
 COMPUTE_NS, OP_NS = 600_000_000, 200_000_000
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from commwatch_collectors.node.gpu import GpuPlace
 from tests.e2e.torchjob import digest, read_rings, run_job
 
 
-@pytest.mark.usefixtures("hook")
 def test_ranks_tell_their_card(tmp_path: Path) -> None:
     """Each rank reports the device it has memory on, once CUDA is initialised in it, and its agent reads it; nothing is lost by it."""
     run_job(tmp_path, "gpus.py")

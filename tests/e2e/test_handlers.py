@@ -10,7 +10,7 @@ import pytest
 
 from commwatch.wire.ring_reader import RingReader
 from tests.e2e.torchjob import alone, alone_anew, read_rings, results
-from tests.helpers import free_port
+from tests.helpers import BOTH_HOOKS, free_port
 
 #: Raising signals of each job of the storm: four jobs, a thousand in all.
 STEPS, HITS = 50, 5
@@ -29,6 +29,7 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return dict(told)
 
 
+@BOTH_HOOKS
 @pytest.mark.parametrize("where", ["ring", "group", "dtype"])
 def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
     """A handler that calls ``sys.exit(9)`` while the probe makes its ring, or takes in a group or a dtype, ends the job with 9."""
@@ -44,6 +45,7 @@ def test_aside(tmp_path: Path) -> None:
     assert told == {"imported": [], "threads": ["MainThread"]}
 
 
+@BOTH_HOOKS
 def test_communicates_while_the_probe_holds_its_locks(hook: str, tmp_path: Path) -> None:
     """A handler may communicate in a new dtype while the probe writes names for the trainer: that ends, and all is recorded."""
     told = said(alone(tmp_path, "handlers.py", "held", **world()))
@@ -54,6 +56,7 @@ def test_communicates_while_the_probe_holds_its_locks(hook: str, tmp_path: Path)
     assert all(text in path.read_bytes() for text in (b'"weight"', b'"index": 3'))
 
 
+@BOTH_HOOKS
 def test_every_line(hook: str, tmp_path: Path) -> None:
     """At whatever line of ours a handler raises, its exception reaches the user; the probe continues, and nothing stays in flight."""
     told = said(alone(tmp_path, "handlers.py", "lines", **world()))
@@ -61,6 +64,7 @@ def test_every_line(hook: str, tmp_path: Path) -> None:
     assert (told["lost"], told["in flight"], told["off"]) == (0, 0, False)
 
 
+@BOTH_HOOKS
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_storm(kind: str, hook: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.e2e.hosts import Host
 from tests.e2e.torchjob import results, run_on
 from tests.helpers import agent, wait_for
 
-pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.by_the_clock]
+pytestmark = pytest.mark.by_the_clock
 RATE = 200e6 / 8
 #: Of the all_reduces of 8 MiB; the bus moves 2 (n - 1) / n = 1 time their size.
 SIZE = 8 * 2**20

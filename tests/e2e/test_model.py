@@ -13,11 +13,7 @@ from commwatch_agent.core.alpha_beta import Curve
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 
-pytestmark = [
-    pytest.mark.usefixtures("hook"),
-    pytest.mark.by_the_clock,
-    pytest.mark.parametrize("hook", ["native"], indirect=True),
-]
+pytestmark = pytest.mark.by_the_clock
 #: As in the job.
 SIZES = (256 << 10, 768 << 10, 4 << 20)
 #: What TCP leaves of 100 Mbit/s. Two ranks pass on S bytes each, in two messages.

@@ -26,7 +26,7 @@ from tests.e2e.torchjob import (
     said,
     torchrun,
 )
-from tests.helpers import PATIENCE_S, clean_env, wait_for
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, clean_env, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -51,6 +51,7 @@ def check_flood(records: list[ev.Record]) -> Counter[int]:
 # -- many at once
 
 
+@BOTH_HOOKS
 def test_eight_threads_on_eight_groups(hook: str, tmp_path: Path) -> None:
     """Eight threads on eight groups at once: each operation is recorded once, in its own group, with its own size."""
     rounds, world = 25, 2
@@ -78,6 +79,7 @@ def test_eight_threads_on_eight_groups(hook: str, tmp_path: Path) -> None:
             assert not any(r.flags & (ev.FAILED | ev.UNTIMED | ev.UNALIGNED) for r in mine)
 
 
+@BOTH_HOOKS
 def test_100_000_operations(hook: str, tmp_path: Path) -> None:
     """Of 100,000 operations by eight threads, read while they are written, none is lost or torn."""
     each, go = 12_500, tmp_path / "go"
@@ -133,6 +135,7 @@ def test_in_and_out_under_load(native: Path, tmp_path: Path) -> None:
 # -- ends
 
 
+@BOTH_HOOKS
 def test_killed_at_any_time(hook: str, tmp_path: Path) -> None:
     """After a SIGKILL at any time the ring is readable: whole records, no number missing in a group, its trainer gone."""
     lives = 5
@@ -151,6 +154,7 @@ def test_killed_at_any_time(hook: str, tmp_path: Path) -> None:
         check_flood(rank.records)
 
 
+@BOTH_HOOKS
 def test_fork_with_works_in_flight(hook: str, tmp_path: Path) -> None:
     """A forked child that lets go of the parent's works and communicates itself leaves no trace in the parent's ring."""
     output = run_job(tmp_path, "forked.py", COMMWATCH_JOB="parent")
@@ -170,6 +174,7 @@ def test_fork_with_works_in_flight(hook: str, tmp_path: Path) -> None:
     assert [record.size_bytes for record in child.records] == [4 << 11]
 
 
+@BOTH_HOOKS
 def test_leaving_with_works_in_flight(hook: str, lazy_backend: Path, tmp_path: Path) -> None:
     """A sys.exit with works in flight ends as without us: same exit code, same stderr; the ring says what never ended."""
     done, plain = (alone_anew(tmp_path, "lazy.py", lazy_backend, "leave", COMMWATCH=on) for on in "10")
@@ -214,6 +219,7 @@ def without_details(behaviour: dict[str, Any]) -> dict[str, Any]:
     return {name: what.partition(":")[0] if name.startswith("peer gone") else what for name, what in behaviour.items()}
 
 
+@BOTH_HOOKS
 def test_works_behave_as_without_us(hook: str, plain_behaviour: list[Any], tmp_path: Path) -> None:
     """Works, also of destroyed groups and failed operations, show the user exactly what they show without the probe."""
     watched = results(run_job(tmp_path, "behave.py"))
@@ -251,6 +257,7 @@ def lazy_backend() -> Path:
     return built_for_torch("lazy_backend.cpp")
 
 
+@BOTH_HOOKS
 def test_works_that_have_to_be_looked_at(hook: str, lazy_backend: Path, tmp_path: Path) -> None:
     """The end of a work without future is found by looking; nothing is held any longer."""
     assert said(alone(tmp_path, "lazy.py", lazy_backend, "run")) == [[[False] * 4, ["lazy failure"]]]
@@ -261,6 +268,7 @@ def test_works_that_have_to_be_looked_at(hook: str, lazy_backend: Path, tmp_path
     assert found == {0: ("poll", 0), 1: ("poll", failed), 2: ("poll", 0), 3: ("none", ev.UNTIMED)}
 
 
+@BOTH_HOOKS
 def test_works_of_python(hook: str, tmp_path: Path) -> None:
     """A Work written in Python arrives unchanged at the user; the native hook does not touch it. Sparse has no size."""
     works, looks = said(alone(tmp_path, "python_works.py"))

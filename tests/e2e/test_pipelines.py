@@ -9,11 +9,7 @@ import pytest
 from commwatch_agent.analysis.pipelines import pipelines
 from tests.e2e.torchjob import digest, run_job
 
-pytestmark = [
-    pytest.mark.by_the_clock,
-    pytest.mark.usefixtures("hook"),
-    pytest.mark.parametrize("hook", ["native"], indirect=True),
-]
+pytestmark = pytest.mark.by_the_clock
 STAGES, BATCHES, STEPS = 3, 4, 12
 
 

@@ -97,7 +97,6 @@ def checked(ranks: dict[int, dict[str, Any]]) -> float:
 
 
 @pytest.mark.by_the_clock
-@pytest.mark.usefixtures("hook")
 def test_profile(tmp_path: Path) -> None:
     """Shares by trace and by records agree, the trace is there to be opened, and the training goes on to the same results."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
@@ -147,7 +146,6 @@ def test_own_profiler(tmp_path: Path, does: str, says: str) -> None:
         assert all(events > 0 for _, events in job.said)
 
 
-@pytest.mark.usefixtures("hook")
 def test_one_step_in_so_many(tmp_path: Path) -> None:
     """With ``profile_every``, one step is profiled without a request, and the next ones are so far away that they cost next to nothing."""
 
@@ -189,7 +187,6 @@ def test_nowhere_to_meet(tmp_path: Path) -> None:
     assert "commwatch: " not in job.errors
 
 
-@pytest.mark.usefixtures("hook")
 def test_job_that_ends(tmp_path: Path) -> None:
     """A job that ends before its profile does leaves what there is, and ends as it does without the probe."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:

@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.chrome_trace import Slice, Trace, read
 from tests.e2e.test_profile import JOB, goes_on, profiled, steps, training
 from tests.helpers import agent, commwatch, wait_for
@@ -39,7 +37,6 @@ def beside(trace: Trace, rank: int, taken: dict[str, Any]) -> list[bool]:
     return found
 
 
-@pytest.mark.usefixtures("hook")
 def test_profile_in_timeline(tmp_path: Path) -> None:
     """A trace for each profiled rank is in the timeline, with all its slices; a damaged one is named, and the rest is there."""
     run, out = tmp_path / "run", tmp_path / "trace.json.gz"

@@ -17,8 +17,7 @@ POINTS = 0.03
 
 
 @pytest.mark.by_the_clock
-@pytest.mark.parametrize("hook", ["native"], indirect=True)
-def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
+def test_known_shares(hosts: list[Host], tmp_path: Path) -> None:
     """A comm share of 10, 30, 60% is measured within 3 points, overlapped or not, and so is what of it is exposed.
 
     The link cannot be faster than it is; a busy machine can make a job slower, so what is true of a step its script says.

@@ -13,8 +13,6 @@ from commwatch_agent.report.timeline_export import Window, export
 from tests.chrome_trace import parsed
 from tests.e2e.torchjob import RankRecords, digest, read_rings, run_job
 
-pytestmark = pytest.mark.usefixtures("hook")
-
 
 def _expected(records: list[tuple[RankRecords, ev.Record]]) -> Counter[str]:
     """Arrows by operation: from the rank that all waited for, which is the one with the shortest part, or from the root, to each other one.

@@ -12,7 +12,7 @@ import pytest
 from commwatch_agent.analysis.queries import QueryService
 from tests.bare import bare_python
 from tests.e2e.torchjob import JOBS
-from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
 from tests.test_packaging import TREE
 
 #: The program `torchrun` of an environment.
@@ -46,6 +46,7 @@ def files(environment: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(environment)): (about.st_size, about.st_mtime_ns) for path, about in found}
 
 
+@BOTH_HOOKS
 def test_job_of_another_environment(training: Path, hook: str, tmp_path: Path) -> None:
     """`commwatch run` records a job of an environment without commwatch, with the hook that it can load, and changes nothing there."""
     before = files(training.parent)
@@ -109,6 +110,7 @@ def thin(training: Path, wheel: Path) -> Path:
     return training
 
 
+@BOTH_HOOKS
 def test_thin_install(thin: Path, hook: str, tmp_path: Path) -> None:
     """The wheel without its dependencies is enough for a trainer: an agent elsewhere reads the records of a DDP job."""
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), COMMWATCH_JOB="thin")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.torchjob import alone, alone_anew, read_rings, said
+from tests.helpers import BOTH_HOOKS
 
 
-def test_unknown_operators_in_two_rings(hook: str, tmp_path: Path) -> None:
+def test_unknown_operators_in_two_rings(tmp_path: Path) -> None:
     """An operator that is not in the table has its own name in each ring of a process."""
     assert said(alone_anew(tmp_path, "unknown_ops.py", WORLD_SIZE="", COMMWATCH="0")) == ["done"]
     first, second = read_rings(tmp_path)
@@ -15,7 +16,7 @@ def test_unknown_operators_in_two_rings(hook: str, tmp_path: Path) -> None:
     assert [second.op(record) for record in second.operations] == ["c10d::other_", "c10d::one_"]
 
 
-def test_estimates(hook: str, tmp_path: Path) -> None:
+def test_estimates(tmp_path: Path) -> None:
     """Collectives of tensors without data communicate nothing: they get no record and no number."""
     assert said(alone(tmp_path, "estimate.py", WORLD_SIZE="1")) == ["done"]
     (rank,) = read_rings(tmp_path)
@@ -23,7 +24,7 @@ def test_estimates(hook: str, tmp_path: Path) -> None:
     assert found == [("all_reduce", size, seq) for seq, size in enumerate((4, 8, 8, 12))]
 
 
-def test_trainer_changes_its_directory(hook: str, tmp_path: Path) -> None:
+def test_trainer_changes_its_directory(tmp_path: Path) -> None:
     """A relative run directory begins where the probe was installed, for all worlds; the probe can be installed where there is no directory."""
     run = tmp_path / "run"
     job = alone(tmp_path, "moved.py", tmp_path, COMMWATCH="0", COMMWATCH_DIR="run", WORLD_SIZE="")
@@ -31,6 +32,7 @@ def test_trainer_changes_its_directory(hook: str, tmp_path: Path) -> None:
     assert len(read_rings(run)) == 2
 
 
+@BOTH_HOOKS
 def test_subinterpreter(hook: str, tmp_path: Path) -> None:
     """A sub-interpreter, even one that has ended, changes nothing."""
     assert said(alone_anew(tmp_path, "subinterpreter.py", WORLD_SIZE="1")) == ["done"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.torchjob import JOBS, alone_anew, read_rings, said
-from tests.helpers import PATIENCE_S, clean_env, needs
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, clean_env, needs
 
 ALONE = """
 import torch, torch.distributed as dist
@@ -60,6 +60,7 @@ def checkpoint_of(place: Path, when: str, trouble: str, **settings: str) -> byte
     return (place / ("early" if when == "before" else "checkpoint")).read_bytes()
 
 
+@BOTH_HOOKS
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("trouble", ["no folder", "no threads"])
 def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, trouble: str, when: str) -> None:
@@ -80,6 +81,7 @@ def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
     assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain
 
 
+@BOTH_HOOKS
 @pytest.mark.parametrize(("how", "code"), [((), 0), (("raise",), 1)], ids=["exit", "raise"])
 def test_exit_with_an_operation_in_flight(tmp_path: Path, hook: str, how: tuple[str, ...], code: int) -> None:
     """A rank that exits amid an operation for which it does not wait ends with its own code once the other rank has joined."""
@@ -94,6 +96,7 @@ def test_exit_with_an_operation_in_flight(tmp_path: Path, hook: str, how: tuple[
     assert [len(each.operations) for each in read_rings(tmp_path / "run")] == [2, 2]
 
 
+@BOTH_HOOKS
 def test_tensors_without_memory(tmp_path: Path, hook: str) -> None:
     """Compiling a collective, and waiting for a fake tensor, work while an operation is pending."""
     done = alone_anew(tmp_path, "faked.py", COMMWATCH_HOOK=hook)

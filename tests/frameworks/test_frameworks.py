@@ -14,7 +14,7 @@ from tests.conftest import CACHE
 from tests.e2e.recorder import compare
 from tests.e2e.torchjob import digest, read_rings
 from tests.frameworks.workloads import PATIENCE_S, WORKLOADS, Run, Workload, run
-from tests.helpers import clean_env
+from tests.helpers import BOTH_HOOKS, clean_env
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(3 * PATIENCE_S)]
 ANY_TIME = 2**62
@@ -42,6 +42,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Workload], Ru
     return ran
 
 
+@BOTH_HOOKS
 @pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_framework(workload: Workload, without: Callable[[Workload], Run], tmp_path: Path) -> None:
