@@ -34,6 +34,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.helpers import PATIENCE_S, needs
 
 expect.set_options(timeout=60_000)
+#: Further names of 127.0.0.1: what another site may be called, and one that leads here after it has led elsewhere.
+NAMES = EVIL, REBOUND = "evil.example", "rebound.example"
 _FAULTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 #: Roles, as Chromium calls them, of what is used, and of what is shown instead of text: each must have a name.
 _NAMED = {
@@ -48,8 +50,8 @@ class Visit:
 
     def __init__(self, context: BrowserContext, url: str, pictures: Path | None, forgiven: str) -> None:
         self.page: Page = context.new_page()
-        #: Width, and dark or light, for names of pictures.
-        self.window = ""
+        #: Width in pixels, and with dark or light, for names of pictures.
+        self.width, self.window = 0, ""
         #: Addresses of all requests, and errors of the page, in their order.
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -69,7 +71,7 @@ class Visit:
         height = self.page.viewport_size["height"] if self.page.viewport_size else 900
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.emulate_media(color_scheme="dark" if dark else "light")
-        self.window = f"{width}-{'dark' if dark else 'light'}"
+        self.width, self.window = width, f"{width}-{'dark' if dark else 'light'}"
 
     def picture(self, name: str) -> None:
         """Keep what the whole page looks like, if pictures are wanted: to draw one takes up to a second of a core."""
@@ -93,6 +95,7 @@ class Visit:
 
     def assert_clean(self) -> None:
         """Assert that there was no error so far except forgiven ones, and no request to another origin; requests of pages from disk do not count."""
+        self.page.wait_for_load_state("load")  # images, too, whose errors come late on a busy machine
         self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn)))")
         errors = [error for error in self.errors if not (self._forgiven and re.search(self._forgiven, error))]
         assert errors == [], f"the page had errors: {errors}"
@@ -157,14 +160,14 @@ class Chromium:
 
 
 @contextmanager
-def launched(*names: str) -> Iterator[Browser]:
-    """Chromium without a window, that knows no other host than 127.0.0.1, by these names as well; skips the test where there is none.
+def launched() -> Iterator[Browser]:
+    """Chromium without a window, that knows no other host than 127.0.0.1, by ``NAMES`` as well; skips the test where there is none.
 
     It does not ask before a page reaches a local address, as not all browsers do.
     """
     program = shutil.which("chromium-headless-shell")
     needs(program, "chromium-headless-shell")
-    rules = [*(f"MAP {name} 127.0.0.1" for name in names), "MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
+    rules = [*(f"MAP {name} 127.0.0.1" for name in NAMES), "MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
     arguments = [
         "--no-proxy-server",
         "--disable-features=LocalNetworkAccessChecks",

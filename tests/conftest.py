@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -117,13 +118,24 @@ def public() -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A running Chromium; one a module, for while it runs this thread has an event loop, and no test could run its own."""
+@pytest.fixture(scope="session")
+def _browser_of_worker() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
     from tests.browser import launched
 
     with launched() as browser:
-        yield browser
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield browser, loop
+        asyncio._set_running_loop(loop)
+
+
+@pytest.fixture(scope="module")
+def browser(_browser_of_worker: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
+    """A running Chromium, the same for all modules. Its event loop is that of this thread only meanwhile, as other tests run their own."""
+    browser, loop = _browser_of_worker
+    asyncio._set_running_loop(loop)
+    yield browser
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What people do on the live page, in Chromium: each interaction in a wide and a narrow window, light and dark, and each state from its address."""
+"""What people do on the live page, in Chromium: each interaction in a wide and a narrow window, each state light and dark, and from its address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.agent.server.test_live_page import WINDOWS, drawn
+from tests.agent.server.test_live_page import drawn
 from tests.chrome_trace import read
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import RunningAgent, agent, clean_env, wait_for
@@ -74,10 +74,10 @@ def tab(chromium: Chromium, node: Node) -> Iterator[Visit]:
         yield visit
 
 
-@pytest.fixture(params=WINDOWS, ids=lambda window: f"{window[0]}-{'dark' if window[1] else 'light'}")
+@pytest.fixture(params=[1280, 400])
 def visit(tab: Visit, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    """The tab in a window of this width, dark or light; no test may leave an error on its console."""
-    tab.resize(*request.param)
+    """The tab in a window of this width; no test may leave an error on its console."""
+    tab.resize(request.param, dark=False)
     yield tab
     tab.assert_clean()
 
@@ -93,9 +93,11 @@ def show(visit: Visit, node: Node, query: str = "") -> Page:
 
 
 def look(visit: Visit, name: str) -> None:
-    """The page is readable; keep its picture."""
-    visit.assert_readable()
-    visit.picture(f"live-{name}-{visit.window}")
+    """The page is readable, light and dark; keep its pictures."""
+    for dark in (False, True):
+        visit.resize(visit.width, dark)
+        visit.assert_readable()
+        visit.picture(f"live-{name}-{visit.window}")
 
 
 def column(visit: Visit, name: str, of: str) -> list[str]:

@@ -12,14 +12,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from starlette.types import Receive, Scope, Send
 
-from tests.browser import launched
+from tests.browser import EVIL, REBOUND
 from tests.helpers import PATIENCE_S, RunningAgent, agent, wait_for
 from tests.live import HandMade
 from tests.serving import greeting, serving
 
 #: A job whose name no page may see.
 SECRET = "the-secret-job"
-EVIL, REBOUND = "evil.example", "rebound.example"
 
 #: All that a page can try on an agent at an address, by name; what it learned, as text. ``token`` is what it would have to show.
 TRY = """async ([agent, token, job]) => {
@@ -87,13 +86,6 @@ class Evil(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Silent."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium, for which two more names lead here."""
-    with launched(EVIL, REBOUND) as browser:
-        yield browser
 
 
 @pytest.fixture
