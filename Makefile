@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof
+.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof lengths
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -47,6 +47,9 @@ test: .stamps/venv parts  ## run all tests
 
 test-long: .stamps/venv parts  ## run the tests of hostile users and files, chaos, full disks and load
 	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,-m long tests)
+
+lengths:  ## record how long the modules of tests took in the last run, for the order in which fresh clones run them
+	$(BIN)/python -m tests.lengths
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
 FRAMEWORKS := .venv-frameworks

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers import clean_env, needs
+from tests.lengths import TREE, keep, known_lengths, places
 from tests.trees import procfs
 
 if TYPE_CHECKING:  # slow to import, for what few tests need
@@ -28,25 +30,39 @@ CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that. Spread those with jobs.
-
-    Tests with jobs wait much of their time, but many of them at once overload a small machine, so that agents are late
-    with their answers. So their modules come evenly between all others, and the longest tests first.
-    """
+    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that. Put the modules in order."""
     for item in items:
         item.add_marker(_kind(item))
-    jobs, others = (
-        list(dict.fromkeys(item.path for item in items if (item.path.parent == _JOBS) is with_jobs))
-        for with_jobs in (True, False)
-    )
-    jobs.sort(key=lambda path: path.name not in _LONGEST)
-    place = {path: (number + 0.5) / len(paths) for paths in (jobs, others) for number, path in enumerate(paths)}
-    items.sort(key=lambda item: place[item.path])
+    modules = list(dict.fromkeys(item.path for item in items))
+    place = places({path.relative_to(TREE).as_posix(): path.parent == _JOBS for path in modules}, known_lengths())
+    items.sort(key=lambda item: place[item.path.relative_to(TREE).as_posix()])
 
 
-#: The folder of the tests with jobs, and the modules there that take more than a minute.
 _JOBS = Path(__file__).parent / "e2e"
-_LONGEST = ("test_alerts.py", "test_fault_matrix.py", "test_four_nodes.py", "test_readme.py")
+_LENGTHS = pytest.StashKey[defaultdict[str, float]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure how long modules take, in the process that the workers report to."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        lengths = config.stash[_LENGTHS] = defaultdict[str, float](float)
+        config.pluginmanager.register(_Clock(lengths))
+
+
+class _Clock:
+    def __init__(self, lengths: defaultdict[str, float]) -> None:
+        self._lengths = lengths
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._lengths[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the lengths for the order of the next run."""
+    if lengths := session.config.stash.get(_LENGTHS, None):
+        keep(lengths)
+
+
 #: What a module imports that starts processes, by where it comes from, and otherwise by its name.
 _RUNS_PROMETHEUS = {"tests.prometheus", "tests.alerts.promtool", "tests.alerts.recorded"}
 _STARTS_PROCESSES = {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"}
