@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import prometheus
 from tests.alerts.promtool import promtool
@@ -75,31 +73,43 @@ class Job(NamedTuple):
         return values
 
 
-#: Stragglers with their lateness in thousandths; and only who they are.
-STRAGGLERS, WHO = f"round(1e3 * {SHARE}straggler)", f"{SHARE}straggler > bool 0"
+#: Stragglers with their lateness in thousandths; and only who they are. ``JOB`` stands for what chooses the job.
+STRAGGLERS, WHO = f"round(1e3 * {SHARE}straggler{{JOB}})", f"{SHARE}straggler{{JOB}} > bool 0"
 
 
-def evaluated(
-    directory: Path, series: Series, looks: Mapping[int, Mapping[int, float]], expr: str = STRAGGLERS
-) -> None:
-    """Have ``promtool`` evaluate the rules; at so many seconds ``expr`` must have these ranks, with their values."""
-    all_evaluated(directory, series, {expr: looks})
+class Seen(NamedTuple):
+    """The series of a job, and what must come of it: at so many seconds an expression must have these ranks, with their values."""
+
+    series: Series
+    looks: Mapping[int, Mapping[int, float]]
+    expr: str = STRAGGLERS
+    #: From when to when nobody may be a straggler, but for ranks that the rest of the labels leaves out.
+    nobody_s: tuple[int, int] | None = None
+    but: str = ""
 
 
-def all_evaluated(directory: Path, series: Series, by_expr: Mapping[str, Mapping[int, Mapping[int, float]]]) -> None:
-    """The same of several expressions at once."""
+def evaluated(directory: Path, **jobs: Seen) -> None:
+    """Have ``promtool`` evaluate the rules over all of these jobs at once, as a Prometheus has them: it takes little longer than over one."""
+    series, tests = Series(), []
+    for job, seen in jobs.items():
+        chosen = f'job_id="{job}"'
+        series |= {name.replace('job_id="job"', chosen): values for name, values in seen.series.items()}
+        tests += [
+            {
+                "expr": seen.expr.replace("JOB", chosen),
+                "eval_time": f"{at_s}s",
+                "exp_samples": [{"labels": f'{{{chosen},rank="{rank}"}}', "value": v} for rank, v in ranks.items()],
+            }
+            for at_s, ranks in seen.looks.items()
+        ]
+        if seen.nobody_s:
+            since_s, until_s = seen.nobody_s
+            named = f"count_over_time({SHARE}straggler{{{chosen}{seen.but}}}[{until_s - since_s + 1}s])"
+            tests.append({"expr": named, "eval_time": f"{until_s}s", "exp_samples": []})
     test = {
         "interval": f"{EVERY_S}s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": expr,
-                "eval_time": f"{at_s}s",
-                "exp_samples": [{"labels": f'{{job_id="job",rank="{rank}"}}', "value": v} for rank, v in ranks.items()],
-            }
-            for expr, looks in by_expr.items()
-            for at_s, ranks in looks.items()
-        ],
+        "promql_expr_test": tests,
     }
     (directory / "rules.yaml").write_text(RULES, encoding="utf-8")
     whole = {"rule_files": [str(directory / "rules.yaml")], "evaluation_interval": f"{EVERY_S}s", "tests": [test]}
@@ -108,9 +118,9 @@ def all_evaluated(directory: Path, series: Series, by_expr: Mapping[str, Mapping
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def never(directory: Path, series: Series, watched_s: int = WATCHED_S) -> None:
+def never(series: Series) -> Seen:
     """No rank is a straggler at any time."""
-    evaluated(directory, series, {at_s: {} for at_s in range(0, watched_s + 1, EVERY_S)})
+    return Seen(series, {}, nobody_s=(0, WATCHED_S))
 
 
 def uneven(seed: int, work_s: float = 0.05) -> Comm:
@@ -135,70 +145,81 @@ def late_in(steps: range, culprit: int, by_s: float) -> Comm:
     return lambda rank, step: 0.01 + (by_s if step in steps and rank != culprit else 0.0)
 
 
-@pytest.mark.parametrize("culprit", range(4))
-def test_late_rank(tmp_path: Path, culprit: int) -> None:
+def test_late_rank(tmp_path: Path) -> None:
     """The rank of four that communicates least is the straggler, by what the median of the others communicates more."""
-    series = Job(lambda rank, _: 0.01 if rank == culprit else 0.05 + rank / 1000).series()
-    others = sorted(50 + rank for rank in range(4) if rank != culprit)
-    evaluated(tmp_path, series, {WATCHED_S: {culprit: 10 * (others[1] - 10)}})
+
+    def seen(culprit: int) -> Seen:
+        others = sorted(50 + rank for rank in range(4) if rank != culprit)
+        job = Job(lambda rank, _: 0.01 if rank == culprit else 0.05 + rank / 1000)
+        return Seen(job.series(), {WATCHED_S: {culprit: 10 * (others[1] - 10)}})
+
+    evaluated(tmp_path, **{f"late_{culprit}": seen(culprit) for culprit in range(4)})
 
 
-@pytest.mark.parametrize(("ranks", "culprits"), [(2, (1,)), (3, (0,)), (4, (1, 3)), (8, (6,)), (8, (0, 1))])
-def test_sizes_and_several(tmp_path: Path, ranks: int, culprits: tuple[int, ...]) -> None:
+def test_sizes_and_several(tmp_path: Path) -> None:
     """One late rank of two (one a node) to eight, or two, are named with the whole difference."""
-    evaluated(tmp_path, Job(late(*culprits), ranks).series(), {WATCHED_S: dict.fromkeys(culprits, 400)})
+    cases = ((2, (1,)), (3, (0,)), (4, (1, 3)), (8, (6,)), (8, (0, 1)))
+    evaluated(
+        tmp_path,
+        **{
+            f"late_{culprits}_of_{ranks}": Seen(
+                Job(late(*culprits), ranks).series(), {WATCHED_S: dict.fromkeys(culprits, 400)}
+            )
+            for ranks, culprits in cases
+        },
+    )
 
 
-@pytest.mark.parametrize(
-    ("job", "lateness"),
-    [
-        (Job(lambda rank, step: 0.01 if rank == 2 or step % 2 else 0.09), 400),
-        (Job(lambda rank, step: 0.01 if rank == 2 or step % 4 else 0.33), 800),
-        (Job(late(2, by_s=0.006)), 60),
-        (Job(late(2, by_s=2.0, usual_s=1.0), step_s=10.0), 200),
-        (Job(late(2, by_s=3.0, usual_s=6.0), step_s=30.0, watched_s=600), 100),
-        (Job(late(2, usual_s=0.0, beside=uneven(1))), None),
-    ],
-    ids=["every second step", "one step in four", "6%", "steps of 10 s", "steps of 30 s", "uneven"],
-)
-def test_kinds_of_lateness(tmp_path: Path, job: Job, lateness: int | None) -> None:
+def test_kinds_of_lateness(tmp_path: Path) -> None:
     """A rank that is late now and then, a little, in long steps, or among uneven ones is named."""
-    series = job.series()
-    if lateness is None:
-        evaluated(tmp_path, series, {job.watched_s: {2: 1}}, WHO)
-    else:
-        evaluated(tmp_path, series, {job.watched_s: {2: lateness}})
+    jobs = {
+        "every_second_step": (Job(lambda rank, step: 0.01 if rank == 2 or step % 2 else 0.09), 400),
+        "one_step_in_four": (Job(lambda rank, step: 0.01 if rank == 2 or step % 4 else 0.33), 800),
+        "six_percent": (Job(late(2, by_s=0.006)), 60),
+        "steps_of_10_s": (Job(late(2, by_s=2.0, usual_s=1.0), step_s=10.0), 200),
+        "steps_of_30_s": (Job(late(2, by_s=3.0, usual_s=6.0), step_s=30.0, watched_s=600), 100),
+    }
+    seen = {name: Seen(job.series(), {job.watched_s: {2: lateness}}) for name, (job, lateness) in jobs.items()}
+    uneven_ones = Job(late(2, usual_s=0.0, beside=uneven(1))).series()
+    evaluated(tmp_path, **seen, uneven=Seen(uneven_ones, {WATCHED_S: {2: 1}}, WHO))
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.95])
-def test_even(tmp_path: Path, share: float) -> None:
+def test_even(tmp_path: Path) -> None:
     """Where all ranks communicate as long, however slow the link, none is late; nor where they differ by less than 5% of the time."""
-    series = Job(lambda *_: share / 10).series()
-    evaluated(tmp_path, series, {WATCHED_S: dict.fromkeys(range(4), 0)}, f"round(1e3 * {SHARE}lateness)")
-    never(tmp_path, Job(lambda rank, _: share / 10 + rank * 0.0015).series())
+    nobody = {WATCHED_S: dict.fromkeys(range(4), 0)}
+
+    def even(share: float) -> Seen:
+        return Seen(Job(lambda *_: share / 10).series(), nobody, f"round(1e3 * {SHARE}lateness{{JOB}})")
+
+    def nearly(share: float) -> Seen:
+        return never(Job(lambda rank, _: share / 10 + rank * 0.0015).series())
+
+    shares = (0.01, 0.5, 0.95)
+    evaluated(
+        tmp_path,
+        **{f"even_{share}": even(share) for share in shares},
+        **{f"nearly_{share}": nearly(share) for share in shares},
+    )
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("seed", range(3))
-def test_uneven(tmp_path: Path, ranks: int, seed: int) -> None:
+def test_uneven(tmp_path: Path) -> None:
     """Ranks whose work is random, in steps of 0.1 s and of 2 s, are not named by chance."""
-    never(tmp_path, Job(uneven(seed), ranks).series())
-    long = uneven(seed + 100, work_s=1.0)
-    never(tmp_path, Job(long, ranks, step_s=2.0).series())
+    jobs = {}
+    for ranks, seed in itertools.product((2, 3, 4, 8), range(3)):
+        jobs[f"{ranks}_seed_{seed}"] = never(Job(uneven(seed), ranks).series())
+        long = uneven(seed + 100, work_s=1.0)
+        jobs[f"{ranks}_long_steps_seed_{seed}"] = never(Job(long, ranks, step_s=2.0).series())
+    evaluated(tmp_path, **jobs)
 
 
-@pytest.mark.parametrize(
-    "comm",
-    [
-        lambda rank, step: 0.01 if rank == step % 4 else 0.05,
-        lambda rank, step: 0.005 if rank == 0 or step % 60 else 1.005,
-        lambda rank, step: 0.01 + 0.002 * rank,
-    ],
-    ids=["late in turn", "checkpoints", "a little more from rank to rank"],
-)
-def test_no_straggler(tmp_path: Path, comm: Comm) -> None:
+def test_no_straggler(tmp_path: Path) -> None:
     """Ranks that are late in turn, a rank that saves checkpoints, and ranks with a little more work each are no stragglers."""
-    never(tmp_path, Job(comm).series())
+    jobs: dict[str, Comm] = {
+        "late_in_turn": lambda rank, step: 0.01 if rank == step % 4 else 0.05,
+        "checkpoints": lambda rank, step: 0.005 if rank == 0 or step % 60 else 1.005,
+        "a_little_more_from_rank_to_rank": lambda rank, step: 0.01 + 0.002 * rank,
+    }
+    evaluated(tmp_path, **{name: never(Job(comm).series()) for name, comm in jobs.items()})
 
 
 def test_stages(tmp_path: Path) -> None:
@@ -208,17 +229,20 @@ def test_stages(tmp_path: Path) -> None:
         messages = 'commwatch_p2p_wait_seconds_total{instance="a:9477",job_id="job",rank="0",group="pp"}'
         return {**Job(lambda rank, _: waits[rank]).series(), messages: f"0+1x{WATCHED_S // EVERY_S}"}
 
-    never(tmp_path, stages(0.03, 0.04, 0.05, 0.05))
-    evaluated(tmp_path, stages(0.06, 0.02, 0.06, 0.05), {WATCHED_S: {1: 400}})
+    straggler = Seen(stages(0.06, 0.02, 0.06, 0.05), {WATCHED_S: {1: 400}})
+    evaluated(tmp_path, uneven=never(stages(0.03, 0.04, 0.05, 0.05)), straggler=straggler)
 
 
 def test_node_that_is_not_scraped(tmp_path: Path) -> None:
     """Of a job whose ranks are not all there nothing is known: neither at first, nor once a node is no longer scraped."""
     series = Job(late(3)).series()
     here = {name: values for name, values in series.items() if 'instance="a' in name}
-    evaluated(tmp_path, here, {WATCHED_S: {}}, f"{SHARE}rate")
     gone = Job(late(3), until_s={1: 150, 3: 150}).series()
-    evaluated(tmp_path, gone, {150: {3: 400}, 160: {}, WATCHED_S: {}})
+    evaluated(
+        tmp_path,
+        at_first=Seen(here, {WATCHED_S: {}}, f"{SHARE}rate{{JOB}}"),
+        gone=Seen(gone, {150: {3: 400}, 160: {}, WATCHED_S: {}}),
+    )
 
 
 def test_restart(tmp_path: Path) -> None:
@@ -228,41 +252,43 @@ def test_restart(tmp_path: Path) -> None:
     for name, values in again.items():
         if 'rank="3"' in name and "_total" in name:
             series[name] = f"{values} {values.split(' ', 1)[1]}"
-    evaluated(tmp_path, series, {WATCHED_S: {3: 400}})
+    evaluated(tmp_path, job=Seen(series, {WATCHED_S: {3: 400}}))
 
 
 def test_job_of_one_agent(tmp_path: Path) -> None:
     """A job all of whose ranks one agent sees has no straggler by these rules: that agent knows better."""
-    never(tmp_path, Job(late(3), agents="a").series())
+    evaluated(tmp_path, job=never(Job(late(3), agents="a").series()))
 
 
 def test_scraped_twice(tmp_path: Path) -> None:
     """An agent that two scrape jobs scrape counts once."""
     series = Job(late(1), ranks=2).series()
     twice = {name.replace("{", f'{{job="{job}",'): values for name, values in series.items() for job in "ab"}
-    evaluated(tmp_path, twice, {WATCHED_S: {1: 400}})
+    evaluated(tmp_path, job=Seen(twice, {WATCHED_S: {1: 400}}))
 
 
 def test_idle(tmp_path: Path) -> None:
     """Ranks that make no steps have no share, and so no lateness."""
-    evaluated(tmp_path, Job(late(3), step_s=1e6).series(), {WATCHED_S: {}}, f"{SHARE}rate")
+    evaluated(tmp_path, job=Seen(Job(late(3), step_s=1e6).series(), {WATCHED_S: {}}, f"{SHARE}rate{{JOB}}"))
 
 
-@pytest.mark.parametrize("by_s", [0.015, 0.06])
-def test_found_soon(tmp_path: Path, by_s: float) -> None:
+def test_found_soon(tmp_path: Path) -> None:
     """Who begins to cost the others 15% of the time, or 60%, is named within half a minute, and forgotten two minutes after."""
-    job = Job(late_in(range(3000, 4500), 3, by_s), watched_s=600)
     looks = {295: {}, 330: {3: 1}, 440: {3: 1}, 570: {}}
-    evaluated(tmp_path, job.series(), looks, WHO)
+    jobs = {
+        f"by_{by_s}": Seen(Job(late_in(range(3000, 4500), 3, by_s), watched_s=600).series(), looks, WHO)
+        for by_s in (0.015, 0.06)
+    }
+    evaluated(tmp_path, **jobs)
 
 
-@pytest.mark.parametrize("earlier_s", [3.0, 4.9])
-@pytest.mark.parametrize("agents", ["ab", "abbb", "abcd"])
-def test_scraped_at_different_times(tmp_path: Path, agents: str, earlier_s: float) -> None:
+def test_scraped_at_different_times(tmp_path: Path) -> None:
     """While a rank begins to be late, and while it catches up, no other is named because its agent was scraped earlier."""
-    for culprit, begins in itertools.product((0, 3), (3000, 3025)):
+    jobs = {}
+    late_ones = ((0, 3000), (3, 3025))
+    for agents, earlier_s, (culprit, begins) in itertools.product(("ab", "abbb", "abcd"), (3.0, 4.9), late_ones):
         faulty = late_in(range(begins, begins + 1000), culprit, by_s=0.06)
-        job = Job(faulty, agents=agents, watched_s=500, earlier_s={"b": earlier_s})
-        looks = {at_s: dict[int, float]() for at_s in range(290, 500, EVERY_S)}
-        others = f'{SHARE}straggler{{rank!="{culprit}"}}'
-        all_evaluated(tmp_path, job.series(), {others: looks, WHO: {335: {culprit: 1}}})
+        series = Job(faulty, agents=agents, watched_s=500, earlier_s={"b": earlier_s}).series()
+        who = Seen(series, {335: {culprit: 1}}, WHO, (290, 495), f',rank!="{culprit}"')
+        jobs[f"{agents}_{earlier_s}_{culprit}"] = who
+    evaluated(tmp_path, **jobs)
