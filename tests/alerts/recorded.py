@@ -10,6 +10,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def agree(
     recorded: Recorded,
     interval_s: float = INTERVAL_S,
     theirs: Sequence[Rule] | None = None,
-) -> int:
+) -> Counter[str]:
     """Compare the agent with Prometheus: both must have the same pending and firing alerts at each evaluation.
 
     Rules with ``prometheus_only`` are left out. No sum may equal a threshold to the last bit, because Prometheus adds series in the
@@ -173,17 +174,17 @@ def agree(
         theirs: the rules for Prometheus, if they are to be others.
 
     Returns:
-        How often an alert was firing; a test should know.
+        How often each alert was firing, by its name; a test should know.
     """
     rules = [rule for rule in rules if not rule.prometheus_only]
     records = [record for record in records if not record.prometheus_only]
     evaluator = Evaluator(rules, records, lambda template, labels, value, also: "")
-    samples, checks, fired = Samples(evaluator.needs), [], 0
+    samples, checks, fired = Samples(evaluator.needs), [], Counter[str]()
     for at_s, there in rounds(recorded, interval_s):
         samples.add(at_s, there)
         alerts = [one for one in evaluator.evaluate(at_s, at_s, samples) if one.state in (PENDING, FIRING)]
         assert not evaluator.failing
-        fired += sum(alert.state == FIRING for alert in alerts)
+        fired.update(alert.name for alert in alerts if alert.state == FIRING)
         labels = [labels_of({**alert.labels, "alertstate": alert.state}) for alert in alerts]
         expected = [
             {"labels": "ALERTS{" + ",".join(f"{n}={json.dumps(v)}" for n, v in pairs) + "}", "value": 1}

@@ -64,20 +64,19 @@ def test_notation() -> None:
     assert expanded("_x2 0+2x3 7x1 5") == [None, None, 0, 2, 4, 6, 7, 7, 5]
 
 
-def together(alert: str) -> Recorded:
-    """The series of all cases of an alert, each on nodes and in jobs of its own, and gone at the end."""
+def together() -> Recorded:
+    """The series of all cases, each on nodes and in jobs of its own, and gone at the end."""
     found: dict[str, Sequence[float | None]] = {}
-    for number, case in enumerate(case for case in CASES if case.alert == alert):
+    for number, case in enumerate(case for case in CASES if case.alert in OURS):
         for name, notation in case.series.items():
             own = re.sub(r'(instance|job_id)="([^"]*)"', rf'\g<1>="\g<2>{number}"', name)
             found[own] = [*expanded(notation), *[None] * AFTER]
     return found
 
 
-@pytest.mark.parametrize("alert", sorted(OURS))
-def test_cases(tmp_path: Path, alert: str) -> None:
-    """From series at the edge of a threshold follows the same for both, from the first sample until all is over."""
-    assert agree(tmp_path, LIST.alerts, LIST.records, together(alert)) > 0
+def test_cases(tmp_path: Path) -> None:
+    """From series at the edge of a threshold follows the same for both, from the first sample until all is over; every alert fires."""
+    assert agree(tmp_path, LIST.alerts, LIST.records, together()).keys() == OURS
 
 
 # -- a real job -------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ def recorded() -> Recorded:
 def test_recorded(tmp_path: Path, patience: str) -> None:
     """Of a job that waited for its link, was freed, and then lost a rank, both tell the same at the same moments."""
     rules = LIST if patience == "as shipped" else impatient(LIST)
-    assert agree(tmp_path, rules.alerts, rules.records, recorded()) > 10
+    assert agree(tmp_path, rules.alerts, rules.records, recorded()).total() > 10
 
 
 def test_what_was_recorded() -> None:
@@ -142,6 +141,8 @@ ABOUT = {
 #: Either so or not.
 SWITCHES = re.compile(r".*_(info|up|finding|throttled)")
 STEPS = 120
+#: Compared in every run. The even ones are for the impatient list: only among those of 8 is a link that is underused for long enough.
+SEEDS = (0, 8, 1, 3)
 
 
 def metrics() -> list[str]:
@@ -181,19 +182,19 @@ def wandering(seed: int) -> Recorded:
     return found
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4, 5, 6, 7))])
 def test_whatever_comes(tmp_path: Path, seed: int) -> None:
     """Series that wander across the thresholds, come and go, and begin anew: both have the same alerts all along."""
     rules = LIST if seed % 2 else impatient(LIST)
-    assert agree(tmp_path, rules.alerts, rules.records, wandering(seed)) > 100
+    assert agree(tmp_path, rules.alerts, rules.records, wandering(seed)).total() > 100
 
 
 def test_every_alert_comes() -> None:
     """Among these series are some for every alert of the list that an agent raises, so all are compared."""
-    fired = set()
-    for seed in range(16):
-        fired |= firing(wandering(seed))
-    assert OURS - fired == set()
+    missing = set(OURS)
+    for seed in SEEDS:
+        missing -= firing(wandering(seed)) if missing else set()
+    assert missing == set()
 
 
 def firing(recorded: Recorded) -> set[str]:

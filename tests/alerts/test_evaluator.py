@@ -104,7 +104,7 @@ def test_firing_intervals(tmp_path: Path, for_s: float, keep_s: float) -> None:
         Record("job_rank:ops:rate1m", "rate(ops_total[1m])"),
         Record("job:ops:rate1m", "max by (job_id) (job_rank:ops:rate1m)"),
     ]
-    assert agree(tmp_path, rules, records, SHARES) > 30
+    assert agree(tmp_path, rules, records, SHARES).total() > 30
 
 
 def test_disagreement_is_seen(tmp_path: Path) -> None:
