@@ -185,7 +185,12 @@ def test_every_command_is_here() -> None:
     assert set(COMMANDS) == {name for name, _ in _leaves(command_line._parser())}
 
 
-CASES = [(name, flags, seen) for name, cases in COMMANDS.items() for flags, seen in cases]
+#: Of each command one case in every run; the others are among the long tests.
+CASES = [
+    pytest.param(name, flags, seen, id=f"{name} {' '.join(flags)[:20]}", marks=[pytest.mark.long] if number else [])
+    for name, cases in COMMANDS.items()
+    for number, (flags, seen) in enumerate(cases)
+]
 
 
 @pytest.fixture
@@ -205,7 +210,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-@pytest.mark.parametrize(("name", "flags", "seen"), CASES, ids=[f"{n} {' '.join(f)[:20]}" for n, f, _ in CASES])
+@pytest.mark.parametrize(("name", "flags", "seen"), CASES)
 def test_commands(
     scene: Scene, tmp_path: Path, call: Callable[..., str], name: str, flags: list[str], seen: bool
 ) -> None:
