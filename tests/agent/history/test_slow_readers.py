@@ -12,6 +12,7 @@ import sys
 import termios
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 
@@ -34,6 +35,17 @@ RANKS, CHUNKS = 2, 12
 MOST_LOG_BYTES = 12 << 20
 
 
+@cache
+def chunk(number: int) -> bytes:
+    """The records of a chunk, which all ranks and tests share."""
+    chance, at = random.Random(number), number * CHUNK_RECORDS
+    done = [
+        operation(start_ns=n * 1000, end_ns=n * 1000 + chance.randrange(1000), seq=n, size=chance.randrange(1 << 40))
+        for n in range(at, at + CHUNK_RECORDS)
+    ]
+    return packed(*done, first=at)
+
+
 class Recorded:
     """A history that an agent writes."""
 
@@ -47,21 +59,11 @@ class Recorded:
 
     def write(self, chunks: int) -> None:
         """Write chunks of all ranks, and the steps and measurements of the same time, in a commit each."""
-        chance = random.Random(0)
         for number in islice(self._numbers, chunks):
             at = number * CHUNK_RECORDS
+            steps = [StepRecord(n, n * 1000, n * 1000 + 999, 5, None) for n in range(at, at + CHUNK_RECORDS)]
             for ring in self._rings:
-                done = [
-                    operation(
-                        start_ns=n * 1000,
-                        end_ns=n * 1000 + chance.randrange(1000),
-                        seq=n,
-                        size=chance.randrange(1 << 40),
-                    )
-                    for n in range(at, at + CHUNK_RECORDS)
-                ]
-                self._store.append(ring, packed(*done, first=at), at + CHUNK_RECORDS)
-                steps = [StepRecord(n, n * 1000, n * 1000 + 999, 5, None) for n in range(at, at + CHUNK_RECORDS)]
+                self._store.append(ring, chunk(number), at + CHUNK_RECORDS)
                 self._store.steps(ring, steps, None)
             for n in range(CHUNK_RECORDS):
                 self._store.node_sample(CounterSample(EPOCH_NS + (at + n) * 1000, []))
