@@ -1,28 +1,76 @@
-"""The records of jobs of the fault matrix, played again: a change of a rule is judged in seconds, on the same data."""
+"""The records of jobs of the fault matrix, played again: a change of a rule, or of the replay of steps, is judged in seconds, on the same data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import pytest
 
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.report.recorded_steps import model_of
+from commwatch_agent.report.timeline_export import Window, own_trace
+from commwatch_agent.whatif.replay import replay
 from tests.faults.recorded import FOLDER, concluded, file_name, named
 from tests.faults.run import KEPT_S, judge
 from tests.faults.scenarios import SCENARIOS, Scenario
 
 HANGS = [each for each in SCENARIOS if each.hangs]
+PLAYED = [each for each in SCENARIOS if not each.hangs]
+#: Jobs that mark steps.
+STEPPING = [each for each in PLAYED if not each.name.startswith("unmarked")]
 
 
-@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if not each.hangs], ids=lambda each: each.name)
-def test_named(scenario: Scenario, tmp_path: Path) -> None:
+class Played(NamedTuple):
+    """What came of a job: who was named when, in seconds since its recording begins, and its history."""
+
+    looks: list[tuple[float, set[int]]]
+    history: Path
+
+
+Play = Callable[[Scenario], Played]
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Plays a job, once for all tests."""
+    done: dict[str, Played] = {}
+
+    def play(scenario: Scenario) -> Played:
+        file = file_name(scenario.name)
+        if file not in done:
+            directory = tmp_path_factory.mktemp("played")
+            done[file] = Played(list(named(FOLDER / file, directory)), directory / "h.sqlite")
+        return done[file]
+
+    return play
+
+
+@pytest.mark.parametrize("scenario", PLAYED, ids=lambda each: each.name)
+def test_named(scenario: Scenario, play: Play) -> None:
     """In recorded jobs, the ranks at fault are named in time and no other rank ever; an even job names no rank."""
-    looks = [(at_s - KEPT_S[0], found) for at_s, found in named(FOLDER / file_name(scenario.name), tmp_path)]
+    looks = [(at_s - KEPT_S[0], found) for at_s, found in play(scenario).looks]
     expected = set(scenario.ranks) if scenario.kinds else set()
     assert all(found <= expected for _, found in looks), looks
     after = [at_s for at_s, found in looks if found == expected and expected]
     assert not expected or (after and after[0] <= scenario.within_s), looks
     held = [found for at_s, found in looks if after and at_s >= after[0]]
     assert held.count(expected) >= 0.9 * len(held)
+
+
+@pytest.mark.parametrize("scenario", STEPPING, ids=lambda each: each.name)
+def test_replayed_unchanged(scenario: Scenario, play: Play) -> None:
+    """The replay of a recorded job, of any shape, with a late rank or without, gives the recorded step time within 3 % if nothing is changed."""
+    history = play(scenario).history
+    (job,) = QueryService(history).jobs()
+    with own_trace(history, job.job_id, Window(None), (), alone=True) as own:
+        model = model_of([own], job.world_size)
+    steps = replay(model)
+    assert len(steps) >= 15
+    assert median(step.duration_s for step in steps) == pytest.approx(median(model.measured_s), rel=0.03)
+    assert sum(step.duration_s for step in steps) == pytest.approx(sum(model.measured_s), rel=0.03)
 
 
 @pytest.mark.parametrize("scenario", HANGS, ids=lambda each: each.name)
