@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -40,11 +41,17 @@ def bits(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().view(torch.uint8).numpy())
 
 
+@lru_cache(maxsize=32)
+def drawn(rank: int, size: int) -> torch.Tensor:
+    """Random numbers of very different sizes; they are slow to draw, so tests share them."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(size, generator=generator) * 10 ** torch.randint(-3, 4, (size,), generator=generator)
+
+
 def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """Values of one rank, of very different sizes if they are floats: the order of additions shows in the bits of their sum."""
-    generator = torch.Generator().manual_seed(rank)
-    made = torch.randn(size, generator=generator) * 10 ** torch.randint(-3, 4, (size,), generator=generator)
-    return made.to(dtype) if dtype.is_floating_point else made.abs().clamp(max=20).to(dtype)
+    made = drawn(rank, size)
+    return made.to(dtype, copy=True) if dtype.is_floating_point else made.abs().clamp(max=20).to(dtype)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
