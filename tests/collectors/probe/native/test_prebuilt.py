@@ -43,10 +43,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Path:
     return write(files, glibc_of([native, plugin]), tmp_path_factory.mktemp("dist"))
 
 
-@pytest.fixture
-def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The wheel, installed by pip in a folder of the path; returns the folder of this torch."""
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def by_pip(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which pip has installed the wheel, to copy."""
+    site = tmp_path_factory.mktemp("pip") / "site"
     pip = [
         sys.executable,
         "-m",
@@ -60,6 +60,14 @@ def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         str(wheel),
     ]
     subprocess.run(pip, check=True, env=clean_env(PIP_DISABLE_PIP_VERSION_CHECK="1"))
+    return site
+
+
+@pytest.fixture
+def installed(by_pip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The wheel, installed in a folder of the path; returns the folder of this torch."""
+    site = tmp_path / "site"
+    shutil.copytree(by_pip, site)
     monkeypatch.syspath_prepend(str(site))
     (found,) = (site / library.PACKAGE).glob("torch-*")
     return found
