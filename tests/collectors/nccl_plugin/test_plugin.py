@@ -14,8 +14,6 @@ OLDEST = "ncclProfiler_v4"
 VERSIONS = (OLDEST, "ncclProfiler_v5", "ncclProfiler_v6")
 #: Ring and LL128 on two channels, as the driver's collectives; its messages on one channel.
 RING_LL128_2, ONE_CHANNEL = 2 | 2 << 4 | 2 << 6, 1 << 6
-#: Operations of a thread, each with 15 calls on average.
-EACH = 11_000
 RING_1 = 2 | 2 << 4 | 1 << 6
 
 
@@ -25,18 +23,22 @@ def summary(lines: list[str]) -> tuple[dict[str, int], int, dict[str, int]]:
     return json.loads(counts), int(mask.removeprefix("mask ")), json.loads(theirs[0]) if theirs else {}
 
 
+@pytest.mark.parametrize("each", [500, pytest.param(11_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_threads(built: Built, version: str) -> None:
-    """Ten million calls from 64 threads, ends in any order and twice, communicators made and destroyed: each operation is reported once, or counted as lost."""
-    counts, mask, _ = summary(built.play("64", str(EACH), version=version))
+def test_threads(built: Built, version: str, each: int) -> None:
+    """Of operations of 64 threads, with ends in any order and twice, and communicators made and destroyed, each is reported once, or counted as lost.
+
+    An operation has 15 calls on average: these are half a million calls, or ten million.
+    """
+    counts, mask, _ = summary(built.play("64", str(each), version=version))
     assert mask == 2 | 4 | 64  # operations, messages, and kernels of channels
     made = counts["free"] + counts["in_call"] + counts["untimed_in_call"]
-    assert made + counts["not_recorded"] == 64 * EACH
+    assert made + counts["not_recorded"] == 64 * each
     assert counts["written"] == counts["free"]
     assert counts["timed"] == counts["free"] - counts["messages"]
     if version == OLDEST:
         assert counts["free"] == counts["lost"] == 0
-        assert 0.4 < counts["in_call"] / 64 / EACH / 0.75 < 0.6  # half of the collectives
+        assert 0.4 < counts["in_call"] / 64 / each / 0.75 < 0.6  # half of the collectives
     else:
         assert counts["lost"] == counts["not_recorded"] < 64 * 20
     # A thread that is interrupted for thousands of calls does not find its times any more.

@@ -1,4 +1,4 @@
-"""The native hook's own parts, driven by threads of C++ under the sanitizers."""
+"""The native hook's own parts, driven by threads of C++: plain with every run, under the sanitizers with the long tests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
 DRIVERS = ("ring", "messages", "session", "graphs", "retention", "spare", "stream_waits", "standard_error", "aside")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 KINDS = {
-    "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "threads": ["-fsanitize=thread"],
+    "plain": WARNINGS,
+    "addresses": ("-g", *WARNINGS, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "threads": ("-g", "-fsanitize=thread"),
 }
 INCLUDED = (f"-I{library.HERE}", f"-I{library.PLUGIN}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("addresses", "threads"))]
+)
 def test_parts(kind: str, tmp_path: Path) -> None:
     """All parts that do not depend on torch, from the ring to questions to Python, hold what they promise to eight threads."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
-    flags = ["-std=c++20", "-g", "-O0", "-pthread", "-rdynamic", *INCLUDED, f"-I{tmp_path}", *KINDS[kind]]
+    flags = ["-std=c++20", "-O0", "-pthread", "-rdynamic", *INCLUDED, f"-I{tmp_path}", *KINDS[kind]]
     files = [str(DRIVER / f"{name}_driver.cpp") for name in DRIVERS]
     built = subprocess.run(
         ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
