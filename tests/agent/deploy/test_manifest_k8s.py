@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import re
 import shlex
@@ -11,16 +13,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from commwatch_agent.cli import command_line
 from commwatch_agent.deploy.kubernetes import Site, Trainer, daemon_set, sidecar
 from commwatch_agent.otlp.resource import _OF_KUBERNETES
 from commwatch_alerts import catalogue
@@ -37,16 +42,28 @@ AGENT = "commwatch"
 COMMON = ("--token-secret", "agents", "--peers", "dns+agents:9001")
 
 
+@cache
 def text(*flags: str) -> str:
-    """What the command prints."""
-    done = commwatch("manifest", "k8s", *flags)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    """What the command prints, called here."""
+    with (
+        patch.dict(os.environ, clean_env(), clear=True),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        code = command_line.main(["manifest", "k8s", *flags])
+    gc.enable()
+    assert (code, err.getvalue()) == (0, "")
+    return out.getvalue()
+
+
+def documents(whole: str) -> list[Any]:
+    """What is in a file of YAML, read by libyaml: in Python it takes twenty times as long."""
+    return list(yaml.load_all(whole, yaml.CSafeLoader))
 
 
 def objects(*flags: str) -> dict[str, dict[str, Any]]:
     """The objects that it prints, by kind; of the dashboards the last."""
-    return {each["kind"]: each for each in yaml.safe_load_all(text(*flags))}
+    return {each["kind"]: each for each in documents(text(*flags))}
 
 
 def pod(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -86,7 +103,7 @@ def test_kubernetes_takes_it(variant: str, tmp_path: Path) -> None:
     done = subprocess.run(checker, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    kinds = [each["kind"] for each in yaml.safe_load_all(file.read_text())]
+    kinds = [each["kind"] for each in documents(file.read_text())]
     assert said.count(" passed for resource ") == len([kind for kind in kinds if kind not in CUSTOM])
     assert said.count("Couldn't find schema") == len([kind for kind in kinds if kind in CUSTOM])
     file.write_text(file.read_text().replace("volumeMounts:", "volumeMount:"))
@@ -102,7 +119,7 @@ def test_kubernetes_takes_it(variant: str, tmp_path: Path) -> None:
 )
 def test_golden(golden: str, flags: tuple[str, ...]) -> None:
     """The objects of our templates are those of the golden file, key by key."""
-    made = [each for each in yaml.safe_load_all(text(*flags)) if each["kind"] not in ("PrometheusRule", "ConfigMap")]
+    made = [each for each in documents(text(*flags)) if each["kind"] not in ("PrometheusRule", "ConfigMap")]
     assert made == list(yaml.safe_load_all((TREE / "tests" / "golden" / f"k8s-{golden}.yaml").read_text()))
 
 
@@ -129,7 +146,7 @@ def scalars(value: str) -> list[tuple[str, str, str]]:
     more |= {"history_claim": value, "history_size": value}
     site = Site(value, value, 9001, value, {value: value}, **more)
     documents = [*sidecar(site, Trainer(value, [value, value], 1)), *daemon_set(site)]
-    found = [event for each in documents for event in yaml.parse(each)]
+    found = [event for each in documents for event in yaml.parse(each, yaml.CSafeLoader)]
     return [(type(each).__name__, getattr(each, "value", ""), getattr(each, "style", "")) for each in found]
 
 
@@ -148,7 +165,7 @@ def test_labels_are_text() -> None:
     """Labels are quoted in every object where YAML 1.1 or 1.2 has a number, a date or a bool of their spelling."""
     labels = {f"l{value}": value for value in ("yes", "y", "null", "0123", "08", "1e3", "0o17", "0x1f", "2024-01-01")}
     whole = text(*(f"--label={name}={value}" for name, value in labels.items()))
-    scalars = [event for event in yaml.parse(whole) if isinstance(event, yaml.ScalarEvent)]
+    scalars = [event for event in yaml.parse(whole, yaml.CSafeLoader) if isinstance(event, yaml.ScalarEvent)]
     styles = [(name.value, value.style) for name, value in pairwise(scalars) if labels.get(name.value) == value.value]
     kinds = whole.count("\nkind: ")
     assert Counter(name for name, _ in styles) == dict.fromkeys(labels, kinds)
@@ -299,8 +316,8 @@ def test_custom_kinds() -> None:
 
 def test_dashboards() -> None:
     """Every dashboard is there, as `dashboards export` writes it, with the labels of the site beside its own."""
-    made = list(yaml.safe_load_all(text("--only", "ConfigMap", "--label", "team=ml")))
-    exported = [yaml.safe_load(each) for each in configmaps("http://localhost:9477/runbook").values()]
+    made = documents(text("--only", "ConfigMap", "--label", "team=ml"))
+    exported = [only for each in configmaps("http://localhost:9477/runbook").values() for only in documents(each)]
     assert [each["data"] for each in made] == [each["data"] for each in exported]
     assert all(each["metadata"]["labels"].items() >= {"grafana_dashboard": "1", "team": "ml"}.items() for each in made)
 
