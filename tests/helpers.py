@@ -13,9 +13,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ from tests.bare import opened
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
 EPOCH_NS = 1_700_000_000_000_000_000
+#: For an agent that looks at once which agents of other nodes there are.
+SOON_MET = {"commwatch_agent.daemon._PEERS_S": 0.5}
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
 PATIENCE_S = 90.0
 
@@ -408,17 +410,21 @@ def agent(
     env: dict[str, str] | None = None,
     there: tuple[str, ...] = (),
     fetch: Fetch = fetch,
+    constants: Mapping[str, float] | None = None,
 ) -> Iterator[RunningAgent]:
     """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs.
 
     Args:
         there: what runs a command where the agent is to be, if not here.
         fetch: how to ask it.
+        constants: as for ``prefork.Commwatch``.
     """
     command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
     true_start = [*there, sys.executable, "-m", "commwatch", *command]
     forked = not there and _at_start(env) == _at_start(clean_env())
-    process = prefork.Commwatch(*command, env=env) if forked else subprocess.Popen(true_start, env=env)
+    assert forked or not constants, "only a fork can have them"
+    forks = partial(prefork.Commwatch, *command, constants=constants)
+    process = forks(env=env) if forked else subprocess.Popen(true_start, env=env)
     running = RunningAgent(process, directory, fetch)
     try:
 

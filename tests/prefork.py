@@ -70,16 +70,22 @@ class Commwatch:
         env: its whole environment.
         cwd: its folder; by default that of this process.
         streams: files of its standard input, output and error.
+        constants: other values of constants of modules, by their full names, such as a pause that a test should not wait for.
     """
 
     def __init__(
-        self, *arguments: str, env: Mapping[str, str], cwd: Path | None = None, streams: Sequence[int] = (0, 1, 2)
+        self,
+        *arguments: str,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        streams: Sequence[int] = (0, 1, 2),
+        constants: Mapping[str, float] | None = None,
     ) -> None:
         program = find_spec("commwatch.__main__")
         assert program is not None
         assert program.origin is not None
         argv = [program.origin, *arguments]
-        self._connection = _connected(str(_server("agent")), 0, argv, env, cwd or Path.cwd(), streams)
+        self._connection = _connected(str(_server("agent")), 0, argv, env, cwd or Path.cwd(), streams, constants)
         self._replies = self._connection.makefile()
         self.pid = int(self._replies.readline())
         self.returncode: int | None = None
@@ -158,12 +164,19 @@ def _server(kind: str) -> Path:
 
 
 def _connected(
-    path: str, ranks: int, argv: Sequence[str], env: Mapping[str, str], cwd: Path, streams: Sequence[int]
+    path: str,
+    ranks: int,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    streams: Sequence[int],
+    constants: Mapping[str, float] | None = None,
 ) -> socket.socket:
     """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"argv": argv, "ranks": ranks, "cwd": str(cwd), "env": dict(env), "umask": umask}
+    request["constants"] = dict(constants or {})
     namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
@@ -304,6 +317,13 @@ def _be_rank(script: str) -> None:
     autoload()
 
 
+def _set(constants: Mapping[str, float]) -> None:
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(sys.modules[module], constant), name
+        setattr(sys.modules[module], constant, value)
+
+
 def _run(request: dict[str, Any], kind: str) -> int:
     """Be the rank or agent; returns the exit code."""
     script, *_ = sys.argv = request["argv"]
@@ -316,6 +336,7 @@ def _run(request: dict[str, Any], kind: str) -> int:
             _be_rank(script)
         else:
             sys.path[0] = str(Path.cwd())
+            _set(request["constants"])
         exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -22,6 +22,7 @@ from tests.agent.test_job_wide import command_of_all, of_all, states, whole
 from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
     MS,
+    SOON_MET,
     RunningAgent,
     agent,
     clean_env,
@@ -84,7 +85,7 @@ class Site:
         self.peers.write_text("[]")
         env = clean_env(COMMWATCH_PEERS=str(self.peers))
         self.whole = stack.enter_context(agent(places[0]))
-        self.nodes = [stack.enter_context(agent(place, env=env)) for place in places[1:]]
+        self.nodes = [stack.enter_context(agent(place, env=env, constants=SOON_MET)) for place in places[1:]]
         expected = len(NODES) * [2 * 5 * STEPS + 4]
         every = [sum(expected), *expected]
         wait_for(lambda: [_records(node) for node in (self.whole, *self.nodes)] == every, "the records")

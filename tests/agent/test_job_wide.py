@@ -17,7 +17,7 @@ import pytest
 
 from tests.agent.cli.test_fan_out import hanging, strange, trickling
 from tests.agent.server.routes.test_jobs import one_rank, populate, rings_of
-from tests.helpers import RunningAgent, agent, clean_env, commwatch, end_rank, free_port, wait_for
+from tests.helpers import SOON_MET, RunningAgent, agent, clean_env, commwatch, end_rank, free_port, wait_for
 
 #: Which ranks of the job each node has.
 NODES = ((0, 1), (2,), (3,))
@@ -39,7 +39,7 @@ class Site:
         self.writers += [one_rank(node, rank) for node, ranks in zip(nodes, NODES, strict=True) for rank in ranks]
         self.whole = stack.enter_context(agent(whole.parent))
         env = clean_env(COMMWATCH_PEERS=str(self.peers))
-        self.nodes = [stack.enter_context(agent(node.parent, env=env)) for node in nodes]
+        self.nodes = [stack.enter_context(agent(node.parent, env=env, constants=SOON_MET)) for node in nodes]
         wait_for(lambda: records(self.whole) == sum(map(records, self.nodes)) == RECORDS, "the records")
 
     def meet(self, *more: str) -> None:

@@ -46,6 +46,10 @@ class QuietJob:
         """Steps of rank 0 so far."""
         return int(self._agent.samples().get('commwatch_steps_total{job_id="quiet",rank="0"}', 0))
 
+    def is_old(self, age_s: float, steps: int) -> bool:
+        """It has run for longer than this, and has made more steps, among them the one with a checkpoint."""
+        return self.age_s > age_s and self.steps() > steps
+
     def running(self) -> bool:
         """No rank has ended."""
         return all(rank.poll() is None for rank in self._ranks)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.helpers import RunningAgent, agent, clean_env, commwatch, wait_for
+from tests.helpers import SOON_MET, RunningAgent, agent, clean_env, commwatch, wait_for
 from tests.live import HandMade, hear, number, table
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def site(directory: Path, **job: Any) -> Iterator[tuple[list[RunningAgent], list
             stack.enter_context(HandMade(directory / f"node{number}", "train", 4, here=here, ago_s=30, **job))
             for number, here in enumerate(NODES)
         ]
-        agents = [stack.enter_context(agent(directory / f"node{number}", env=env)) for number in range(len(NODES))]
+        places = [directory / f"node{number}" for number in range(len(NODES))]
+        agents = [stack.enter_context(agent(place, env=env, constants=SOON_MET)) for place in places]
         peers.write_text(json.dumps([{"targets": [running.url for running in agents]}]))
         wait_for(lambda: all("answers" in states(running) for running in agents), "the agents to know each other")
         yield agents, parts
