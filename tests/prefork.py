@@ -11,6 +11,7 @@ import array
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -320,8 +321,9 @@ def _be_rank(script: str) -> None:
 def _set(constants: Mapping[str, float]) -> None:
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
-        assert hasattr(sys.modules[module], constant), name
-        setattr(sys.modules[module], constant, value)
+        place = importlib.import_module(module)
+        assert hasattr(place, constant), name
+        setattr(place, constant, value)
 
 
 def _run(request: dict[str, Any], kind: str) -> int:
@@ -353,8 +355,6 @@ def _run(request: dict[str, Any], kind: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        import importlib
-
         _, _, socket_path, kind = sys.argv
         for module in PRELOADED[kind]:
             importlib.import_module(module)

@@ -60,14 +60,14 @@ class Slurm:
     place: Path
 
     def user(self, user: str, *command: str | Path, **env: str) -> subprocess.Popen[str]:
-        """A command of Slurm's as this user, in its home, with what it says in ``stdout``."""
+        """A command of Slurm's as this user, in its home, with what it says in ``stdout``; no native hook is built where it may read."""
         home = self.place / "home"
         group = pwd.getpwnam(user).pw_gid
         become = ["setpriv", f"--reuid={user}", f"--regid={group}", "--init-groups", "--"]
         return subprocess.Popen(
             [*become, *map(str, command)],
             cwd=home,
-            env=clean_env(SLURM_CONF=str(self.place / "slurm.conf"), HOME=str(home), **env),
+            env=clean_env(SLURM_CONF=str(self.place / "slurm.conf"), HOME=str(home), COMMWATCH_HOOK="python", **env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.e2e.test_verdicts import Job, verdicts_of
 from tests.helpers import RunningAgent, agent, wait_for
 
 LATE_MS = 50.0
+#: Jobs: how many ranks each has, and which one is late at first; then the next one is.
+JOBS = {"three": (3, 1), "four": (4, 3)}
 
 
-def straggler(running: RunningAgent, rank: int) -> dict[str, Any] | None:
+def straggler(running: RunningAgent, job: str, rank: int) -> dict[str, Any] | None:
     """The verdict that ``rank`` is the straggler, once its lateness, a mean over the window, is right within 20%."""
-    for verdict in verdicts_of(running, "late"):
+    for verdict in verdicts_of(running, job):
         found = re.search(r"late by ([0-9.]+) ms", verdict["says"])
         if verdict["ranks"] == [rank] and found is not None and 0.8 * LATE_MS < float(found[1]) < 1.2 * LATE_MS:
             return verdict
     return None
 
 
-@pytest.mark.parametrize(("ranks", "culprit"), [(3, 1), (4, 3)])
-def test_straggler(tmp_path: Path, ranks: int, culprit: int) -> None:
-    """A rank that sleeps 50 ms before each collective is the straggler, its lateness right within 20%; then the next."""
-    with agent(tmp_path) as running:
-        job = Job(tmp_path, "late", "late", culprit, 200, ranks=ranks)
-        try:
-            for rank in (culprit, (culprit + 1) % ranks):
-                verdict = wait_for(partial(straggler, running, rank), f"rank {rank} to be named")
+def test_straggler(tmp_path: Path) -> None:
+    """A rank that sleeps 50 ms before each collective is the straggler, its lateness right within 20%; then the next. Two jobs at once."""
+    with ExitStack() as stack:
+        running = stack.enter_context(agent(tmp_path))
+        for name, (ranks, culprit) in JOBS.items():
+            job = Job(tmp_path, name, "late", culprit, 200, ranks=ranks)
+            stack.callback(job.end)
+        for turn in (0, 1):
+            for name, (ranks, culprit) in JOBS.items():
+                rank = (culprit + turn) % ranks
+                verdict = wait_for(partial(straggler, running, name, rank), f"rank {rank} of {name} to be named")
                 assert (verdict["kind"], verdict["cause"]) == ("straggler", "late")
                 assert verdict["waiting"] == [other for other in range(ranks) if other != rank]
                 assert 0 < verdict["cost_share"] < 1
-        finally:
-            job.end()

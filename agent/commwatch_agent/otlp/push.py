@@ -73,8 +73,14 @@ class Sender:
         """Return whether no pause after a failure is under way."""
         return self._clock() >= self._not_before_s
 
-    def send(self, request: ExportMetricsServiceRequest | ExportLogsServiceRequest, limit_s: float = _LIMIT_S) -> bool:
-        """Send a request; return False if the receiver may accept it later."""
+    def send(
+        self, request: ExportMetricsServiceRequest | ExportLogsServiceRequest, limit_s: float | None = None
+    ) -> bool:
+        """Send a request; return False if the receiver may accept it later.
+
+        Args:
+            limit_s: seconds that it may take; ``None``: the usual ones.
+        """
         try:
             headers = self._endpoint.headers()
             answer = post(
@@ -82,7 +88,7 @@ class Sender:
                 gzip.compress(request.SerializeToString(), _LEVEL),
                 {**headers, "Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
                 *_secrets(headers),
-                limit_s=limit_s,
+                limit_s=_LIMIT_S if limit_s is None else limit_s,
                 context=self._endpoint.context(),
                 most_answer=_MOST_ANSWER,
                 text_of=_message_of,
@@ -199,17 +205,18 @@ class Push:
         self._push_metrics(_LAST_S)
         self._send_events(_LAST_S)
 
-    def _push_metrics(self, limit_s: float = _LIMIT_S) -> None:
+    def _push_metrics(self, limit_s: float | None = None) -> None:
         if self._metrics.is_due():
             # Cumulative values: the next push makes up for one that failed, so none has to wait.
-            self._metrics.send(metrics.request(self._collect(), self._attributes, self._starts, self._wall()), limit_s)
+            request = metrics.request(self._collect(), self._attributes, self._starts, self._wall())
+            self._metrics.send(request, limit_s)
 
     def _push_logs(self) -> None:
         assert self._verdicts is not None
         self._events.note_verdicts(self._verdicts(), self._wall() / 1e9)
         self._send_events()
 
-    def _send_events(self, limit_s: float = _LIMIT_S) -> None:
+    def _send_events(self, limit_s: float | None = None) -> None:
         taken = self._events.take() if self._logs.is_due() else []
         if not taken:
             return

@@ -106,7 +106,7 @@ def answers_of(directory: Path) -> dict[str, bytes]:
 def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of agents that refuse, hang, or trickle headers without end each is named with its reason; all others are heard in time."""
     monkeypatch.setattr("commwatch.api.client._TIMEOUT_S", 2.0)
-    monkeypatch.setattr("commwatch.api.client.TOGETHER_S", 15.0)
+    monkeypatch.setattr("commwatch.api.client.TOGETHER_S", 6.0)
     answers = answers_of(tmp_path)
     with ExitStack() as stack:
         good = [stack.enter_context(recorded(answers, rank)) for rank in range(HEALTHY)]

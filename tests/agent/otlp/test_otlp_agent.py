@@ -31,6 +31,8 @@ MOVING = (
     "commwatch_gpu_",
     "commwatch_alert_evaluation_",
 )
+#: Waits two seconds for an answer, not ten.
+IMPATIENT = {"commwatch_agent.otlp.push._LIMIT_S": 2.0}
 
 
 def settings(directory: Path, url: str, *lines: str) -> Path:
@@ -138,14 +140,14 @@ def test_receiver_that_does_not_work(tmp_path: Path, fault: str) -> None:
         receiver._answers = [receiver.never if fault == "hangs" else status(503, Retry_After="1")]
         url = f"http://127.0.0.1:{free_port()}" if fault == "down" else receiver.url
         with (
-            agent(tmp_path / "run", "--config", str(settings(tmp_path, url))) as running,
+            agent(tmp_path / "run", "--config", str(settings(tmp_path, url)), constants=IMPATIENT) as running,
             HandMade(tmp_path / "run") as job,
         ):
             for _ in range(5):
                 job.run(5)
                 job.read_by(running)
             assert running.get("/healthz")
-            reason = {"down": "connection refused", "hangs": "no answer within 10 s", "busy": "answers 503"}[fault]
+            reason = {"down": "connection refused", "hangs": "no answer within 2 s", "busy": "answers 503"}[fault]
             wait_for(lambda: state(running)["trouble"], "the trouble")
             assert state(running)["trouble"] == f"{url}: {reason}"
             lines = commwatch("doctor", "--dir", tmp_path / "run").stdout

@@ -85,6 +85,15 @@ def around(running: RunningAgent) -> str:
     return f"from={end - 60}&to={end + 30}"
 
 
+def asks_soon(route: Route) -> None:
+    """Answer with a script that asks again after two seconds, not after twenty or more."""
+    text = route.fetch().text()
+    for before, after in (("const AGAIN_S = 20;", "const AGAIN_S = 2;"), ("const SELDOM = 400;", "const SELDOM = 4;")):
+        assert before in text
+        text = text.replace(before, after)
+    route.fulfill(body=text, content_type="text/javascript")
+
+
 def test_answer_of_some_nodes(chromium: Chromium, late: list[RunningAgent]) -> None:
     """Where nodes do not answer, the page of a fixed time range names what is missing, and asks again until it has all."""
     of_job = re.compile(r"/api/v1/(past|(steps|summary)\?.*scope=job)")
@@ -98,6 +107,7 @@ def test_answer_of_some_nodes(chromium: Chromium, late: list[RunningAgent]) -> N
 
     with chromium.visit(f"{late[0].url}/?job=train") as visit:
         page = visit.page
+        page.route("**/static/ask.js", asks_soon)
         page.route(of_job, alone)
         page.goto(f"{late[0].url}/?job=train&{around(late[0])}&open=3")
         for place in ("range", "rank"):
@@ -110,6 +120,17 @@ def test_answer_of_some_nodes(chromium: Chromium, late: list[RunningAgent]) -> N
             expect(page.locator(f"#{place}-said")).not_to_contain_text("answer")
         expect(page.locator("#rank-steps tbody tr")).to_have_count(20)
         expect(page.locator("#rank-operations tbody tr")).to_have_count(2)
+
+
+def test_advice_on_the_whole_job(chromium: Chromium, late: list[RunningAgent]) -> None:
+    """Each agent's page and ``commwatch top`` show the advice on the whole job, which names the late rank wherever it is."""
+    for running in late:
+        with chromium.visit(f"{running.url}/?job=train") as visit:
+            expect(visit.page.locator("#advice")).to_contain_text("rank 2 is late")
+        shown = json.loads(commwatch("top", "--json", "--dir", running.directory).stdout)["shown"]
+        expected = running.get("/api/v1/advice?job=train&scope=job")["data"]
+        assert [each["title"] for each in shown["advice"]] == [each["title"] for each in expected]
+        assert "rank 2 is late" in expected[0]["title"]
 
 
 def test_range_and_rank_of_another_node(chromium: Chromium, late: list[RunningAgent]) -> None:
@@ -151,20 +172,3 @@ def test_agent_of_a_node_dies(chromium: Chromium, tmp_path: Path) -> None:
             with agent(tmp_path / "node1", "--port", port):
                 expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
                 expect(visit.page.locator("#wrong")).not_to_contain_text("No answer")
-
-
-def test_advice_on_the_whole_job(chromium: Chromium, tmp_path: Path) -> None:
-    """Each agent's page and ``commwatch top`` show the advice on the whole job, which names the late rank wherever it is."""
-    with site(tmp_path, late=2) as (agents, parts):
-        until_ns = time.monotonic_ns()
-        for part in parts:
-            part.run(200, until_ns)
-        for running, part in zip(agents, parts, strict=True):
-            part.read_by(running)
-        for running in agents:
-            with chromium.visit(f"{running.url}/?job=train") as visit:
-                expect(visit.page.locator("#advice")).to_contain_text("rank 2 is late")
-            shown = json.loads(commwatch("top", "--json", "--dir", running.directory).stdout)["shown"]
-            expected = running.get("/api/v1/advice?job=train&scope=job")["data"]
-            assert [each["title"] for each in shown["advice"]] == [each["title"] for each in expected]
-            assert "rank 2 is late" in expected[0]["title"]
