@@ -90,17 +90,18 @@ def agent_of(directory: Path, history: Path) -> str | None:
     return None
 
 
-def get(url: str, path: str, keys: Keys = NO_KEYS, timeout_s: float = _TIMEOUT_S) -> Any:
+def get(url: str, path: str, keys: Keys = NO_KEYS, timeout_s: float | None = None) -> Any:
     """Return an agent's answer to a GET of ``path`` under ``/api/v1``.
 
     Args:
-        timeout_s: for each wait for data, and for the body.
+        timeout_s: for each wait for data, and for the body; ``None``: 10 s.
 
     Raises:
         OSError: no answer in time; ``HTTPError`` if the agent refuses.
         ValueError: the answer is not HTTP or not JSON, or the URL is not valid.
     """
-    return decoded(fetch(url, path, keys, timeout_s=timeout_s, most_bytes=_MOST_BYTES))
+    limit_s = _TIMEOUT_S if timeout_s is None else timeout_s
+    return decoded(fetch(url, path, keys, timeout_s=limit_s, most_bytes=_MOST_BYTES))
 
 
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
