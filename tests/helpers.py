@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -349,12 +349,13 @@ def clean_env(**more: str) -> dict[str, str]:
 
 
 def commwatch(
-    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, beside: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
+    """Run the command line to its end; in the namespaces of a process if one is given."""
     words, env, timeout = list(map(str, arguments)), env or clean_env(), 2 * PATIENCE_S
-    if _at_start(env) == _at_start(clean_env()):
-        return prefork.commwatch(*words, env=env, cwd=cwd, timeout=timeout)
+    if prefork.forks(env):
+        return prefork.commwatch(*words, env=env, cwd=cwd, timeout=timeout, beside=beside)
+    assert beside is None
     command = [sys.executable, "-m", "commwatch", *words]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -407,18 +408,27 @@ def agent(
     *flags: str,
     env: dict[str, str] | None = None,
     there: tuple[str, ...] = (),
+    beside: int | None = None,
+    said: Path | None = None,
     fetch: Fetch = fetch,
 ) -> Iterator[RunningAgent]:
     """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs.
 
     Args:
-        there: what runs a command where the agent is to be, if not here.
+        there: what runs a command where the agent is to be, if not here: it is not forked then.
+        beside: a process whose namespaces it gets.
+        said: a file to which its standard error is appended.
         fetch: how to ask it.
     """
     command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
-    true_start = [*there, sys.executable, "-m", "commwatch", *command]
-    forked = not there and _at_start(env) == _at_start(clean_env())
-    process = prefork.Commwatch(*command, env=env) if forked else subprocess.Popen(true_start, env=env)
+    process: subprocess.Popen[bytes] | prefork.Commwatch
+    with said.open("ab") if said else nullcontext() as log:
+        if prefork.forks(env) and not there:
+            streams = (0, 1, log.fileno() if log else 2)
+            process = prefork.Commwatch(*command, env=env, streams=streams, beside=beside)
+        else:
+            assert beside is None
+            process = subprocess.Popen([*there, sys.executable, "-m", "commwatch", *command], env=env, stderr=log)
     running = RunningAgent(process, directory, fetch)
     try:
 
@@ -442,11 +452,6 @@ def agent(
             except subprocess.TimeoutExpired:
                 running.kill()
                 raise
-
-
-def _at_start(env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that Python or the loader reads when a process starts: a fork is too late for them."""
-    return {name: value for name, value in env.items() if name.startswith(("LD_", "PYTHON", "LC_", "LANG", "TZ"))}
 
 
 def _answers(running: RunningAgent) -> bool:
