@@ -21,6 +21,7 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,16 @@ def _run(request: dict[str, Any], kind: str) -> int:
     return code
 
 
+def _fork_agents_of_runs(path: str) -> None:
+    """Have ``commwatch run`` start its agent on the server on which it was started itself."""
+    from commwatch_agent.commands import run
+
+    program = find_spec("commwatch_agent.__main__")
+    assert program is not None
+    assert program.origin is not None
+    run.AGENT = (sys.executable, "-S", "-E", __file__, path, "0", program.origin, "agent")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         import importlib
@@ -244,6 +255,8 @@ if __name__ == "__main__":
         _, _, socket_path, kind = sys.argv
         for module in PRELOADED[kind]:
             importlib.import_module(module)
+        if kind == "agent":
+            _fork_agents_of_runs(socket_path)
         gc.collect()
         gc.freeze()  # or each rank would copy what its collector looks at
         os._exit(_run(_serve(socket_path), kind))
