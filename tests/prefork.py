@@ -45,7 +45,12 @@ def launcher(ranks: int, env: Mapping[str, str] | None = None) -> list[str]:
 
 def commwatch_command() -> list[str]:
     """The command line that takes the place of ``commwatch``, where a program is needed."""
-    return _client_of(_server("agent"), "0", _program())
+    return small_command(Path(_program()))
+
+
+def small_command(script: Path, *arguments: str) -> list[str]:
+    """As ``command`` does without ranks, for a script that needs what agents import, and no torch."""
+    return _client_of(_server("agent"), "0", str(script), *arguments)
 
 
 def _client_of(server: Path, *words: str) -> list[str]:
