@@ -14,8 +14,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -351,12 +351,13 @@ def clean_env(**more: str) -> dict[str, str]:
 
 
 def commwatch(
-    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, beside: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
+    """Run the command line to its end; in the namespaces of a process if one is given."""
     words, env, timeout = list(map(str, arguments)), env or clean_env(), 2 * PATIENCE_S
-    if _at_start(env) == _at_start(clean_env()):
-        return prefork.commwatch(*words, env=env, cwd=cwd, timeout=timeout)
+    if prefork.forks(env):
+        return prefork.commwatch(*words, env=env, cwd=cwd, timeout=timeout, beside=beside)
+    assert beside is None
     command = [sys.executable, "-m", "commwatch", *words]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -409,22 +410,30 @@ def agent(
     *flags: str,
     env: dict[str, str] | None = None,
     there: tuple[str, ...] = (),
+    beside: int | None = None,
+    said: Path | None = None,
     fetch: Fetch = fetch,
     constants: Mapping[str, float] | None = None,
 ) -> Iterator[RunningAgent]:
     """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs.
 
     Args:
-        there: what runs a command where the agent is to be, if not here.
+        there: what runs a command where the agent is to be, if not here: it is not forked then.
+        beside: a process whose namespaces it gets.
+        said: a file to which its standard error is appended.
         fetch: how to ask it.
         constants: as for ``prefork.Commwatch``.
     """
     command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
-    true_start = [*there, sys.executable, "-m", "commwatch", *command]
-    forked = not there and _at_start(env) == _at_start(clean_env())
-    assert forked or not constants, "only a fork can have them"
-    forks = partial(prefork.Commwatch, *command, constants=constants)
-    process = forks(env=env) if forked else subprocess.Popen(true_start, env=env)
+    process: subprocess.Popen[bytes] | prefork.Commwatch
+    with said.open("ab") if said else nullcontext() as log:
+        if prefork.forks(env) and not there:
+            streams = (0, 1, log.fileno() if log else 2)
+            process = prefork.Commwatch(*command, env=env, streams=streams, beside=beside, constants=constants)
+        else:
+            assert beside is None
+            assert not constants, "only a fork can have them"
+            process = subprocess.Popen([*there, sys.executable, "-m", "commwatch", *command], env=env, stderr=log)
     running = RunningAgent(process, directory, fetch)
     try:
 
@@ -448,11 +457,6 @@ def agent(
             except subprocess.TimeoutExpired:
                 running.kill()
                 raise
-
-
-def _at_start(env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that Python or the loader reads when a process starts: a fork is too late for them."""
-    return {name: value for name, value in env.items() if name.startswith(("LD_", "PYTHON", "LC_", "LANG", "TZ"))}
 
 
 def _answers(running: RunningAgent) -> bool:

@@ -7,60 +7,61 @@ place of ``torchrun`` or of Python: a client that ends as the job does. The vari
 
 from __future__ import annotations
 
-import array
 import atexit
-import ctypes
-import gc
-import importlib
-import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import traceback
-import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-#: What the servers import, for jobs and for agents. A process that needs other modules imports them itself.
-PRELOADED = {
-    # The first use of an optimizer imports `torch._dynamo`, which takes 2 s of a core.
-    "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo"),
-    "agent": (
-        "commwatch_agent.cli",
-        "commwatch.api.client",
-        "commwatch_agent.daemon",
-        "commwatch_agent.server.listener",
-        "commwatch_agent.server.web",
-    ),
-}
-#: What a rank shares with its client: the network, ``/sys``, where its devices are seen, and the clock.
-NAMESPACES = ("net", "mnt", "time")
-#: How long a rank has to end after SIGTERM, in seconds.
-_GRACE_S = 30.0
-_MOST_BYTES = 1 << 20
+from tests import prefork_process
+
+#: The variable of a job for seconds from the failure of a rank until the others are ended, as torchrun's ``--monitor-interval``.
+MONITOR = prefork_process.MONITOR
+#: What the servers and their clients run.
+_PROCESS = str(Path(prefork_process.__file__))
 
 
-def command(script: Path, *arguments: str, ranks: int = 0) -> list[str]:
+def command(script: Path, *arguments: str, ranks: int = 0, env: Mapping[str, str] | None = None) -> list[str]:
     """The command line that runs a script.
 
     Args:
         ranks: how many processes, as torchrun starts them; 0: one process whose environment says who it is.
+        env: has variables of a server of ``started_with``.
     """
-    return [*launcher(ranks), str(script), *arguments]
+    return [*launcher(ranks, env), str(script), *arguments]
 
 
-def launcher(ranks: int) -> list[str]:
+def launcher(ranks: int, env: Mapping[str, str] | None = None) -> list[str]:
     """The start of such a command line: what runs the script that follows."""
-    return [sys.executable, "-S", "-E", __file__, str(_server("job")), str(ranks)]
+    return _client_of(_server("job", env), str(ranks))
+
+
+def commwatch_command() -> list[str]:
+    """The command line that takes the place of ``commwatch``, where a program is needed."""
+    return small_command(Path(_program()))
+
+
+def small_command(script: Path, *arguments: str) -> list[str]:
+    """As ``command`` does without ranks, for a script that needs what agents import, and no torch."""
+    return _client_of(_server("agent"), "0", str(script), *arguments)
+
+
+def _client_of(server: Path, *words: str) -> list[str]:
+    return [sys.executable, "-S", "-E", _PROCESS, str(server), *words]
+
+
+def _program() -> str:
+    found = find_spec("commwatch.__main__")
+    assert found is not None
+    assert found.origin is not None
+    return found.origin
 
 
 class Commwatch:
@@ -71,6 +72,7 @@ class Commwatch:
         env: its whole environment.
         cwd: its folder; by default that of this process.
         streams: files of its standard input, output and error.
+        beside: a process whose namespaces it gets; by default this one.
         constants: other values of constants of modules, by their full names, such as a pause that a test should not wait for.
     """
 
@@ -80,13 +82,11 @@ class Commwatch:
         env: Mapping[str, str],
         cwd: Path | None = None,
         streams: Sequence[int] = (0, 1, 2),
+        beside: int | None = None,
         constants: Mapping[str, float] | None = None,
     ) -> None:
-        program = find_spec("commwatch.__main__")
-        assert program is not None
-        assert program.origin is not None
-        argv = [program.origin, *arguments]
-        self._connection = _connected(str(_server("agent")), 0, argv, env, cwd or Path.cwd(), streams, constants)
+        server, argv, where = str(_server("agent", env)), [_program(), *arguments], cwd or Path.cwd()
+        self._connection = prefork_process.connected(server, 0, argv, env, where, streams, beside, constants)
         self._replies = self._connection.makefile()
         self.pid = int(self._replies.readline())
         self.returncode: int | None = None
@@ -124,12 +124,12 @@ class Commwatch:
 
 
 def commwatch(
-    *arguments: str, env: Mapping[str, str], cwd: Path | None, timeout: float
+    *arguments: str, env: Mapping[str, str], cwd: Path | None, timeout: float, beside: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python -m commwatch`` to its end, without input; raise ``TimeoutExpired`` after ``timeout`` seconds."""
     with Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         streams = (nothing.fileno(), out.fileno(), err.fileno())
-        process = Commwatch(*arguments, env=env, cwd=cwd, streams=streams)
+        process = Commwatch(*arguments, env=env, cwd=cwd, streams=streams, beside=beside)
         try:
             code = process.wait(timeout)
         finally:
@@ -139,232 +139,75 @@ def commwatch(
         return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
+def at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that Python or the loader reads when a process starts: a fork is too late for them."""
+    return {name: value for name, value in env.items() if name.startswith(("LD_", "PYTHON", "LC_", "LANG", "TZ"))}
+
+
+def forks(env: Mapping[str, str]) -> bool:
+    """Whether there is, or will be, a server for agents with this environment."""
+    from tests.helpers import clean_env
+
+    return at_start(env) == at_start(clean_env()) or ("agent", _key(env)) in _further
+
+
+@contextmanager
+def started_with(kind: str, **variables: str) -> Iterator[None]:
+    """A further server, with variables of ``at_start``, from which processes with the same ones are forked."""
+    from tests.helpers import clean_env
+
+    env = clean_env(**variables)
+    with tempfile.TemporaryDirectory(prefix="commwatch-prefork-") as folder:
+        path = Path(folder, "socket")
+        process = _started(path, kind, env)
+        _further[kind, _key(env)] = path
+        try:
+            yield
+        finally:
+            del _further[kind, _key(env)]
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+#: Sockets of the servers of ``started_with``.
+_further: dict[tuple[str, frozenset[tuple[str, str]]], Path] = {}
+
+
+def _key(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(at_start(env).items())
+
+
+def _server(kind: str, env: Mapping[str, str] | None = None) -> Path:
+    """Socket of a server of ``PRELOADED`` for processes with this environment."""
+    if env is not None and (kind, _key(env)) in _further:
+        return _further[kind, _key(env)]
+    assert env is None or forks(env), "no server has these variables"
+    return _first_server(kind)
+
+
 @cache
-def _server(kind: str) -> Path:
-    """Socket of a server of ``PRELOADED``, which starts with the first client and ends with the tests."""
+def _first_server(kind: str) -> Path:
+    """Socket of one that starts with the first client and ends with the tests."""
     from tests.helpers import clean_env  # not at the top: clients and server run this file without the tests' packages
 
     folder = tempfile.TemporaryDirectory(prefix="commwatch-prefork-")
     path = Path(folder.name, "socket")
-    process = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(path), kind],
-        env=clean_env(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    process = _started(path, kind, clean_env())
     assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.read(1), "the server has not started"
     atexit.register(folder.cleanup)
     atexit.register(process.wait)
     atexit.register(process.stdin.close)
     return path
 
 
-# -- the client -----------------------------------------------------------------------------------
-
-
-def _connected(
-    path: str,
-    ranks: int,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: Path,
-    streams: Sequence[int],
-    constants: Mapping[str, float] | None = None,
-) -> socket.socket:
-    """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    request = {"argv": argv, "ranks": ranks, "cwd": str(cwd), "env": dict(env), "umask": umask}
-    request["constants"] = dict(constants or {})
-    namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
-    server = socket.socket(socket.AF_UNIX)
-    server.connect(path)
-    descriptors = array.array("i", [*streams, *namespaces])
-    server.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    server.sendall(json.dumps(request).encode() + b"\n")
-    for namespace in namespaces:
-        os.close(namespace)
-    return server
-
-
-def _client(path: str, ranks: str, *argv: str) -> int:
-    """Run a job on the server; returns how it ended, as ``Popen.returncode``."""
-    with _connected(path, int(ranks), argv, os.environ, Path.cwd(), (0, 1, 2)) as server, server.makefile() as replies:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: server.send(bytes([number])))
-        replies.readline()
-        return int(replies.readline() or 1)
-
-
-# -- the server -----------------------------------------------------------------------------------
-
-
-def _serve(path: str) -> dict[str, Any]:
-    """Fork for each requested job; return only in a rank, with what it has to run."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        os.write(1, b".")
-        while True:
-            readable = select.select([listener.fileno(), 0], [], [])[0]
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            if 0 in readable:
-                os._exit(0)
-            client = listener.accept()[0]
-            if os.fork() == 0:
-                listener.close()
-                return _supervise(client)
-            client.close()
-
-
-def _supervise(client: socket.socket) -> dict[str, Any]:
-    """Start the ranks of a job and wait for them as torchrun does; returns in the ranks only."""
-    _, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE((3 + len(NAMESPACES)) * array.array("i").itemsize))
-    descriptors = list(array.array("i", ancillary[0][2]))
-    request: dict[str, Any] = json.loads(client.makefile("rb").readline(_MOST_BYTES))
-    ranks = request["ranks"]
-    port_read, port_write = os.pipe()
-    pids = []
-    for rank in range(ranks or 1):
-        pid = os.fork()
-        if pid == 0:
-            client.close()
-            os.close(port_write)
-            _become(request, descriptors)
-            if ranks:
-                port = os.read(port_read, 16).decode().strip()
-                os.environ.update(_as_torchrun(rank, ranks, port))
-            os.close(port_read)
-            return request
-        pids.append(pid)
-    store = None
-    if ranks:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        for _ in pids:
-            os.write(port_write, f"{store.port:>16}".encode())
-    client.sendall(b"%d\n" % pids[0])
-    code = _waited(client, {os.pidfd_open(pid): pid for pid in pids})
-    if ranks:
-        code = int(code != 0)
-    with suppress(OSError):
-        client.sendall(b"%d\n" % code)
-    os._exit(0)
-
-
-def _as_torchrun(rank: int, ranks: int, port: str) -> dict[str, str]:
-    at = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
-    of = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
-    elastic = {"RESTART_COUNT": "0", "MAX_RESTARTS": "0", "RUN_ID": "none", "USE_AGENT_STORE": "True"}
-    return {
-        **at,
-        **of,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        **{f"TORCHELASTIC_{name}": value for name, value in elastic.items()},
-    }
-
-
-def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what the client has: streams, network, folder and environment."""
-    for number, stream in enumerate(descriptors[:3]):
-        os.dup2(stream, number)
-    for name, theirs in zip(NAMESPACES, descriptors[3:], strict=True):
-        if os.fstat(theirs).st_ino != Path(f"/proc/self/ns/{name}").stat().st_ino:
-            assert ctypes.CDLL(None).setns(theirs, 0) == 0, f"setns {name}"
-    for descriptor in descriptors:
-        os.close(descriptor)
-    os.chdir(request["cwd"])
-    os.umask(request["umask"])
-    os.environ.clear()
-    os.environ.update(request["env"])
-
-
-def _waited(client: socket.socket, alive: dict[int, int]) -> int:
-    """Wait for all ranks; passes signals on, and ends all when one fails or the client is gone. Returns how the first that failed ended."""
-    failed = 0
-    patience_s: float | None = None
-    while alive:
-        readable = select.select([*alive, client.fileno()], [], [], patience_s)[0]
-        ending = 0 if readable else int(signal.SIGKILL)
-        if client.fileno() in readable:
-            told = client.recv(1)
-            ending = told[0] if told else int(signal.SIGKILL)
-        for descriptor in alive.keys() & set(readable):
-            code = os.waitstatus_to_exitcode(os.waitpid(alive.pop(descriptor), 0)[1])
-            os.close(descriptor)
-            if code and not failed:
-                failed, ending, patience_s = code, int(signal.SIGTERM), _GRACE_S
-        for descriptor in alive if ending else ():
-            signal.pidfd_send_signal(descriptor, ending)
-    return failed
-
-
-def _be_rank(script: str) -> None:
-    """Do what Python does that has just imported torch."""
-    from torch.distributed import set_debug_level_from_env  # type: ignore[attr-defined]
-
-    from commwatch.torch_entry import autoload
-
-    sys.path[0] = str(Path(script).parent)
-    set_debug_level_from_env()
-    autoload()
-
-
-def _set(constants: Mapping[str, float]) -> None:
-    for name, value in constants.items():
-        module, _, constant = name.rpartition(".")
-        place = importlib.import_module(module)
-        assert hasattr(place, constant), name
-        setattr(place, constant, value)
-
-
-def _run(request: dict[str, Any], kind: str) -> int:
-    """Be the rank or agent; returns the exit code."""
-    script, *_ = sys.argv = request["argv"]
-    code = 0
-    # A module of its own stays until the interpreter ends, which `runpy.run_path` does not allow.
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = script
-    try:
-        if kind == "job":
-            _be_rank(script)
-        else:
-            sys.path[0] = str(Path.cwd())
-            _set(request["constants"])
-        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # What an interpreter does at its end, short of taking down each module: that would copy the server's memory, for 2 s.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _, _, socket_path, kind = sys.argv
-        for module in PRELOADED[kind]:
-            importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # or each rank would copy what its collector looks at
-        os._exit(_run(_serve(socket_path), kind))
-    else:
-        ended = _client(*sys.argv[1:])
-        if ended < 0:
-            if ended != -signal.SIGKILL:
-                signal.signal(-ended, signal.SIG_DFL)
-            os.kill(os.getpid(), -ended)
-        sys.exit(ended)
+def _started(path: Path, kind: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, _PROCESS, "serve", str(path), kind],
+        env={**env, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1), "the server has not started"
+    return process

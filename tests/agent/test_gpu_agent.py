@@ -12,6 +12,7 @@ import pytest
 
 from commwatch_agent.commands.doctor import Check, examine
 from commwatch_agent.config import load
+from tests import prefork
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import MS, RunningAgent, Trainer, agent, clean_env, group_entry, identity, mark, operation, wait_for
@@ -20,9 +21,11 @@ INFO = 'commwatch_rank_info{{gpu="{gpu}",hook="native",job_id="job",local_rank="
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the stand-in."""
-    return build(tmp_path_factory.mktemp("nvml")).parent
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the stand-in; agents that look for libraries there are forked."""
+    folder = build(tmp_path_factory.mktemp("nvml")).parent
+    with prefork.started_with("agent", LD_LIBRARY_PATH=str(folder)):
+        yield folder
 
 
 @pytest.fixture

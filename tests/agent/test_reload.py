@@ -101,10 +101,8 @@ def scene(directory: Path, text: str, *flags: str, fetch: Any = fetch, **env: st
     """An agent with these settings."""
     file, log = directory / "commwatch.toml", directory / "log"
     file.write_text(text)
-    script = "import os, sys; os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2); os.execv(sys.argv[2], sys.argv[2:])"
-    there = (sys.executable, "-c", script, str(log))
     flags = ("--config", str(file), *flags)
-    with agent(directory / "run", *flags, env=clean_env(**env), there=there, fetch=fetch) as running:
+    with agent(directory / "run", *flags, env=clean_env(**env), said=log, fetch=fetch) as running:
         yield Scene(running, file, log)
 
 

@@ -28,7 +28,7 @@ from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_nccl import lines
 from tests.alerts.promtool import exported
 from tests.dashboards.grafana import NAMES, Target, Values, choices, load, substituted, targets
-from tests.e2e.torchjob import torchrun
+from tests.e2e.torchjob import preforked
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import (
     MS,
@@ -79,7 +79,7 @@ def _gloo_job(place: Path) -> Iterator[None]:
     stop = place / "stop"
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(place / "run"), COMMWATCH_JOB="train")
     with open(place / "job.log", "wb") as log:
-        job = subprocess.Popen(torchrun("busy.py", 2, str(stop)), env=env, stdout=log, stderr=log)
+        job = subprocess.Popen(preforked("busy.py", 2, str(stop)), env=env, stdout=log, stderr=log)
     try:
         yield
     finally:

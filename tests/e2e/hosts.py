@@ -25,14 +25,15 @@ class Host(NamedTuple):
     name: str
     device: str
     address: str
+    #: A process on it, which does nothing.
+    process: int
     #: Time namespace of its processes; ``None``: the machine's own.
     clock: Path | None = None
 
     @property
     def there(self) -> tuple[str, ...]:
         """What runs a command on it, in the same process."""
-        enter = () if self.clock is None else ("nsenter", f"--time={self.clock}")
-        return ("ip", "netns", "exec", self.name, *enter)
+        return _there(self.name, self.clock)
 
     def fetch(self, url: str) -> tuple[bytes, str]:
         """Body and content type of a URL, fetched on that host."""
@@ -74,8 +75,10 @@ def joined_hosts(count: int, ahead_s: Sequence[int] = ()) -> Iterator[list[Host]
         made = []
         for number in range(1, count + 1):
             clock = _clock(stack, ahead_s[number - 1]) if ahead_s else None
-            host = Host(f"{switch}-{number}", f"cw{os.getpid()}-{number}", f"10.77.9.{number}", clock)
-            _namespace(stack, host.name)
+            name = f"{switch}-{number}"
+            _namespace(stack, name)
+            process = _idle(stack, _there(name, clock))
+            host = Host(name, f"cw{os.getpid()}-{number}", f"10.77.9.{number}", process, clock)
             port = f"port{number}"
             _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.name)
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
@@ -97,6 +100,22 @@ def _ip(*words: str) -> None:
 def _namespace(stack: ExitStack, name: str) -> None:
     _ip("netns", "add", name)
     stack.callback(_ip, "netns", "del", name)
+
+
+def _there(name: str, clock: Path | None) -> tuple[str, ...]:
+    enter = () if clock is None else ("nsenter", f"--time={clock}")
+    return ("ip", "netns", "exec", name, *enter)
+
+
+def _idle(stack: ExitStack, there: tuple[str, ...]) -> int:
+    """A process on a host, which is there at once."""
+    process = stack.enter_context(
+        subprocess.Popen([*there, "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE)
+    )
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
+    return process.pid
 
 
 def _clock(stack: ExitStack, ahead_s: int) -> Path:

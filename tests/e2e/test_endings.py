@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.torchjob import torchrun
-from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
+from tests import prefork
+from tests.e2e.torchjob import preforked, torchrun
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, wait_for
 
 
 @pytest.mark.parametrize(
@@ -24,18 +25,18 @@ from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 )
 def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
-    python, module, launcher, *arguments = torchrun(
-        "ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how
-    )
     # The launcher kills the other rank when it sees this one dead: by default within 0.1 s, in which a busy machine may show both at once.
-    job = [python, module, launcher, "--monitor-interval", "2", *arguments]
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
-    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
+    python, module, launcher, *rest = torchrun("ops.py", 2, *arguments)
+    launched = [python, module, launcher, "--monitor-interval", "2", *rest]
+    job, later = preforked("ops.py", 2, *arguments), {prefork.MONITOR: "2"}
+    around = job if how else launched  # once by the launcher that people use
+    done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *around, env=clean_env(**later))
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(rf"\n  how +exit code 1; {says}(, first of 2)?\n", done.stderr), done.stderr[-3000:]
     assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
     with agent(tmp_path / "beside") as running:
-        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed")
+        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed", **later)
         subprocess.run(job, env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
         wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
         (view,) = running.get("/api/v1/jobs")
@@ -46,9 +47,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
 
 def test_probe_without_collectives(tmp_path: Path) -> None:
     """For a job that loads the probe and communicates nothing, the message does not say why the probe might be missing."""
-    ours = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--"]
-    job = [*ours, sys.executable, "-c", "import torch"]
-    done = subprocess.run(job, env=clean_env(), capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", sys.executable, "-c", "import torch")
     assert done.returncode == 0, done.stderr
     assert "commwatch: the probe was loaded in the job but saw no collective" in done.stderr
     assert "PYTHONPATH" not in done.stderr

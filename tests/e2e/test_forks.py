@@ -23,9 +23,10 @@ STEPS = 4
 
 def forking(directory: Path, start: str, leave: str, probe: str) -> subprocess.CompletedProcess[str]:
     """Run ``jobs/forking.py`` to its end."""
-    command = [sys.executable, str(JOBS / "forking.py"), start, leave]
+    # A fork server starts Python anew; the other ranks are forks in any case.
+    anew = [sys.executable, str(JOBS / "forking.py"), start, leave]
     return subprocess.run(
-        preforked("forking.py", 2, start, leave) if start == "torchrun" else command,
+        anew if start == "forkserver" else preforked("forking.py", 2 if start == "torchrun" else 0, start, leave),
         env=clean_env(COMMWATCH=probe, COMMWATCH_DIR=str(directory), COMMWATCH_JOB="forking"),
         capture_output=True,
         text=True,

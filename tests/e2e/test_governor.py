@@ -15,7 +15,8 @@ import pytest
 
 from commwatch.probe.governor import is_sampled
 from commwatch.wire import events as ev
-from tests.e2e.torchjob import JOBS, RankRecords, preforked, read_rings, results, torchrun
+from tests import prefork
+from tests.e2e.torchjob import JOBS, RankRecords, read_rings, results
 from tests.helpers import BOTH_HOOKS, PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs, wait_for
 
 #: Bytes of the operations of a step of ``governed.py``.
@@ -23,23 +24,24 @@ STEP_BYTES = 4 * (900 + 1000 + 5000) + 4
 
 
 @pytest.fixture(scope="module")
-def slow_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes the clock slow while a file exists."""
+def slow_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A library that makes the clock slow while a file exists; jobs with it are forked, too."""
     compiler = shutil.which("gcc")
     needs(compiler, "gcc")
     library = tmp_path_factory.mktemp("clock") / "slow.so"
     command = [str(compiler), "-O1", "-fPIC", "-shared", str(JOBS / "slow_clock.c"), "-o", str(library), "-ldl"]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
-    return library
+    with prefork.started_with("job", LD_PRELOAD=str(library)):
+        yield library
 
 
 @contextmanager
 def job(directory: Path, pause_s: float, **env: str) -> Iterator[subprocess.Popen[str]]:
     """``governed.py`` while it runs; it ends when ``directory/stop`` appears."""
-    start = torchrun if "LD_PRELOAD" in env else preforked
+    env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="governed", **env)
     process = subprocess.Popen(
-        start("governed.py", 2, str(directory / "stop"), str(pause_s)),
-        env=clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="governed", **env),
+        prefork.command(JOBS / "governed.py", str(directory / "stop"), str(pause_s), ranks=2, env=env),
+        env=env,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -99,6 +101,7 @@ def no_core_free() -> Iterator[None]:
 
 
 @BOTH_HOOKS
+@pytest.mark.long
 @pytest.mark.usefixtures("hook")
 def test_full_machine(tmp_path: Path) -> None:
     """Two ordinary jobs on cores that others use record every operation: waiting for a core is no cost of the probe's."""

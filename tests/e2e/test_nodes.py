@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tests.e2e.torchjob import JOBS
 from tests.faults.nodes import cluster
 from tests.faults.run import line
 from tests.faults.scenarios import SCENARIOS
-from tests.helpers import PATIENCE_S, RunningAgent, clean_env, wait_for
+from tests.helpers import RunningAgent, clean_env, commwatch, wait_for
 from tests.prometheus import Prometheus
 
 NOBODY = -1
@@ -45,15 +44,7 @@ class Nodes:
 
     def diagnose(self) -> list[dict[str, Any]]:
         """What ``commwatch diagnose A B`` says, on the first host."""
-        command = [sys.executable, "-m", "commwatch", "diagnose", *(each.url for each in self.agents), "--json"]
-        done = subprocess.run(
-            [*self._hosts[0].there, *command],
-            env=clean_env(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = commwatch("diagnose", *(each.url for each in self.agents), "--json", beside=self._hosts[0].process)
         found: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
         assert (done.returncode, done.stderr) == (int(bool(found)), "")
         return found
@@ -110,27 +101,33 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-@pytest.mark.parametrize(("per_node", "culprit"), [(2, 2), (1, 1)])
-def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path, per_node: int, culprit: int) -> None:
+def check_named(running: Nodes, culprit: int) -> None:
     """No agent names a rank; `diagnose` over both and the rules of Prometheus name the late one, for which the others wait most of the time."""
-    with nodes(hosts, tmp_path, per_node, culprit, 1000) as running:
+    (verdict,) = wait_for(running.diagnose, "the verdict")
+    assert (verdict["kind"], verdict["cause"], verdict["group"]) == ("straggler", "late", "default_pg")
+    assert (verdict["ranks"], len(verdict["waiting"])) == ([culprit], running.ranks - 1)
+    # The first seconds, in which connections are made, leave what is compared.
+    wait_for(lambda: any(0.7 < each["cost_share"] < 1 for each in running.diagnose()), "most of the time")
+    named = wait_for(lambda: running.by_rank("straggler"), "the straggler in Prometheus")
+    assert list(named) == [culprit]
+    wait_for(lambda: 0.7 < running.by_rank("straggler").get(culprit, 0) < 1, "most of the time")
+    assert running.verdicts() == []
+
+
+def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path) -> None:
+    """With one rank a node, the late one is named by those who see both nodes, and by no agent alone."""
+    with nodes(hosts, tmp_path, 1, 1, 1000) as running:
         running.wait_until_joined()
-        (verdict,) = wait_for(running.diagnose, "the verdict")
-        assert (verdict["kind"], verdict["cause"], verdict["group"]) == ("straggler", "late", "default_pg")
-        assert (verdict["ranks"], len(verdict["waiting"])) == ([culprit], 2 * per_node - 1)
-        # The first seconds, in which connections are made, leave what is compared.
-        wait_for(lambda: any(0.7 < each["cost_share"] < 1 for each in running.diagnose()), "most of the time")
-        named = wait_for(lambda: running.by_rank("straggler"), "the straggler in Prometheus")
-        assert list(named) == [culprit]
-        wait_for(lambda: 0.7 < running.by_rank("straggler").get(culprit, 0) < 1, "most of the time")
-        assert running.verdicts() == []
+        check_named(running, 1)
 
 
 def test_whole_job(hosts: list[Host], tmp_path: Path) -> None:
-    """Agents find each other through the job; each one names the late rank, and its sums over all nodes are those of Prometheus."""
+    """With two ranks a node, too; agents find each other through the job; each one names the late rank, and its sums over all nodes are
+    those of Prometheus."""
     culprit = 2
     with nodes(hosts, tmp_path, 2, culprit, 1000) as running:
         running.wait_until_joined()
+        check_named(running, culprit)
 
         def of_job(each: RunningAgent, question: str) -> Any:
             answer = each.get(f"/api/v1/{question}job=nodes&scope=job")

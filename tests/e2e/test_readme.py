@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import prefork
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, clean_env, commwatch, free_port, wait_for
 
@@ -46,7 +47,11 @@ def blocks(document: str) -> list[list[str]]:
 
 
 class Newcomer:
-    """Somebody with an empty home and a script of theirs, in a folder with a log."""
+    """Somebody with an empty home and a script of theirs, in a folder with a log.
+
+    A command of each document is ``anew``: its processes start as they do for a user. Those of the others are forks of one that has
+    imported all.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place, self.run_dir, self.port = place, place / "run", str(free_port())
@@ -61,7 +66,7 @@ class Newcomer:
         )
         shutil.copy(LOG, place / "job.log")
 
-    def words(self, command: str) -> list[str]:
+    def words(self, command: str, anew: bool = False) -> list[str]:
         """A command as it is typed, but with two ranks instead of eight, few sizes, and a place and a port of this test's own."""
         stand_in = {
             "/run/commwatch": str(self.run_dir),
@@ -75,13 +80,22 @@ class Newcomer:
         if "bench" in typed:
             flags = typed.index("bench") + 1
             typed[flags:flags] = ["--max-bytes=64K", "--seconds=0.05"]
-        at = typed.index("torchrun") + 1 if "torchrun" in typed else None
-        return typed if at is None else [*typed[:at], "--nproc-per-node=2", f"--master-port={free_port()}", *typed[at:]]
+        if anew:
+            at = typed.index("torchrun") + 1
+            return [*typed[:at], "--nproc-per-node=2", f"--master-port={free_port()}", *typed[at:]]
+        if "--nproc-per-node" in typed:
+            at = typed.index("--nproc-per-node")
+            del typed[at : at + 2]
+        for program, forked in (("torchrun", prefork.launcher(2)), ("commwatch", prefork.commwatch_command())):
+            if program in typed:
+                at = typed.index(program)
+                typed[at : at + 1] = forked
+        return typed
 
-    def does(self, command: str) -> subprocess.CompletedProcess[str]:
+    def does(self, command: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
         """Type it, and wait until it is over."""
         return subprocess.run(
-            self.words(command),
+            self.words(command, anew),
             cwd=self.place,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -127,7 +141,7 @@ def test_every_command(newcomer: Newcomer) -> None:
         assert job.wait(PATIENCE_S) == 0
     for name, example in (("train.py", "train_ddp.py"), ("common.py", "common.py")):
         shutil.copy(TREE / "examples" / example, newcomer.place / name)
-    done = newcomer.does(around[0])
+    done = newcomer.does(around[0], anew=True)
     assert (done.returncode, SAYS[around[0]] in done.stdout) == (0, True), done.stdout
     assert "<html" in (newcomer.place / "report.html").read_text()
 
@@ -153,7 +167,7 @@ def test_tutorial(tmp_path: Path, native: Path) -> None:
     names = []
     for shown in (script, "\n".join(line for line in script.splitlines() if line not in slow)):
         (tmp_path / "train.py").write_text(shown)
-        done = reader.does(watch)
+        done = reader.does(watch, anew=shown == script)
         assert done.returncode == 0, done.stdout
         names += re.findall(r"^  job +(\S+)", done.stdout, re.MULTILINE)
         if shown == script:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.torchjob import JOBS, alone_anew, read_rings, said
+from tests import prefork
+from tests.e2e.torchjob import JOBS, alone, read_rings, said
 from tests.helpers import BOTH_HOOKS, PATIENCE_S, clean_env, needs
 
 ALONE = """
@@ -21,25 +24,39 @@ print("job done")
 """
 
 
+#: What the probe has a line about.
+TROUBLES = {
+    "remark": {"XDG_CACHE_HOME": "/nowhere", "COMMWATCH_HOOK": "auto"},
+    "no hook": {"COMMWATCH_HOOK": "native", "XDG_CACHE_HOME": "/nowhere"},  # the probe is not loaded
+    "wrong setting": {"COMMWATCH_SLOTS": "5"},
+}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("error", "trouble", "anew"),
     [
-        {"XDG_CACHE_HOME": "/nowhere", "COMMWATCH_HOOK": "auto"},  # a remark
-        {"COMMWATCH_HOOK": "native", "XDG_CACHE_HOME": "/nowhere"},  # the probe is not loaded
-        {"COMMWATCH_SLOTS": "5"},  # a wrong setting
+        ("full", "remark", True),
+        ("full", "no hook", False),
+        ("full", "wrong setting", False),
+        ("closed", "remark", True),
+        ("closed", "no hook", True),
+        ("closed", "wrong setting", True),
+        ("no reader", "remark", False),
+        ("no reader", "no hook", True),
+        ("no reader", "wrong setting", False),
     ],
-    ids=["remark", "no hook", "wrong setting"],
 )
-@pytest.mark.parametrize("error", ["full", "closed", "no reader"])
-def test_no_standard_error(tmp_path: Path, error: str, settings: dict[str, str]) -> None:
+def test_no_standard_error(tmp_path: Path, error: str, trouble: str, anew: bool) -> None:
     """A line that cannot be printed is lost: neither an operation nor ``import torch`` fails, nor does the exit."""
-    env = clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(tmp_path), "RANK": "0", **settings})
+    env = clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(tmp_path), "RANK": "0", **TROUBLES[trouble]})
     reader, pipe = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
     redirected = {"full": full, "closed": None, "no reader": pipe}[error]
-    closing = "exec 2>&-; " if error == "closed" else ""
-    command = ["sh", "-c", f'{closing}exec "$0" -c "$1"', sys.executable, ALONE]
+    closing, script = "exec 2>&-; " if error == "closed" else "", tmp_path / "alone.py"
+    script.write_text(ALONE)
+    start = [sys.executable, str(script)] if anew else prefork.command(script)
+    command = ["sh", "-c", f'{closing}exec "$@"', "sh", *start]
     try:
         done = subprocess.run(
             command, env=env, stdout=subprocess.PIPE, stderr=redirected, text=True, timeout=PATIENCE_S, check=False
@@ -54,10 +71,20 @@ def checkpoint_of(place: Path, when: str, trouble: str, **settings: str) -> byte
     """What a job has in the file that has the number of its standard error."""
     place.mkdir()
     env = clean_env(**{"COMMWATCH_DIR": str(place / "run"), "RANK": "0", **settings})
-    command = [sys.executable, str(JOBS / "reused.py"), when, trouble]
+    script, arguments = JOBS / "reused.py", (when, trouble)
+    # Before the import of torch, nothing can be closed in a process that has imported it.
+    command = [sys.executable, str(script), *arguments] if when == "before" else prefork.command(script, *arguments)
     done = subprocess.run(command, env=env, cwd=place, capture_output=True, timeout=2 * PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (0, b"job done\n"), done.stderr
     return (place / ("early" if when == "before" else "checkpoint")).read_bytes()
+
+
+@cache
+def plain_checkpoint(when: str, trouble: str) -> bytes:
+    """What it has there without the probe."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        return checkpoint_of(Path(place, "plain"), when, trouble, COMMWATCH_DISABLE="1")
 
 
 @BOTH_HOOKS
@@ -66,9 +93,9 @@ def checkpoint_of(place: Path, when: str, trouble: str, **settings: str) -> byte
 def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, trouble: str, when: str) -> None:
     """A file that gets the number of the closed standard error is, byte for byte, what it is without the probe, whichever part of that has a line."""
     needs(os.getuid() == 0 or trouble != "no threads", "root, to become another user")
-    plain = checkpoint_of(tmp_path / "plain", when, trouble, COMMWATCH_DISABLE="1")
     wrong = {"COMMWATCH_DIR": "/dev/null"} if trouble == "no folder" else {}
     settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, **wrong}
+    plain = plain_checkpoint(when, trouble if trouble == "no threads" else "")
     assert checkpoint_of(tmp_path / "probed", when, trouble, **settings) == plain
 
 
@@ -76,9 +103,8 @@ def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, troubl
 @pytest.mark.parametrize("hook", ["auto", "native"])
 def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
     """The same for the line with the default settings, which reports that the native hook is missing."""
-    plain = checkpoint_of(tmp_path / "plain", when, "", COMMWATCH_DISABLE="1")
     settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "XDG_CACHE_HOME": "/nowhere"}
-    assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain
+    assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain_checkpoint(when, "")
 
 
 @BOTH_HOOKS
@@ -86,10 +112,12 @@ def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
 def test_exit_with_an_operation_in_flight(tmp_path: Path, hook: str, how: tuple[str, ...], code: int) -> None:
     """A rank that exits amid an operation for which it does not wait ends with its own code once the other rank has joined."""
     about = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "COMMWATCH_DIR": str(tmp_path / "run"), "WORLD_SIZE": "2"}
-    command = [sys.executable, str(JOBS / "unawaited.py"), str(tmp_path), *how]
+    script, arguments = JOBS / "unawaited.py", (str(tmp_path), *how)
+    # Only the first one exits amid an operation.
+    commands = [sys.executable, str(script), *arguments], prefork.command(script, *arguments)
     ranks = [
         subprocess.Popen(command, env=clean_env(**about, RANK=str(rank)), stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
+        for rank, command in enumerate(commands)
     ]
     errors = [rank.communicate(timeout=2 * PATIENCE_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [code, 0], errors
@@ -99,6 +127,6 @@ def test_exit_with_an_operation_in_flight(tmp_path: Path, hook: str, how: tuple[
 @BOTH_HOOKS
 def test_tensors_without_memory(tmp_path: Path, hook: str) -> None:
     """Compiling a collective, and waiting for a fake tensor, work while an operation is pending."""
-    done = alone_anew(tmp_path, "faked.py", COMMWATCH_HOOK=hook)
+    done = alone(tmp_path, "faked.py", COMMWATCH_HOOK=hook)
     assert said(done) == []
     assert "job done" in done.stdout

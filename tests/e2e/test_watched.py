@@ -9,7 +9,7 @@ from pathlib import Path
 from commwatch.wire.announcement import answering
 from commwatch.wire.crossing import own
 from commwatch_agent.analysis.queries import QueryService
-from tests.e2e.torchjob import torchrun
+from tests.e2e.torchjob import preforked
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 
@@ -17,7 +17,7 @@ def test_watch(tmp_path: Path) -> None:
     """Each rank sees the job's figures, with the late rank; the agent ends with the job, and its history has every step."""
     env = clean_env(COMMWATCH_DIR=str(tmp_path), COMMWATCH_STATE=str(tmp_path / "state"), COMMWATCH_JOB="watched")
     done = subprocess.run(
-        torchrun("watched.py", 2), env=env, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
+        preforked("watched.py", 2), env=env, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "commwatch" not in done.stderr, done.stderr[-4000:]

@@ -28,7 +28,7 @@ def test_bytes_on_the_wire(hosts: list[Host], tmp_path: Path, layout: str) -> No
         place.mkdir(mode=0o700)
     with ExitStack() as stack:
         agents = {
-            name: stack.enter_context(agent(places[name], there=host.there, fetch=host.fetch))
+            name: stack.enter_context(agent(places[name], beside=host.process, fetch=host.fetch))
             for name, host in by_name.items()
         }
         for watching in agents.values():

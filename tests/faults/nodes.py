@@ -77,7 +77,7 @@ def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Ite
         for host in hosts:
             (directory / host.address).mkdir(mode=0o700)
             flags = (directory / host.address, "--host", host.address, "--insecure", "--quiet")
-            agents.append(stack.enter_context(agent(*flags, there=host.there, fetch=host.fetch)))
+            agents.append(stack.enter_context(agent(*flags, beside=host.process, fetch=host.fetch)))
         urls, first = [each.url for each in agents], hosts[0]
         scraping = prometheus(
             directory, urls, (exported(directory),), there=first.there, fetch=first.fetch, every_s=every_s

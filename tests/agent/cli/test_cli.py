@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import prefork
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
@@ -45,9 +46,14 @@ def python(code: str) -> list[str]:
 
 
 @contextmanager
-def started(*arguments: str | Path, said: Path, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command that keeps running, with standard error in ``said``; it is ended in any case."""
-    command = [sys.executable, "-m", "commwatch", *map(str, arguments)]
+def started(*arguments: str | Path, said: Path, anew: bool = True, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command that keeps running, with standard error in ``said``; it is ended in any case.
+
+    Args:
+        anew: in a new Python, which takes all signals; a fork takes SIGTERM and SIGINT.
+    """
+    python_or_fork = [sys.executable, "-m", "commwatch"] if anew else prefork.commwatch_command()
+    command = [*python_or_fork, *map(str, arguments)]
     with open(said, "w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_env(), **kwargs)
     try:

@@ -16,6 +16,7 @@ import pytest
 from commwatch.wire import nccl_debug_file as debug
 from commwatch_agent.commands.nccl_debug import Plan, in_memory, plan
 from commwatch_agent.commands.output_filter import Passing
+from tests import prefork
 from tests.helpers import PATIENCE_S, clean_env, commwatch, wait_for
 
 HOST = socket.gethostname().partition(".")[0]
@@ -294,14 +295,23 @@ WARNED = "commwatch: NCCL error: CUDA or HIP failed: Cuda failure 'out of memory
 
 
 def watched(directory: Path, *flags: str, code: str = RANK) -> list[str]:
-    """The command of a watched job."""
-    ours = [sys.executable, "-m", "commwatch", "run", "--dir", str(directory), "--port", "0", *flags]
-    return [*ours, "--", sys.executable, "-c", code]
+    """What follows ``commwatch`` in the command of a watched job."""
+    return ["run", "--dir", str(directory), "--port", "0", *flags, "--", sys.executable, "-c", code]
+
+
+def anew(words: list[str]) -> list[str]:
+    """The command in a new Python, for a test of its terminal, its children or a closed stream."""
+    return [sys.executable, "-m", "commwatch", *words]
+
+
+def forked(words: list[str]) -> list[str]:
+    """The command, whose process starts sooner."""
+    return [*prefork.commwatch_command(), *words]
 
 
 def run_watched(directory: Path, *flags: str, code: str = RANK, **env: str) -> subprocess.CompletedProcess[str]:
     """A watched job to its end."""
-    return commwatch(*watched(directory, *flags, code=code)[3:], env=clean_env(**env))
+    return commwatch(*watched(directory, *flags, code=code), env=clean_env(**env))
 
 
 def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
@@ -361,7 +371,7 @@ def test_job_sets_the_level(tmp_path: Path) -> None:
 
 def test_terminal_stays_a_terminal(tmp_path: Path) -> None:
     """A job in a terminal still has one, and every line comes out once."""
-    code, output = in_terminal(watched(tmp_path), clean_env(NCCL_DEBUG="INFO", TERM="dumb"))
+    code, output = in_terminal(anew(watched(tmp_path)), clean_env(NCCL_DEBUG="INFO", TERM="dumb"))
     assert code == 0
     lines = output.split("\r\n")
     assert lines.count("terminal INFO") == 1
@@ -384,7 +394,7 @@ def test_streams_are_the_callers_own(tmp_path: Path, level: str) -> None:
         (tmp_path / "out").open("w") as stdout,
         (tmp_path / "error").open("w") as stderr,
     ):
-        command, env = watched(tmp_path / "run", code=STREAMS.format(str(seen))), clean_env(NCCL_DEBUG=level)
+        command, env = forked(watched(tmp_path / "run", code=STREAMS.format(str(seen)))), clean_env(NCCL_DEBUG=level)
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         done = subprocess.run(command, **streams, env=env, timeout=PATIENCE_S, check=False)  # type: ignore[call-overload]
     assert done.returncode == 3
@@ -394,7 +404,7 @@ def test_streams_are_the_callers_own(tmp_path: Path, level: str) -> None:
 def test_process_that_is_left_behind(tmp_path: Path) -> None:
     """The exit code is the job's, and a process that it leaves behind with its output does not hold us up."""
     leaves = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print('done'); sys.exit(7)"
-    command, env = watched(tmp_path, code=leaves), clean_env(NCCL_DEBUG="WARN")
+    command, env = forked(watched(tmp_path, code=leaves)), clean_env(NCCL_DEBUG="WARN")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"done\n"
@@ -406,7 +416,7 @@ def test_full_disk(tmp_path: Path) -> None:
     """Where NCCL's lines cannot be shown, for the output's disk is full, the job notices nothing."""
     warns = RANK.split("place =", maxsplit=1)[0] + "raise SystemExit(5)"
     with open("/dev/full", "wb") as full:
-        command, env = watched(tmp_path, code=warns), clean_env(NCCL_DEBUG="INFO")
+        command, env = forked(watched(tmp_path, code=warns)), clean_env(NCCL_DEBUG="INFO")
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, timeout=PATIENCE_S, check=False)
     assert done.returncode == 5, done.stderr
     assert WARNED in done.stderr.decode()
@@ -414,7 +424,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 def test_closed_output(tmp_path: Path) -> None:
     """A job whose standard output is closed runs as it would without us."""
-    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *watched(tmp_path, code="raise SystemExit(5)")]
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *anew(watched(tmp_path, code="raise SystemExit(5)"))]
     done = subprocess.run(
         command, capture_output=True, env=clean_env(NCCL_DEBUG="INFO"), timeout=PATIENCE_S, check=False
     )
@@ -435,7 +445,7 @@ raise SystemExit(5)
 @pytest.mark.parametrize("killed", ["our children", "we"])
 def test_job_survives_us(tmp_path: Path, killed: str) -> None:
     """SIGKILL of any process of commwatch leaves the job and its output intact, and also its exit code while ``commwatch run`` lives."""
-    command, pipe = watched(tmp_path / "run", code=GOES_ON.format(str(tmp_path / "end"))), subprocess.PIPE
+    command, pipe = anew(watched(tmp_path / "run", code=GOES_ON.format(str(tmp_path / "end")))), subprocess.PIPE
     env = clean_env(NCCL_DEBUG="WARN")
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env) as run:
         assert run.stdout is not None

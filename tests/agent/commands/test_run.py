@@ -17,6 +17,7 @@ import pytest
 
 from commwatch_agent.commands import run as commands_run
 from commwatch_agent.config import load
+from tests import prefork
 from tests.agent.cli.test_cli import python, started, taken
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for
 
@@ -69,6 +70,13 @@ def run(
     return commwatch("run", "--dir", directory, *flags, "--", *job, **kwargs)
 
 
+def scripted(place: Path, code: str, *arguments: str) -> list[str]:
+    """A command that runs code which needs our modules."""
+    script = place / f"job{len(list(place.glob('job*.py')))}.py"
+    script.write_text(code)
+    return prefork.small_command(script, *arguments)
+
+
 def left(directory: Path) -> list[str]:
     """What is left in a run directory, apart from what is kept: the history, and the place of the alerts."""
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith(("history-", "alerts-")))
@@ -96,7 +104,7 @@ def test_exit_code_is_the_jobs(tmp_path: Path, code: str, expected: int) -> None
 def test_streams_are_the_jobs(tmp_path: Path) -> None:
     """Standard input and output belong to the job, byte for byte; what we say goes to standard error."""
     sent = bytes(range(256)) * 1000
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", "cat"]
+    command = [*prefork.commwatch_command(), "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", "cat"]
     done = subprocess.run(command, input=sent, capture_output=True, env=clean_env(), timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout == sent) == (0, True)
 
@@ -115,7 +123,7 @@ def test_job_knows_where_to_record(tmp_path: Path) -> None:
 
 def test_report_at_the_end(tmp_path: Path) -> None:
     """At the end the report of the job is printed, with the command that shows it again."""
-    done = run(tmp_path / "run", *python(TRAINS), env=clean_env(COMMWATCH_JOB="it's <one> job"))
+    done = run(tmp_path / "run", *scripted(tmp_path, TRAINS), env=clean_env(COMMWATCH_JOB="it's <one> job"))
     assert done.returncode == 0
     assert "all_gather" in done.stderr
     assert "1.5 GB/s" in done.stderr  # 3 MB in 1 ms, 1/2 of it over the link
@@ -155,7 +163,7 @@ def test_flags_of_the_agent(tmp_path: Path) -> None:
 
 def test_agent_that_was_killed(tmp_path: Path) -> None:
     """If the agent is killed under the job, the signal and the time are printed, and the report also covers what came after it."""
-    done = run(tmp_path / "run", *python(KILLS + "raise SystemExit(3)"))
+    done = run(tmp_path / "run", *scripted(tmp_path, KILLS + "raise SystemExit(3)"))
     assert done.returncode == 3, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "the agent was ended" in line]
     assert re.match(
@@ -168,7 +176,7 @@ def test_agent_that_was_killed(tmp_path: Path) -> None:
 def test_agent_that_cannot_come_back(tmp_path: Path) -> None:
     """If a killed agent does not start again, its exit code is printed, and what the report covers."""
     prevents = "(directory / 'agent.lock').unlink()\n(directory / 'agent.lock').mkdir()\n"
-    done = run(tmp_path / "run", *python(KILLS + prevents))
+    done = run(tmp_path / "run", *scripted(tmp_path, KILLS + prevents))
     assert done.returncode == 0, done.stderr
     first, second = [line for line in done.stderr.splitlines() if "commwatch: the agent " in line]
     assert "was ended by SIGKILL at " in first
@@ -180,7 +188,7 @@ def test_agent_that_cannot_come_back(tmp_path: Path) -> None:
 def test_agent_that_is_there_already(tmp_path: Path) -> None:
     """Where an agent watches the directory, the job records to it, and the report comes out of its history."""
     with agent(tmp_path / "run", "--state", str(tmp_path / "elsewhere")) as watching:
-        done = run(tmp_path / "run", *python(TRAINS))
+        done = run(tmp_path / "run", *scripted(tmp_path, TRAINS))
         assert done.returncode == 0
         assert "1.5 GB/s" in done.stderr
         assert [job["state"] for job in watching.get("/api/v1/jobs")] == ["ended"]
@@ -338,8 +346,8 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     flags = ("run", "--dir", tmp_path / "run", "--port", "0", "--")
     with (
-        started(*flags, *python(code), str(a), str(b), "4", said=tmp_path / "said a") as one,
-        started(*flags, *python(code), str(b), str(a), "5", said=tmp_path / "said b") as two,
+        started(*flags, *scripted(tmp_path, code, str(a), str(b), "4"), said=tmp_path / "said a", anew=False) as one,
+        started(*flags, *scripted(tmp_path, code, str(b), str(a), "5"), said=tmp_path / "said b", anew=False) as two,
     ):
         codes = one.wait(PATIENCE_S), two.wait(PATIENCE_S)
     said = (tmp_path / "said a").read_text() + (tmp_path / "said b").read_text()
@@ -354,7 +362,9 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
     """The agent of a run heeds the settings file of the run."""
     settings = tmp_path / "my.toml"
     settings.write_text("keep_ended = 0\n")
-    done = run(tmp_path / "run", *python(TRAINS + FORGOTTEN), flags=("--port", "0", "--config", str(settings)))
+    done = run(
+        tmp_path / "run", *scripted(tmp_path, TRAINS + FORGOTTEN), flags=("--port", "0", "--config", str(settings))
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -29,7 +29,7 @@ from commwatch_agent.server.job_timelines import TIMELINE_QUESTIONS
 from commwatch_agent.server.job_whatif import WHATIF_QUESTIONS
 from commwatch_agent.whatif.questions import Question
 from commwatch_collectors.node import process
-from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
+from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Watch, end_rank, group_entry, mark, operation, wait_for, write_ring
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
 SUMMARY: dict[str, Any] = {**ALWAYS, "job": None, "by": ["rank", "op"], "same": {}}
@@ -39,20 +39,18 @@ SUMMARY: dict[str, Any] = {**ALWAYS, "job": None, "by": ["rank", "op"], "same": 
 def watch(tmp_path: Path) -> Iterator[Watch]:
     """An agent that has read two ranks' records: those of the first 10 s are stored, the others only in memory."""
     watch = Watch(tmp_path)
-    with (
-        Trainer(watch.rings / "job.r0.0.ring") as first,
-        Trainer(watch.rings / "job.r0.1.ring", identity(rank=1)) as second,
-    ):
-        for rank, trainer in enumerate((first, second)):
-            trainer.call("name", [(group_entry(group_id="world"),)])
-            records = [mark(0, 1)]
-            for n in range(40):
-                begin = n * 500 * MS
-                records.append(operation(start_ns=begin + rank * MS, end_ns=begin + 10 * MS, seq=n, size=1 << 20))
-                records.append(mark(n + 1, begin + 400 * MS, exposed_ns=MS))
-            trainer.write(records)
-        watch.tick(20_000 * MS)
-        yield watch
+    writers = []
+    for rank in range(2):
+        records = [mark(0, 1)]
+        for n in range(40):
+            begin = n * 500 * MS
+            records.append(operation(start_ns=begin + rank * MS, end_ns=begin + 10 * MS, seq=n, size=1 << 20))
+            records.append(mark(n + 1, begin + 400 * MS, exposed_ns=MS))
+        writers.append(write_ring(watch.rings, records, [group_entry(group_id="world")], rank=rank))
+    watch.tick(20_000 * MS)
+    yield watch
+    for writer in writers:
+        end_rank(writer)
 
 
 @pytest.fixture
