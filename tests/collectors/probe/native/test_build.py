@@ -14,8 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -107,23 +107,32 @@ def cache(tmp_path: Path, native: Path) -> Cache:
     return Cache(tmp_path, native)
 
 
-@pytest.fixture
-def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is built is not tried."""
+@contextmanager
+def untried() -> Iterator[None]:
+    """What is built in this process is not tried."""
     call = build._call
 
     def called(who: str, *arguments: Any) -> None:
         if not who.startswith("the test of"):
             call(who, *arguments)
 
-    monkeypatch.setattr(build, "_call", called)
+    with patch.object(build, "_call", called):
+        yield
+
+
+@pytest.fixture
+def no_trial() -> Iterator[None]:
+    """What is built is not tried."""
+    with untried():
+        yield
 
 
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Path:
     """A cache directory with a hook in it, to copy."""
     cache = Cache(tmp_path_factory.mktemp("built"), native)
-    assert cache.call("build")[0] == 0
+    with untried():
+        assert cache.call("build")[0] == 0
     return cache.folder.parents[2]
 
 
@@ -258,6 +267,7 @@ def test_interrupted_builder(cache: Cache) -> None:
     assert list(cache.folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_trial")
 def test_killed_builder(cache: Cache) -> None:
     """A builder that is killed leaves nothing that a trainer would take, and the next one builds."""
     slow = WORKS.replace("echo built", "echo begun >> {diary}.begun; exec sleep 1000")
