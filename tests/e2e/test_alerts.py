@@ -186,7 +186,10 @@ def test_hang(tmp_path: Path) -> None:
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
     stopped = Trouble("stop", 1, "hang", "stopped", "")
     env = clean_env(COMMWATCH_THRESHOLD_HANG_SECONDS="10")
-    with agent(tmp_path, "--quiet", env=env, constants=SOON) as running:
+    (tmp_path / "list.yaml").write_text(impatient(FOR_S), encoding="utf-8")
+    config = tmp_path / "commwatch.toml"
+    config.write_text(f'rules = "{tmp_path}/list.yaml"\n')
+    with agent(tmp_path, "--quiet", "--config", str(config), env=env, constants=SOON) as running:
         job = Job(tmp_path, "hang", stopped.does, stopped.culprit, stopped.good)
         try:
             (alert,) = wait_for(
