@@ -1,28 +1,30 @@
-"""Twenty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
+"""Sixty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
 
-Each is one changed line. The file is found by that line, and changed while Python imports it: nothing is written. A mutation that no
-test finds shows a gap in the tests.
+Each is one changed line in a copy of the tree, so that agents, trainers and pages that a test starts have it, too. A mutation that no test
+finds shows a gap in the tests.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import SourceFileLoader
+from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import NamedTuple
 
 TREE = Path(__file__).parents[1]
-#: Set in the process that runs the tests: number of the mutation.
-VARIABLE = "COMMWATCH_TEST_MUTATION"
+PACKAGES = ("agent", "alerts", "collectors", "dashboards")
+#: What tests build and keep, such as the native hook, under names of its source: all copies share it.
+BUILT = ".stamps/cache"
 AT_ONCE = 2
 
 
 class Mutation(NamedTuple):
-    """A line of the code, and what becomes of it."""
+    """A line of the code, or a part of one that no other line has, and what becomes of it."""
 
     before: str
     after: str
@@ -32,86 +34,126 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     # Bandwidths, intervals, the model of references.
-    Mutation("return 2 * (n - 1) / n", "return (n - 1) / n", "agent/core"),
-    Mutation("if factor is not None and group_size > 1 else None", "if factor is not None and group_size > 0 else None", "agent/core"),
-    Mutation("return end - start - covered", "return end - start", "agent/core"),
-    Mutation("gone = bisect_right(self.ends, before)", "gone = bisect_right(self.ends, before) + 1", "agent/core"),
-    Mutation('(2 if op == "all_reduce" else 1) * (group_size - 1)', '(2 if op == "all_reduce" else 1) * group_size', "agent/core"),
-    Mutation("max(sizes) < LEAST_SPAN * min(sizes)", "max(sizes) < LEAST_SPAN", "agent/core"),
-    Mutation("rank = max(1, math.ceil(q * total))", "rank = max(1, math.floor(q * total))", "agent/core"),
-    Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/core"),
-    # Steps, waits, stragglers.
-    Mutation("waits = [(part, part.duration_ns - late.duration_ns) for part in parts]", "waits = [(part, part.duration_ns) for part in parts]", "agent/ingest"),
-    Mutation("most = np.where(own == NOT_KNOWN_NS, 0, own - usual[:, None])", "most = np.where(own == NOT_KNOWN_NS, 0, own)", "agent/ingest"),
-    Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/analysis"),
-    Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/analysis"),
-    Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest"),
-    Mutation("or _any_in(self._untimed, start_ns, end_ns))", "or False)", "agent/ingest"),
-    # Verdicts, alerts, queries of rules.
-    Mutation("if wait.since_s < CERTAIN_S:", "if wait.since_s < 0:", "agent/analysis"),
-    Mutation("at_s - active.since_s >= rule.for_s", "at_s - active.since_s > rule.for_s", "alerts"),
-    Mutation("if at_s - ended_s < rule.keep_firing_for_s:", "if at_s - ended_s < 0:", "alerts"),
-    Mutation("place = q * (len(ordered) - 1)", "place = q * len(ordered)", "alerts"),
-    # From the trainer to the agent.
-    Mutation("return (size - 1).bit_length() if size else -1", "return size.bit_length() if size else -1", "collectors"),
+    Mutation("return 2 * (n - 1) / n", "return (n - 1) / n", "agent/core/test_bandwidth.py"),
+    Mutation("if factor is not None and group_size > 1 else None", "if factor is not None and group_size > 0 else None", "agent/core/test_bandwidth.py"),
+    Mutation("return end - start - covered", "return end - start", "agent/core/test_intervals.py"),
+    Mutation("gone = bisect_right(self.ends, before)", "gone = bisect_right(self.ends, before) + 1", "agent/core/test_intervals.py"),
+    Mutation('(2 if op == "all_reduce" else 1) * (group_size - 1)', '(2 if op == "all_reduce" else 1) * group_size', "agent/core/test_alpha_beta.py"),
+    Mutation("max(sizes) < LEAST_SPAN * min(sizes)", "max(sizes) < LEAST_SPAN", "agent/core/test_alpha_beta.py"),
+    Mutation("rank = max(1, math.ceil(q * total))", "rank = max(1, math.floor(q * total))", "agent/core/test_sketch.py"),
+    Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/core/test_sketch.py"),
+    # Stragglers.
+    Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/analysis/test_straggler_search.py"),
+    Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/analysis/test_straggler_search.py"),
+    Mutation("len(order) // 2 + 1), key=lambda n: total", "len(order)), key=lambda n: total", "agent/analysis/test_straggler_search.py"),
+    Mutation("_USUAL = 0.8", "_USUAL = 1.0", "agent/analysis/test_straggler_search.py"),
+    Mutation("(total < least) | (total + behind < _TIMES * behind)", "(total < least)", "agent/analysis/test_straggler_search.py"),
+    Mutation("return not shed and not totals.on_device and here", "return not shed and here", "agent/analysis/test_ended_operations.py"),
+    # Verdicts on what ranks have in flight.
+    Mutation("if wait.since_s < CERTAIN_S:", "if wait.since_s < 0:", "agent/analysis/test_verdicts.py"),
+    Mutation("is_due = certain or (wait", "is_due = (wait", "agent/analysis/test_verdicts.py"),
+    Mutation("return False  # this rank waits for none", "continue  # this rank waits for none", "agent/analysis/test_verdicts.py"),
+    Mutation("HANG_S, USUAL_TIMES = 10.0, 5.0", "HANG_S, USUAL_TIMES = 10.0, 1.0", "agent/analysis/test_verdicts.py"),
+    Mutation("if rank not in inside and max(last, ahead.get(rank, -1)) < seq:", "if rank not in inside and last < seq:", "agent/analysis/test_verdicts.py"),
+    Mutation("if 2 * cost >= (waiting or 0.0) else []", "if cost >= (waiting or 0.0) else []", "agent/analysis/test_verdicts.py"),
+    # Steps and shares.
+    Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest/test_step_accounting.py"),
+    Mutation("or _any_in(self._untimed, start_ns, end_ns))", "or False)", "agent/ingest/test_periods.py"),
+    Mutation("if not self.duration or 10 * (self.steps - self.known) > self.steps:", "if not self.duration:", "agent/ingest/test_step_accounting.py"),
+    Mutation("duration > LONG_TIMES * median(self._durations)", "duration > LONG_TIMES * max(self._durations)", "agent/ingest/test_step_accounting.py"),
+    Mutation("known_from_ns = max(self.mode_since_ns, self._known_from_ns) if", "known_from_ns = self.mode_since_ns if", "agent/ingest/test_periods.py"),
+    # Joins over the ranks of a group, waits.
+    Mutation("part.duration_ns - late.duration_ns) for part", "part.duration_ns) for part", "agent/ingest/test_collective_join.py"),
+    Mutation("NOT_KNOWN_NS, 0, own - usual[:, None])", "NOT_KNOWN_NS, 0, own)", "agent/ingest/test_collective_join.py"),
+    Mutation("late[order] = np.maximum(0, own - earlier)", "late[order] = np.maximum(0, own)", "agent/ingest/test_collective_join.py"),
+    Mutation("if len(ranks) == size:", "if ranks:", "agent/analysis/test_ended_operations.py"),
+    # Retention of the history.
+    Mutation("ORDER BY chunk.id LIMIT {_CHUNKS}", "ORDER BY chunk.id DESC LIMIT {_CHUNKS}", "agent/history/test_retention.py"),
+    Mutation("summary_ns = max(before_ns, _cut_ns(", "summary_ns = min(before_ns, _cut_ns(", "agent/history/test_retention.py"),
+    Mutation("if not ring.running:", "if ring.running or True:", "agent/history/test_store_limits.py"),
+    # Files of other users.
+    Mutation("shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and ", "shared = trust.group and ", "collectors/wire/test_crossing.py"),
+    Mutation("if self._links > _MOST_LINKS or self._shared or of_others:", "if self._links > _MOST_LINKS or of_others:", "collectors/wire/test_crossing.py"),
+    Mutation("if stat.S_IFMT(about.st_mode) != kind:", "if stat.S_ISDIR(about.st_mode) != (kind == stat.S_IFDIR):", "collectors/wire/test_crossing.py"),
+    Mutation("content = file.read(most_bytes + 1)", "content = file.read(most_bytes)", "collectors/wire/test_crossing.py"),
+    Mutation("self._names_path.name, crossing.user(self.uid)", "self._names_path.name, crossing.ANYBODY", "hostile/test_group_member.py"),
+    Mutation("self._shared |= stranger or ", "self._shared |= ", "collectors/wire/test_crossing.py"),
+    # Logs of NCCL, its RAS, PyTorch's Flight Recorder.
+    Mutation("flushed = by_status.pop(_FLUSHED, []) if len(by_status) > 1 else []", "flushed: list[Warned] = []", "collectors/nccl/test_findings.py"),
+    Mutation("_behind(log, group, by_group) - (reported - here)", "_behind(log, group, by_group)", "collectors/nccl/test_timeouts.py"),
+    Mutation("    if unchanged_s < HANG_S:", "    if unchanged_s < 0:", "agent/watchers/test_ras.py"),
+    Mutation("self._memo[len(self._memo)] = self.stack[-1]", "self._memo[len(self._memo) + 1] = self.stack[-1]", "collectors/node/test_flight_recorder.py"),
+    Mutation("raw = raw[-MOST_ENTRIES:]", "raw = raw[:MOST_ENTRIES]", "collectors/node/test_flight_recorder.py"),
+    Mutation("size_bytes=max(sizes, default=None)", "size_bytes=min(sizes, default=None)", "collectors/node/test_flight_recorder.py"),
+    # From the trainer to the agent: the probe, the ring.
+    Mutation("return (size - 1).bit_length() if size else -1", "return size.bit_length() if size else -1", "collectors/probe/test_governor.py"),
     Mutation("return self._gap[1] > GAP_PATIENCE", "return self._gap[1] >= GAP_PATIENCE", "collectors/wire/test_ring.py"),
+    Mutation("if final:  # the writer may have been killed between", "if False:  # the writer may have been killed between", "collectors/wire/test_ring.py"),
+    Mutation("return sorted((r for r in records if r.stamp == r.stamp2), key", "return sorted(records, key", "collectors/wire/test_ring_file.py"),
+    Mutation("idle_ns = (now_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)", "idle_ns = now_ns - self._wall_ns", "collectors/probe/test_exposure.py"),
+    Mutation("if not calls.running:  # nested calls", "if True:  # nested calls", "collectors/probe/test_torch_steps.py"),
+    Mutation('"_reduce_scatter_base_": ("reduce_scatter", Measure.SECOND)', '"_reduce_scatter_base_": ("reduce_scatter", Measure.FIRST)', "e2e/test_wire.py"),
+    # Alerts and their messages.
+    Mutation("at_s - active.since_s >= rule.for_s", "at_s - active.since_s > rule.for_s", "alerts/test_evaluator.py"),
+    Mutation("if at_s - ended_s < rule.keep_firing_for_s:", "if at_s - ended_s < 0:", "alerts/test_evaluator.py"),
+    Mutation("place = q * (len(ordered) - 1)", "place = q * len(ordered)", "alerts/test_promql.py"),
+    Mutation("if watched is None or (alert.state == FIRING and away_s > AWAY_S):", "if watched is None:", "alerts/test_evaluator.py"),
+    # How jobs end.
+    Mutation("if ending is not None and ending.until_ns >= began}", "if ending is not None}", "agent/analysis/test_runs_of_one_name.py"),
+    Mutation("key=lambda code: (code == 0, code))", "key=lambda code: code)", "agent/nodes/test_answers.py"),
+    Mutation("latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS", "latest is not None", "agent/core/test_endings.py"),
+    # The live page.
+    Mutation("const op = rank.oldest;", "const op = job.in_flight.find((each) => each.rank === rank.rank);", "agent/server/test_live_page_modules.py"),
+    Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/server/test_live_view.py"),
 )  # fmt: skip
 
 
+@cache
+def sources() -> dict[Path, str]:
+    """Return the text of each file that may have a mutation: code of the packages, and of the live page."""
+    files = [path for package in PACKAGES for path in (TREE / package).rglob("*") if path.suffix in (".py", ".js")]
+    return {path: path.read_text(encoding="utf-8") for path in files}
+
+
 def place_of(mutation: Mutation) -> Path:
-    """Return the one file that has the line.
+    """Return the file that has the line.
 
     Raises:
-        LookupError: no file has it, or several have.
+        LookupError: no line has it, or several have.
     """
-    files = [path for room in ("agent", "collectors", "alerts") for path in sorted((TREE / room).rglob("*.py"))]
-    found = [path for path in files if mutation.before in path.read_text(encoding="utf-8")]
+    found = [path for path, text in sources().items() for _ in range(text.count(mutation.before))]
     if len(found) != 1:
-        raise LookupError(f"{mutation.before}: in {len(found)} files")
+        raise LookupError(f"{mutation.before}: {len(found)} times")
     return found[0]
 
 
-def install(mutation: Mutation) -> None:
-    """Change the file of a mutation while this process imports it."""
-    place, own = place_of(mutation), SourceFileLoader.get_code
-
-    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
-        path = Path(self.get_filename(fullname))
-        if path.resolve() != place:
-            return own(self, fullname)
-        source = path.read_text(encoding="utf-8").replace(mutation.before, mutation.after)
-        code: CodeType = self.source_to_code(source.encode(), str(path))
-        return code
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+def copy_with(mutation: Mutation, to: Path) -> None:
+    """Copy the tree, and change the line there."""
+    shutil.copytree(TREE, to, symlinks=True, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+    (TREE / BUILT).mkdir(parents=True, exist_ok=True)
+    (to / BUILT).parent.mkdir()
+    (to / BUILT).symlink_to(TREE / BUILT)
+    place = place_of(mutation)
+    changed = sources()[place].replace(mutation.before, mutation.after)
+    (to / place.relative_to(TREE)).write_text(changed, encoding="utf-8")
 
 
 def survives(number: int) -> bool:
-    """Run the tests of a mutation; return True if none of them fails."""
+    """Run the tests of a mutation; return True if none of them fails, or if they do not run."""
     mutation = MUTATIONS[number]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-m",
-        "not browser",
-        "-p",
-        "tests.mutations",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(
-        [*command, str(TREE / "tests" / mutation.tests)],
-        env={**os.environ, VARIABLE: str(number)},
-        cwd=TREE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="commwatch-mutation-") as copy:
+        copy_with(mutation, Path(copy))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", f"tests/{mutation.tests}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(f"{copy}/{package}" for package in PACKAGES)},
+            cwd=copy,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     first = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    print(f"{number + 1:2} {'caught' if done.returncode == 1 else 'SURVIVES'}: {mutation.after}: {first}", flush=True)
+    how = {0: "SURVIVES", 1: "caught"}.get(done.returncode, "TESTS DO NOT RUN")
+    print(f"{number + 1:2} {how}: {mutation.after}: {first}", flush=True)
     return done.returncode != 1
 
 
@@ -120,9 +162,6 @@ def main() -> int:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return int(any(list(pool.map(survives, range(len(MUTATIONS))))))
 
-
-if VARIABLE in os.environ:
-    install(MUTATIONS[int(os.environ[VARIABLE])])
 
 if __name__ == "__main__":
     sys.exit(main())

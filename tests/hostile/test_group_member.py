@@ -259,4 +259,6 @@ def test_names_of_another(public: Path) -> None:
         os.chown(names, MALLORY, MALLORY)
         reader = RingReader(run / "a.ring")
         assert reader.names() == []
+        with crossing.folder(run) as rings:
+            assert reader.next_names(rings) == []
         reader.close()

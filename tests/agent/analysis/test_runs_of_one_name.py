@@ -14,6 +14,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.ring import HEARTBEAT, RingWriter
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import verdicts
+from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
@@ -143,3 +144,25 @@ def test_steps_of_the_latest_run(tmp_path: Path) -> None:
     (job,) = watch.agent.jobs()
     steps = watch.agent.steps(since + EPOCH_NS, 1 << 62, "job", None, 99)
     assert (len(steps), job.steps_unavailable) == (59, None)
+
+
+def test_failure_of_an_earlier_run(tmp_path: Path) -> None:
+    """A rank that died in an earlier run, and the exit code of that run, say nothing about the run after it."""
+    watch = Watch(tmp_path)
+    dies = write_ring(watch.rings, [operation(start_ns=S, end_ns=2 * S)], rank=1)
+    watch.tick(3 * S)
+    end_rank(dies)
+    watch.store.exit(Exit("job", 3, (EPOCH_NS + 4 * S) / S))
+    watch.tick(5 * S)
+    (job,) = watch.agent.jobs()
+    assert (job.failed, job.exit_code) == (True, 3)
+    assert "rank 1 died" in job.ending
+    about = identity(world_size=1, started_ns=DAY, **process(DAY))
+    ends = RingWriter(watch.rings / "job.r0.0.later.ring", about, 64)
+    ends.write(*operation(start_ns=DAY + S, end_ns=DAY + 2 * S))
+    watch.tick(DAY + 3 * S)
+    ends.close(DAY + 4 * S)
+    end_rank(ends)
+    watch.tick(DAY + 5 * S)
+    (job,) = watch.agent.jobs()
+    assert (job.state, job.failed, job.exit_code, job.ending) == ("ended", False, None, "")

@@ -152,6 +152,19 @@ def test_no_straggler(size: int, work_ms: float, delay: Delay, seed: int, marked
         assert loop.named(marked) == []
 
 
+@pytest.mark.parametrize(
+    "delay",
+    [late(0, by_ms=150, every=6), lambda rank, step, chance: (150.0, 55.0, 0.0, 0.0)[rank] * (step % 2 == rank % 2)],
+    ids=["one in six", "in turn"],
+)
+def test_no_straggler_by_steps(delay: Delay) -> None:
+    """A rank is no straggler that is late in one step of six, or that waits for another more than a third as long as that one waits for it."""
+    loop = Loop(work_ms=100, delay=delay)
+    for _ in range(40):
+        loop.run(1)
+        assert loop.named() == []
+
+
 def test_cost() -> None:
     """A straggler's cost is what the others waited for it: 60 ms of each step of 92 ms."""
     loop = Loop(delay=late(2), noise_ms=0.1)
@@ -269,11 +282,11 @@ def test_late_first_stage() -> None:
 
 @pytest.mark.parametrize(
     "waited_ms",
-    [[30] * 4, [27, 35, 35, 42], [30, 45, 44, 50], [1, 2, 1, 3], [20, 60]],
-    ids=["even", "not quite", "uneven", "hardly", "pair"],
+    [[30] * 4, [27, 35, 35, 42], [30, 45, 44, 50], [1, 2, 1, 3], [10, 10, 60], [20, 60]],
+    ids=["even", "not quite", "uneven", "hardly", "all but one", "pair"],
 )
 def test_no_slow_stage(waited_ms: list[float]) -> None:
-    """Stages that are not quite even, and those that hardly wait, name no rank; but a pair one of which waits a lot more does."""
+    """Stages that are not quite even, that hardly wait, or of which most do not wait name no rank; but a pair one of which waits a lot more does."""
     found = stages(waited_ms)
     assert (found == []) == (waited_ms != [20, 60])
     assert COSTS == 0.05

@@ -13,6 +13,7 @@ from commwatch_agent.analysis.verdicts import (
     combined,
     disagreement,
     for_others,
+    late_ranks,
     lateness,
     latest_life,
     verdicts,
@@ -202,6 +203,12 @@ def test_raised() -> None:
     assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
     assert "(ranks 0-2 raised in all_reduce 7 of group world 5 s ago)" in verdict.says
     assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
+
+
+def test_raised_on_one_rank() -> None:
+    """A rank whose operation raised had joined it: the others, which are still inside, do not wait for that rank."""
+    (verdict,) = judged(*WAITING, rank(3, failed=[Failed("all_reduce", "w", 7, "float32", 4000, 5.0)]))
+    assert (verdict.cause, verdict.ranks) == ("stuck", [0, 1, 2])
 
 
 def test_message() -> None:
@@ -498,3 +505,12 @@ def test_waited_for(costs: list[float | None], waiting: float | None, share: flo
     """Of four ranks three wait for a straggler: what ranks wait for late ones is, as a mean, at least three quarters of its cost."""
     found = [replace(lateness(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
     assert waited_for(found, waiting, 4) == (None if share is None else pytest.approx(share))
+
+
+def test_waiting_is_for_the_late_ranks() -> None:
+    """Late ranks are named beside the waiting if half of it is for them, at least: the rest is for others."""
+    found = [
+        replace(lateness(Late(rank, S, 10 * S, None), WORLD), cost_share=cost) for rank, cost in ((2, 0.1), (1, 0.2))
+    ]
+    assert [late_ranks(found, waiting) for waiting in (None, 0.3, 0.4, 0.41)] == [[1, 2], [1, 2], [1, 2], []]
+    assert late_ranks([replace(found[0], kind="hang")], 0.1) == []

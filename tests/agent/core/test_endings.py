@@ -109,6 +109,22 @@ def test_from_the_ring(tmp_path: Path) -> None:
         watch.agent = Watch(tmp_path).agent  # what is left is the history's
 
 
+def test_error_long_before_the_end(tmp_path: Path) -> None:
+    """An operation that raised long before a rank's exception is no reason for it: that rank is named, and not one that was killed after it."""
+    watch = Watch(tmp_path)
+    with trainer(tmp_path, 0) as killed, trainer(tmp_path, 1) as raising:
+        killed.write([operation(start_ns=S, end_ns=2 * S)])
+        raising.write([operation(start_ns=S, end_ns=2 * S, flags=ev.FAILED)])
+        watch.tick(100 * S)
+        raising.call("name", [({"raised": "ValueError"},)])
+        raising.call("close", [(100 * S + S // 2,)])
+        killed.kill()
+        watch.tick(101 * S)
+    watch.tick(102 * S)
+    (job,) = watch.agent.jobs()
+    assert job.ending == f"rank 1 ended with ValueError at {clock(100.5)}, first of 2"
+
+
 def test_exit_code_is_kept(tmp_path: Path) -> None:
     """What a launcher leaves in the run directory goes into the history, once, and comes out in jobs and report."""
     watch = Watch(tmp_path)

@@ -11,8 +11,9 @@ import pytest
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import AlertsView, AlertView
+from commwatch_agent.core.views import JobView
 from commwatch_agent.nodes.job_report import StepRow, StepRows
-from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.nodes.merging import Heard, merged_jobs
 from commwatch_agent.server.history_queries import QUESTIONS, text_of
 from commwatch_agent.server.job_questions import JOB_QUESTIONS
 from tests.helpers import MS, Watch, operation, write_ring
@@ -55,3 +56,17 @@ def test_past_alerts_of_several_agents(tmp_path: Path) -> None:
     answer = JOB_QUESTIONS["job_alerts"](QueryService(tmp_path / "h"), own=own, limit=9, heard=heard)
     assert [alert.id for alert in answer.data.past if "job_id" in alert.labels] == ["3", "1"]
     assert len(answer.data.past) == 4
+
+
+def test_end_of_a_job_on_several_nodes() -> None:
+    """A job has failed if it has on one node, with the exit code of a launcher that failed; while it runs on one node, it has not ended."""
+    well = JobView("a", "ended", 4, [2, 3], 0, 10.0, 50.0, 0, None, exit_code=0, failed=False)
+    bad = replace(well, ranks=[0, 1], exit_code=3, failed=True, ending="exit code 3")
+    for views in ([well, bad], [bad, well]):
+        (job,) = merged_jobs(views)
+        assert (job.state, job.exit_code, job.failed, job.ending) == ("ended", 3, True, "exit code 3")
+        assert job.ranks == [0, 1, 2, 3]
+    (job,) = merged_jobs([well, replace(well, exit_code=None, failed=None)])
+    assert (job.exit_code, job.failed) == (0, None)
+    (job,) = merged_jobs([bad, replace(well, state="running", exit_code=None, failed=None)])
+    assert (job.state, job.exit_code, job.failed, job.ending) == ("running", None, None, "")

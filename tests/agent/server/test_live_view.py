@@ -109,6 +109,15 @@ def test_parts_of_two_nodes() -> None:
     assert [line.rank for line in job_now([again, replace(two, running=False, ranks=over)]).ranks] == [0]
 
 
+def test_share_of_some_ranks() -> None:
+    """A rank whose communication is not known is no part of the shares, which say of how many ranks they are."""
+    found = now(job(steps(0), steps(1, unseen=range(STEPS))))
+    assert found.comm == pytest.approx(0.4)
+    assert found.exposed == pytest.approx(0.3)
+    assert (found.comm_of, found.exposed_of) == ("(1 of 2 ranks)", "(1 of 2 ranks)")
+    assert (now(job(steps(0), steps(1))).comm_of, found.ranks[1].comm) == ("", None)
+
+
 def test_slots_of_an_older_part() -> None:
     """A bucket that only the older of two parts still has is left out: it would be drawn again without the other's steps."""
     shown = job(steps(0))

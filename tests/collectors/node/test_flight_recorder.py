@@ -107,6 +107,13 @@ def test_operations(name: str, op: str, more: dict[str, Any]) -> None:
     assert (read.op, read.is_p2p) == (op, op == "send")
 
 
+def test_size() -> None:
+    """The size is that of the whole: the output of an all_gather, the input of a reduce_scatter."""
+    for whole in (entry(input_sizes=[[4096]]), entry(output_sizes=[[4096]])):
+        (read,) = load(pickle.dumps(dump_of(whole))).entries
+        assert read.size_bytes == 8192
+
+
 def test_ended() -> None:
     """On Gloo what is retired has ended, though it says scheduled; on NCCL that may mean that it failed."""
     for backend, done in (("gloo", True), ("nccl", False)):
@@ -204,6 +211,13 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commwatch_collectors.node.flight_recorder.MOST_STEPS", 1000)
     with pytest.raises(BadDump, match="steps"):
         load(b"\x80\x02" + b"}" * 2000 + b".")
+
+
+def test_latest_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a dump with too many operations the latest are read: the ones that hang are among them."""
+    monkeypatch.setattr("commwatch_collectors.node.flight_recorder.MOST_ENTRIES", 2)
+    dump = load(pickle.dumps(dump_of(entry(0, 1), entry(1, 2), pending(2, 3))))
+    assert [read.seq for read in dump.entries] == [2, 3]
 
 
 def test_references_to_itself() -> None:

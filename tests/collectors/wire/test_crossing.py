@@ -31,13 +31,14 @@ def test_planted(what: str, tmp_path: Path) -> None:
 
 
 def test_as_large_as_may_be(tmp_path: Path) -> None:
-    """A file of the most bytes is read whole; one byte more, and it is refused."""
+    """A file of the most bytes is read whole; one byte more, and it is refused, as is one that does not say how long it is."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * MOST)
     assert crossing.read(path, MOST, ANYBODY) == b"x" * MOST
     path.write_bytes(b"x" * (MOST + 1))
-    with pytest.raises(Refused, match="larger than"):
-        crossing.read(path, MOST, ANYBODY)
+    for too_large in (path, Path("/proc/meminfo")):
+        with pytest.raises(Refused, match="larger than"):
+            crossing.read(too_large, MOST, ANYBODY)
 
 
 def test_no_effect(tmp_path: Path) -> None:
@@ -292,6 +293,26 @@ def test_root_of_another(tmp_path: Path) -> None:
         for path in ("/out", "/up", "/../outside/file"):
             with pytest.raises(FileNotFoundError):
                 crossing.look(Path(path), ANYBODY, start=root)
+    finally:
+        os.close(root)
+
+
+def test_link_in_a_folder_of_another(tmp_path: Path) -> None:
+    """A link of a trusted user is followed in that user's folder, and not in another's, who may have put it there."""
+    needs(os.getuid() == 0, "root, to give files away")
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "file").write_text("theirs")
+    (home / "link").symlink_to("/file")
+    for path in (tmp_path / "file", home / "link"):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.chown(home, NOBODY, NOBODY)
+        assert crossing.look(Path("/home/link"), crossing.user(NOBODY), start=root).st_size == 6
+        os.chown(home, OTHER, OTHER)
+        with pytest.raises(Refused, match="symbolic links"):
+            crossing.look(Path("/home/link"), crossing.user(NOBODY), start=root)
     finally:
         os.close(root)
 

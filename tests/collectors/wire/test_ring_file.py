@@ -63,6 +63,15 @@ def test_blocked(pair: tuple[RingWriter, RingReader]) -> None:
     assert (record.flags, record.start_ns) == (ev.ASYNC, 0)
 
 
+def test_torn_operation_in_flight(pair: tuple[RingWriter, RingReader]) -> None:
+    """An operation that is only half in the table is left out; the others are there."""
+    writer, reader = pair
+    slot, _ = (writer.begin(*launched(at)) for at in (10, 20))
+    end = ring.IN_FLIGHT_AT + (slot + 1) * ev.RECORD_SIZE
+    writer._map[end - 4 : end] = b"\0\0\0\0"
+    assert [record.launch_ns for record in reader.in_flight()] == [20]
+
+
 def test_a_slot_used_again(pair: tuple[RingWriter, RingReader]) -> None:
     """The next operation in a freed slot has nothing of the one before it."""
     writer, reader = pair
