@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
+# Containers often set it. Then each of the thousands of processes of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof lengths
 

@@ -316,14 +316,14 @@ class Watch:
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Look until ``condition`` is true and return what it returned; fail naming ``what``."""
-    end, pause_s = time.monotonic() + patience_s, 0.01
+    began = time.monotonic()
     while True:
         result = condition()
         if result:
             return result
-        assert time.monotonic() < end, f"waited {patience_s:.0f} s for {what}"
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.2)  # often at first; most questions cost an agent some milliseconds
+        waited_s = time.monotonic() - began
+        assert waited_s < patience_s, f"waited {patience_s:.0f} s for {what}"
+        time.sleep(min(max(0.01, waited_s / 10), 0.5))  # often at first; most questions cost an agent some milliseconds
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ import array
 import atexit
 import ctypes
 import gc
+import importlib
 import io
 import json
 import os
@@ -216,8 +217,9 @@ def _be_rank(script: str) -> None:
 def _set(constants: Mapping[str, float]) -> None:
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
-        assert hasattr(sys.modules[module], constant), name
-        setattr(sys.modules[module], constant, value)
+        place = importlib.import_module(module)
+        assert hasattr(place, constant), name
+        setattr(place, constant, value)
 
 
 def _run(request: dict[str, Any], kind: str) -> int:
@@ -260,8 +262,6 @@ def _fork_agents_of_runs(path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        import importlib
-
         _, _, socket_path, kind = sys.argv
         for module in PRELOADED[kind]:
             importlib.import_module(module)

@@ -89,7 +89,9 @@ def training(pod: Path, job: str) -> Iterator[subprocess.Popen[bytes]]:
     """The trainer's container: torchrun with two ranks."""
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     command = [str(pod / "image" / "bin" / "python"), *launch, str(pod / "paired.py"), str(pod / "says" / job)]
-    process = container(pod, TRAINER, command, PYTHONPATH=str(pod / "probe"), COMMWATCH="1", COMMWATCH_JOB=job)
+    # The native hook that is built here is root's.
+    watched = {"COMMWATCH": "1", "COMMWATCH_JOB": job, "COMMWATCH_HOOK": "python"}
+    process = container(pod, TRAINER, command, PYTHONPATH=str(pod / "probe"), **watched)
     try:
         yield process
     finally:
