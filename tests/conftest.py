@@ -42,9 +42,16 @@ _JOBS = Path(__file__).parent / "e2e"
 _LENGTHS = pytest.StashKey[defaultdict[str, float]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which ``make test`` runs whole modules."""
+    parser.addoption(
+        "--keep-lengths", action="store_true", help="keep how long modules take, for the order of the next run"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Measure how long modules take, in the process that the workers report to."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if config.getoption("keep_lengths") and "PYTEST_XDIST_WORKER" not in os.environ:
         lengths = config.stash[_LENGTHS] = defaultdict[str, float](float)
         config.pluginmanager.register(_Clock(lengths))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -122,17 +122,24 @@ def test_same_records(job: Workload, tmp_path: Path) -> None:
 
 def same_records(native: RankRecords, python: RankRecords) -> None:
     """Fail unless a rank's names and records are those of the other hook, but for times."""
-    assert (native.groups, native.dtypes, native.ops) == (python.groups, python.dtypes, python.ops)
+    assert by_id(native) == by_id(python)
+    assert (native.dtypes, native.ops) == (python.dtypes, python.ops)
     assert without_times(native) == without_times(python)
 
 
-def without_time(rank: RankRecords, record: ev.Record) -> tuple[int, ...]:
+def by_id(rank: RankRecords) -> dict[str, dict[str, Any]]:
+    """A rank's groups by their common id: threads come to their groups in any order, which decides the numbers of groups in the ring."""
+    return {entry["group_id"]: {**entry, "group": None} for entry in rank.groups.values()}
+
+
+def without_time(rank: RankRecords, record: ev.Record) -> tuple[int | str, ...]:
     """All of a record that does not depend on when things happened."""
     size = record.size_bytes if record.op else 0
     # Groups that torch.distributed does not know are never joined, and each hook numbers their operations in its own way.
-    known = record.group not in rank.groups or rank.groups[record.group]["ranks"] is not None
-    seq = record.seq if known else -1
-    return record.op, record.dtype, record.group, record.peer, record.tag, size, seq, record.flags
+    group = rank.groups.get(record.group)
+    seq = record.seq if group is None or group["ranks"] is not None else -1
+    group_id = "" if group is None else group["group_id"]
+    return record.op, record.dtype, group_id, record.peer, record.tag, size, seq, record.flags
 
 
 def ordered(rank: RankRecords) -> list[ev.Record]:
@@ -140,7 +147,7 @@ def ordered(rank: RankRecords) -> list[ev.Record]:
     return sorted(rank.records, key=partial(without_time, rank))
 
 
-def without_times(rank: RankRecords) -> list[tuple[int, ...]]:
+def without_times(rank: RankRecords) -> list[tuple[int | str, ...]]:
     """Of all of a rank's records what does not depend on when things happened."""
     return [without_time(rank, record) for record in ordered(rank)]
 
