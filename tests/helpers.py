@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -331,6 +332,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def descriptors() -> set[str]:
+    """The descriptors of this process, without those of garbage, which Python closes at any time."""
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its own has the same number each time
 
 
 def clean_env(**more: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from commwatch_collectors.nccl import follow
 from commwatch_collectors.nccl.follow import Follower
 from commwatch_collectors.nccl.lines import apart
 from commwatch_collectors.nccl.matching import LogPattern
+from tests.helpers import descriptors
 
 
 class Taken:
@@ -307,10 +308,10 @@ def test_quiet_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_lets_go(tmp_path: Path) -> None:
     """``close`` leaves no descriptor."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(descriptors())
     (tmp_path / "log").write_text("one\n")
     taken = Taken(tmp_path / "log")
     taken.tick()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    assert len(descriptors()) == before + 1
     taken.follower.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(descriptors()) == before

@@ -14,7 +14,7 @@ import pytest
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Refused
-from tests.helpers import NOBODY, PATIENCE_S, PLANTED, clean_env, needs, wait_for
+from tests.helpers import NOBODY, PATIENCE_S, PLANTED, clean_env, descriptors, needs, wait_for
 
 MOST = 1000
 OTHER = NOBODY - 1
@@ -77,7 +77,7 @@ def test_kinds(tmp_path: Path) -> None:
 
 def test_no_descriptor_stays(tmp_path: Path) -> None:
     """Neither a success nor a refusal leaves a descriptor open."""
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = descriptors()
     (tmp_path / "file").write_text("x")
     (tmp_path / "loop").symlink_to("loop")
     crossing.read(tmp_path / "file", MOST, ANYBODY)
@@ -87,7 +87,7 @@ def test_no_descriptor_stays(tmp_path: Path) -> None:
     with crossing.folder(tmp_path) as where:
         where.write("new", b"x", 0o600)
         assert where.names("*")[1] == ["file", "loop", "new"]
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert descriptors() == before
 
 
 # -- owners

@@ -20,7 +20,7 @@ from commwatch.wire.identity import describe
 from commwatch.wire.mapping import MappedFile, is_locked
 from commwatch.wire.ring import RingWriter
 from commwatch.wire.ring_reader import RingReader
-from tests.helpers import NOBODY, Trainer, end_rank, identity, needs, operation, small_tmpfs, wait_for
+from tests.helpers import NOBODY, Trainer, descriptors, end_rank, identity, needs, operation, small_tmpfs, wait_for
 
 SIZE = 8192
 
@@ -31,10 +31,6 @@ def run(script: str, *arguments: object) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
-
-
-def descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of the same number each time
 
 
 def test_no_descriptor_is_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from commwatch.wire import events as ev
 from commwatch.wire import ring
 from commwatch.wire.ring import IN_FLIGHT_SLOTS, RingWriter
 from commwatch.wire.ring_reader import BadRing, RingReader
-from tests.helpers import Trainer, examples, identity, operation, small_tmpfs
+from tests.helpers import Trainer, descriptors, examples, identity, operation, small_tmpfs
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_identity_and_counters(tmp_path: Path) -> None:
 def test_refusal_keeps_nothing_open(tmp_path: Path) -> None:
     """A file that is refused is not kept open."""
     (tmp_path / "a.ring").write_bytes(b"rubbish")
-    before = sorted(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     with pytest.raises(BadRing, match=r"a\.ring"):
         RingReader(tmp_path / "a.ring")
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
