@@ -55,7 +55,7 @@ directory = Path(os.environ["COMMWATCH_DIR"])
 made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]
 ring = write_ring(directory / "rings", made, job=os.environ["COMMWATCH_JOB"], wall_offset_ns=time.time_ns())
 agent = answering(directory, own())
-wait_for(lambda: b"commwatch_collectives_total{{" in fetch(agent.url + "/metrics")[0], "the first to be taken in")
+wait_for(lambda: b"all_gather" in fetch(agent.url + "/api/v1/ops")[0], "the first to be stored")
 os.kill(agent.pid, signal.SIGKILL)
 wait_for(lambda: answering(directory, own()) is None, "the agent to be gone")
 ring.write(*operation("broadcast", start_ns=3 * MS, end_ns=4 * MS, seq=1))

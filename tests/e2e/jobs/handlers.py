@@ -165,12 +165,15 @@ def held() -> None:
         def hit(*arguments: Any) -> Any:
             restore()
             os.kill(os.getpid(), signal.SIGUSR1)
-            came.acquire()
+            # It may have come just before the main thread began to wait, which another one then interrupts.
+            while not came.acquire(timeout=0.1):
+                os.kill(os.getpid(), signal.SIGUSR2)
             return original(*arguments)
 
         return hit
 
     signal.signal(signal.SIGUSR1, communicate)
+    signal.signal(signal.SIGUSR2, lambda *_: None)
     add = probe.groups.add
     probe.groups.add = under_lock(add, lambda: setattr(probe.groups, "add", add))
     probe.checks._announce(0, dist.new_group([0]), "key", ["weight"])
