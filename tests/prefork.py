@@ -22,8 +22,6 @@ from pathlib import Path
 
 from tests import prefork_process
 
-#: The variable of a job for seconds from the failure of a rank until the others are ended, as torchrun's ``--monitor-interval``.
-MONITOR = prefork_process.MONITOR
 #: What the servers and their clients run.
 _PROCESS = str(Path(prefork_process.__file__))
 

@@ -83,8 +83,8 @@ class Seen(NamedTuple):
     series: Series
     looks: Mapping[int, Mapping[int, float]]
     expr: str = STRAGGLERS
-    #: From when to when nobody may be a straggler, but for ranks that the rest of the labels leaves out.
-    nobody_s: tuple[int, int] | None = None
+    #: Begin and end of the seconds in which no rank may be a straggler, except those that the labels in ``but`` leave out.
+    no_straggler_s: tuple[int, int] | None = None
     but: str = ""
 
 
@@ -102,8 +102,8 @@ def evaluated(directory: Path, **jobs: Seen) -> None:
             }
             for at_s, ranks in seen.looks.items()
         ]
-        if seen.nobody_s:
-            since_s, until_s = seen.nobody_s
+        if seen.no_straggler_s:
+            since_s, until_s = seen.no_straggler_s
             named = f"count_over_time({SHARE}straggler{{{chosen}{seen.but}}}[{until_s - since_s + 1}s])"
             tests.append({"expr": named, "eval_time": f"{until_s}s", "exp_samples": []})
     test = {
@@ -120,7 +120,7 @@ def evaluated(directory: Path, **jobs: Seen) -> None:
 
 def never(series: Series) -> Seen:
     """No rank is a straggler at any time."""
-    return Seen(series, {}, nobody_s=(0, WATCHED_S))
+    return Seen(series, {}, no_straggler_s=(0, WATCHED_S))
 
 
 def uneven(seed: int, work_s: float = 0.05) -> Comm:
@@ -186,10 +186,10 @@ def test_kinds_of_lateness(tmp_path: Path) -> None:
 
 def test_even(tmp_path: Path) -> None:
     """Where all ranks communicate as long, however slow the link, none is late; nor where they differ by less than 5% of the time."""
-    nobody = {WATCHED_S: dict.fromkeys(range(4), 0)}
+    no_lateness = {WATCHED_S: dict.fromkeys(range(4), 0)}
 
     def even(share: float) -> Seen:
-        return Seen(Job(lambda *_: share / 10).series(), nobody, f"round(1e3 * {SHARE}lateness{{JOB}})")
+        return Seen(Job(lambda *_: share / 10).series(), no_lateness, f"round(1e3 * {SHARE}lateness{{JOB}})")
 
     def nearly(share: float) -> Seen:
         return never(Job(lambda rank, _: share / 10 + rank * 0.0015).series())

@@ -36,7 +36,7 @@ HIGH = "CommShareHigh"
 WAITING = {HIGH, "CommShareCritical", "ExposedCommHigh"}
 SHARE = f'job:commwatch_comm_share_ratio:avg{{job_id="{JOB}"}}'
 #: The agents evaluate their rules each second, not each 15 s; conditions have to hold for five rounds.
-SOON, FOR_S = {"commwatch_agent.alerting.alert_rules._ROUND_S": 1.0}, 5
+SOON, FOR_S = {"commwatch_agent.alerting.evaluation._ROUND_S": 1.0}, 5
 #: Rounds of the agent by Prometheus' reckoning, and how many of them a healthy job is watched for.
 ROUNDS = "changes(commwatch_alert_evaluation_seconds_total[1h])"
 HEALTHY_ROUNDS = 3 * FOR_S

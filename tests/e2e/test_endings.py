@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import prefork
 from tests.e2e.torchjob import preforked, torchrun
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, wait_for
+from tests.prefork_process import MONITOR
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
     python, module, launcher, *rest = torchrun("ops.py", 2, *arguments)
     launched = [python, module, launcher, "--monitor-interval", "2", *rest]
-    job, later = preforked("ops.py", 2, *arguments), {prefork.MONITOR: "2"}
+    job, later = preforked("ops.py", 2, *arguments), {MONITOR: "2"}
     around = job if how else launched  # once by the launcher that people use
     done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *around, env=clean_env(**later))
     assert done.returncode == 1, done.stderr[-3000:]

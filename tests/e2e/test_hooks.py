@@ -5,9 +5,10 @@ All other tests with jobs have the native hook, but for those of what the hooks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,7 +39,7 @@ class Workload(NamedTuple):
     arguments: tuple[object, ...] = ()
     #: 0: one process, without a launcher.
     ranks: int = 2
-    env: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    env: Mapping[str, str] = MappingProxyType({})
 
     def __str__(self) -> str:
         return "-".join((self.script.removesuffix(".py"), *map(str, self.arguments)))

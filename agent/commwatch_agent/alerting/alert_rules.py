@@ -19,8 +19,6 @@ from commwatch_alerts.text import render
 
 SHIPPED = "rules.yaml"
 _MOST_BYTES = 1 << 20
-#: Seconds between two rounds of the agent.
-_ROUND_S = 15.0
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
@@ -35,8 +33,7 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
         ConfigError: the user's list cannot be read, or it or a threshold is wrong.
     """
     found = catalogue(config)
-    runbook_url = partial(runbook, f"{address}/runbook")
-    return Plan(found.alerts, found.records, render, runbook_url, deliver, instance, _ROUND_S)
+    return Plan(found.alerts, found.records, render, partial(runbook, f"{address}/runbook"), deliver, instance)
 
 
 def catalogue(config: Config) -> Catalogue:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -18,6 +18,8 @@ from commwatch_alerts.model import PENDING, RESOLVED, Alert, Record, Rule
 from commwatch_alerts.series import NAME, Labels, Samples, labels_of
 
 log = logging.getLogger("commwatch")
+#: Seconds between two rounds of an agent.
+_ROUND_S = 15.0
 
 
 def as_it_is(template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
@@ -39,7 +41,7 @@ class Plan:
     #: Label ``instance`` of this node's series; empty: no such label.
     instance: str = ""
     #: Seconds between two rounds.
-    every_s: float = 15.0
+    every_s: float = field(default_factory=lambda: _ROUND_S)
 
 
 def _evaluator(plan: Plan) -> Evaluator:
