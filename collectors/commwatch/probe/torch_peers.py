@@ -1,12 +1,13 @@
-"""Tells the agents of a job's nodes about each other: each node's address goes into the job's own TCPStore.
+"""What the nodes of a run share through the job's own TCPStore: a random id of the run, and the addresses of the nodes' agents.
 
 One rank of each node does this, in a thread of its own and over a connection of its own, so that neither the training nor its use of
-the store ever waits. It needs an agent that other machines can reach; the agent announces its address in the run directory.
+the store ever waits. Addresses need an agent that other machines can reach; the agent announces its address in the run directory.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -22,10 +23,12 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from commwatch.wire.announcement import answering
 from commwatch.wire.crossing import ANYBODY
 
-#: Key in the store, before the name of the job.
-_KEY = "commwatch/agents/"
+#: Keys in the store, before the name of the job: of the agents' addresses, and of the run's id.
+_KEY, _RUN_KEY = "commwatch/agents/", "commwatch/run/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
+#: Random bytes of a run's id; characters of a host's name.
+_ID_BYTES, _MOST_HOST = 8, 255
 #: Held while the thread uses the store; for good once the process ends. A thread that returns from C++ after that would abort the process.
 _using = threading.Lock()
 #: The process that has the thread: a forked child has not.
@@ -34,20 +37,28 @@ _pid = 0
 _ALL = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - nothing is bound here
 
 
-def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[list[str]], object]) -> None:
-    """Start the exchange of addresses in the background, if this rank does it for its node.
+def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[dict[str, Any]], object]) -> None:
+    """Start the exchange in the background, if this rank does it for its node.
+
+    A run whose launcher says that it has one node needs none. Where the launcher does not say how many it has, each rank asks for the id.
 
     Args:
         directory: the run directory.
-        note: called with the addresses of all nodes known so far, each time there are more.
+        note: called with what is known: ``run``, the run's id, and ``peers``, the addresses of all nodes, each time there are more.
     """
     nodes = _nodes(env)
-    place = _store_of_job() if nodes > 1 and env.get("LOCAL_RANK") == "0" else None
-    if place is not None:
+    place = _store_of_job() if nodes != 1 and env.get("LOCAL_RANK", "0") == "0" else None
+    if place is not None and dist.get_world_size() > 1:
         global _pid
         _pid = os.getpid()
-        arguments = (place, directory, f"{_KEY}{job}", nodes, note)
+        arguments = (place, directory, job, nodes or 0, note)
         threading.Thread(target=_exchange, args=arguments, name="commwatch-peers", daemon=True).start()
+
+
+def rendezvous() -> dict[str, str]:
+    """Return where the ranks of the default group meet, as a field of an identity; empty if that is not a TCPStore."""
+    place = _store_of_job()
+    return {} if place is None else {"rendezvous": f"{place[0][:_MOST_HOST]}:{place[1]}"}
 
 
 def before_exit() -> None:
@@ -56,10 +67,10 @@ def before_exit() -> None:
         _using.acquire(timeout=_STORE_S)
 
 
-def _nodes(env: Mapping[str, str]) -> int:
-    """Return the number of the job's nodes by the launcher's variables; 1 if it is not known."""
+def _nodes(env: Mapping[str, str]) -> int | None:
+    """Return the number of the job's nodes by the launcher's variables; ``None`` if it is not known."""
     world, local = env.get("WORLD_SIZE", ""), env.get("LOCAL_WORLD_SIZE", "")
-    return -(-int(world) // int(local)) if world.isdecimal() and local.isdecimal() and int(local) else 1
+    return -(-int(world) // int(local)) if world.isdecimal() and local.isdecimal() and int(local) else None
 
 
 def _store_of_job() -> tuple[str, int] | None:
@@ -73,27 +84,34 @@ def _store_of_job() -> tuple[str, int] | None:
 
 
 def _exchange(
-    place: tuple[str, int], directory: Path, key: str, nodes: int, note: Callable[[list[str]], object]
+    place: tuple[str, int], directory: Path, job: str, nodes: int, note: Callable[[dict[str, Any]], object]
 ) -> None:
-    """Add this node's address, and report those of all nodes until they are complete."""
-    end_s, ours, known = time.monotonic() + _PATIENCE_S, "", list[str]()
+    """Report the run's id, add this node's address, and report those of all nodes until they are complete."""
+    end_s, run, ours, known = time.monotonic() + _PATIENCE_S, "", "", list[str]()
     store: Any = None
-    while len(known) < nodes and time.monotonic() < end_s:
+    while (not run or len(known) < nodes) and time.monotonic() < end_s:
         try:
-            if not ours:
-                ours = _reachable(_address(directory), place)
+            before, ours = ours, ours or (_reachable(_address(directory), place) if nodes else "")
             with _using:
-                if ours and store is None:
+                is_new = store is None
+                if is_new and (ours or not run):
                     timeout = timedelta(seconds=_STORE_S)
                     store = TCPStore(*place, is_master=False, wait_for_workers=False, timeout=timeout)
-                    store.append(key, f"{ours}\n")
-                found = [] if store is None else list(dict.fromkeys(store.get(key).decode().split()))
+                if not run:  # the first rank that asks sets it
+                    shared = store.compare_set(f"{_RUN_KEY}{job}", "", secrets.token_hex(_ID_BYTES)).decode()
+                    note({"run": shared})
+                    run = shared
+                if ours and (is_new or not before):
+                    store.append(f"{_KEY}{job}", f"{ours}\n")
+                found = list(dict.fromkeys(store.get(f"{_KEY}{job}").decode().split())) if ours else []
+                store = store if ours else None
             if len(found) > len(known):
                 known = found
-                note(known)
+                note({"peers": known})
         except (RuntimeError, OSError, ValueError):  # the store has ended, or the agent restarts
             store = None
-        time.sleep(_EVERY_S)
+        if not run or len(known) < nodes:
+            time.sleep(_EVERY_S)
 
 
 def _reachable(url: str, place: tuple[str, int]) -> str:

@@ -227,7 +227,7 @@ class Probe(GraphEvents, ABC):
                     self._watch_exit()
                     self.steps.watch_engine()
                     self._tell_log()
-                    self._tell_peers()
+                    self._share_with_nodes()
                     self._tell_user()
             return self.ring is not None
 
@@ -251,6 +251,11 @@ class Probe(GraphEvents, ABC):
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
+        try:
+            who |= torch_peers.rendezvous()
+        except Exception as error:  # any error of torch: the launcher's variables may have it
+            if raised_by_handler(error):
+                raise
         self.groups.job = who["job"]
         if (nccl := nccl_version()) is not None:
             who["nccl"] = ".".join(map(str, nccl))
@@ -278,16 +283,13 @@ class Probe(GraphEvents, ABC):
             if raised_by_handler(error):
                 raise
 
-    def _tell_peers(self) -> None:
-        """Begin to exchange the addresses of the nodes' agents, and record them as they become known."""
+    def _share_with_nodes(self) -> None:
+        """Begin to exchange the run's id and the addresses of the nodes' agents, and record them as they become known."""
         writer = self.ring
-
-        def note(addresses: list[str]) -> None:
-            if writer is not None:
-                writer.name({"peers": addresses})
-
+        if writer is None:
+            return
         try:
-            torch_peers.share(self.env, self.run_dir, self._job, note)
+            torch_peers.share(self.env, self.run_dir, self._job, writer.name)
         except Exception as error:  # any error of torch: the agent can do without
             if raised_by_handler(error):
                 raise

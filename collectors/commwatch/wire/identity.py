@@ -28,6 +28,9 @@ _MOST_ENVIRONMENT = 1 << 20
 PEER_ADDRESS = "peer_url"
 #: A tick of the times in ``/proc/PID/stat``, in ns.
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+#: Variable in which ``commwatch run`` names what it starts: a random text that all processes below it inherit.
+RUN_VARIABLE = "COMMWATCH_RUN"
+_MOST_PLACE = 300
 #: Sources of a job's name, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 
@@ -153,15 +156,16 @@ def mark_probe(env: Mapping[str, str]) -> None:
 
 def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) -> dict[str, Any]:
     """Return the identity for the ring's header."""
-    local_rank = env.get("LOCAL_RANK", "")
     return {
         "job": job_id(env),
         "restart": restart_count(env),
         "rank": rank,
         "world_size": world_size,
-        "local_rank": int(local_rank) if local_rank.isdecimal() else None,
+        "local_rank": _count(env, "LOCAL_RANK"),
+        "local_world_size": _count(env, "LOCAL_WORLD_SIZE"),
         "host": socket.gethostname(),
         **this_process(),
+        **_origin(env),
         "boot_id": boot_id(),
         "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
         "started_ns": time.monotonic_ns(),
@@ -169,9 +173,29 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
     }
 
 
+def _count(env: Mapping[str, str], variable: str) -> int | None:
+    value = env.get(variable, "")
+    return int(value) if value.isdecimal() else None
+
+
+def _origin(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of an identity by which an agent tells runs of one name apart; ``describe``'s caller may know a better rendezvous.
+
+    ``launcher``: the parent process; ``run``: what ``commwatch run`` has named; ``rendezvous``: where the ranks meet, host and port.
+    """
+    parent = os.getppid()
+    found = {"launcher": f"{parent}:{_start_ticks(parent)}", "run": env.get(RUN_VARIABLE, "")}
+    if env.get("MASTER_PORT"):
+        found["rendezvous"] = f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
+    return {name: text[:_MOST_PLACE] for name, text in found.items() if text}
+
+
 #: Required fields of an identity: texts, counts, and times in ns; then optional fields with their types.
 _TEXTS, _COUNTS, _TIMES = ("job",), ("restart", "rank", "world_size"), ("wall_offset_ns", "started_ns")
-_MAY = {"host": str, "boot_id": str, "hook": str, "nccl": str, "pid": int, "local_rank": int}
+_MAY_TEXTS = ("host", "boot_id", "hook", "nccl", "launcher", "run", "rendezvous")
+_MAY = {**dict.fromkeys(_MAY_TEXTS, str), **dict.fromkeys(("pid", "local_rank", "local_world_size"), int)}
+#: Fields that may be null.
+_NULL = ("local_rank", "local_world_size")
 _MOST_COUNT, _MOST_TIME_NS = 1 << 31, 1 << 62
 
 
@@ -180,7 +204,7 @@ def validate_identity(identity: object) -> str | None:
     if not isinstance(identity, dict):
         return "not an object"
     wanted = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys((*_COUNTS, *_TIMES), int)}
-    known = {key for key, value in identity.items() if (key, value) != ("local_rank", None)}
+    known = {key for key, value in identity.items() if value is not None or key not in _NULL}
     there = {key: kind for key, kind in _MAY.items() if key in known}
     for key, kind in {**wanted, **there}.items():
         value = identity.get(key)

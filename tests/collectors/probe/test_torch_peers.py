@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from typing import Any
+
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -20,7 +22,7 @@ from commwatch.wire.announcement import LOCK, announce
 from commwatch.wire.identity import PEER_ADDRESS
 from tests.helpers import PATIENCE_S, free_port, wait_for
 
-KEY = "commwatch/agents/job"
+KEY, RUN_KEY = "commwatch/agents/job", "commwatch/run/job"
 
 
 @pytest.fixture
@@ -46,14 +48,32 @@ def announced(directory: Path, address: str | None) -> Path:
     return directory
 
 
+class Told:
+    """What a node's thread has reported."""
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+        self.peers: list[Any] = []
+
+    def note(self, entry: dict[str, Any]) -> None:
+        for name, found in (("run", self.runs), ("peers", self.peers)):
+            if name in entry:
+                found.append(entry[name])
+
+
 def exchange(place: tuple[str, int], directory: Path, nodes: int) -> tuple[threading.Thread, list[list[str]]]:
-    """One node's thread, and what it has reported."""
-    found: list[list[str]] = []
-    thread = threading.Thread(
-        target=torch_peers._exchange, args=(place, directory, KEY, nodes, found.append), daemon=True
-    )
+    """One node's thread, and the addresses that it has reported."""
+    thread, told = shared(place, directory, nodes)
+    return thread, told.peers
+
+
+def shared(place: tuple[str, int], directory: Path, nodes: int) -> tuple[threading.Thread, Told]:
+    """One node's thread, and all that it has reported."""
+    told = Told()
+    arguments = (place, directory, "job", nodes, told.note)
+    thread = threading.Thread(target=torch_peers._exchange, args=arguments, daemon=True)
     thread.start()
-    return thread, found
+    return thread, told
 
 
 def test_nodes_find_each_other(store: TCPStore, tmp_path: Path) -> None:
@@ -68,6 +88,27 @@ def test_nodes_find_each_other(store: TCPStore, tmp_path: Path) -> None:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert sorted(found[-1]) == addresses
+
+
+def test_run(store: TCPStore, tmp_path: Path) -> None:
+    """All nodes report the same random id of the run, also a later life of it over the same store; another store has another id."""
+    place = ("127.0.0.1", store.port)
+    parts = [shared(place, tmp_path, nodes) for nodes in (0, 0, 2)]
+    wait_for(lambda: all(told.runs for _, told in parts), "the id on all nodes")
+    for thread, _ in parts[:2]:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert {tuple(told.runs) for _, told in parts} == {(store.get(RUN_KEY).decode(),)}
+    other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    thread, told = shared(("127.0.0.1", other.port), tmp_path, 0)
+    thread.join(PATIENCE_S)
+    assert len(told.runs[0]) == 16
+    assert told.runs != parts[0][1].runs
+
+
+def test_rendezvous(job: int) -> None:
+    """A ring's header has the address of the store behind the default group."""
+    assert torch_peers.rendezvous() == {"rendezvous": f"127.0.0.1:{job}"}
 
 
 def test_agent_on_loopback(store: TCPStore, tmp_path: Path) -> None:
@@ -120,27 +161,37 @@ def job(tmp_path: Path) -> Iterator[int]:
         ({"LOCAL_RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, False),
         ({"LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
-        ({"LOCAL_RANK": "0", "WORLD_SIZE": "many", "LOCAL_WORLD_SIZE": "0"}, False),
-        ({}, False),
+        # How many nodes there are is not known: each rank asks for the run's id.
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "many", "LOCAL_WORLD_SIZE": "0"}, True),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "8"}, False),
+        ({"RANK": "1", "WORLD_SIZE": "8"}, True),
+        ({}, True),
     ],
 )
 def test_who_does_it(
     job: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], begins: bool
 ) -> None:
     """One rank of each node of a job on several nodes does it, over the store of the default group."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 16)
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(torch_peers, "_exchange", lambda place, *_: asked.append(place))
-    torch_peers.share(env, tmp_path, "job", lambda addresses: None)
+    torch_peers.share(env, tmp_path, "job", lambda entry: None)
     if begins:
         wait_for(lambda: asked, "the thread")
     assert asked == [("127.0.0.1", job)] * begins
+
+
+def test_one_rank(job: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world of one rank shares nothing with others."""
+    monkeypatch.setattr(torch_peers, "_exchange", lambda *_: pytest.fail("it began"))
+    torch_peers.share({}, tmp_path, "job", lambda entry: None)
 
 
 def test_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a default group there is no store, and nothing begins."""
     monkeypatch.setattr(torch_peers, "_exchange", lambda *_: pytest.fail("it began"))
     env = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    torch_peers.share(env, tmp_path, "job", lambda addresses: None)
+    torch_peers.share(env, tmp_path, "job", lambda entry: None)
 
 
 def test_end_of_the_process(store: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +201,7 @@ def test_end_of_the_process(store: TCPStore, tmp_path: Path, monkeypatch: pytest
     torch_peers.before_exit()
     thread, found = exchange(("127.0.0.1", store.port), announced(tmp_path / "here", "http://node1:1"), 1)
     thread.join(0.3)
-    assert (thread.is_alive(), found, store.check([KEY])) == (True, [], False)
+    assert (thread.is_alive(), found, store.check([KEY]) or store.check([RUN_KEY])) == (True, [], False)
     torch_peers._using.release()
     thread.join(PATIENCE_S)
     assert found == [["http://node1:1"]]
