@@ -228,7 +228,8 @@ class ReferenceRank:
             messages = self.messages.setdefault((key.group, record.op, -1), Messages())
             messages.count, messages.bytes = messages.count + number, messages.bytes + size
             return
-        self.last_seq[record.group] = max(record.seq, self.last_seq.get(record.group, -1))
+        known = self.last_seq.get(record.group, record.seq)
+        self.last_seq[record.group] = known if (known - record.seq) % (1 << 32) < 1 << 31 else record.seq
         self.launched_ns[record.group] = max(record.launch_ns, self.launched_ns.get(record.group, 0))
         self.unseen[record.group] = record.seq
 

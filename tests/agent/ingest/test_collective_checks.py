@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.corruption.collectives import MOST_GROUPS, Fault
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
@@ -247,3 +250,14 @@ def test_restart() -> None:
     job.aggregate.open("again", identity(rank=0, world_size=2, restart=1))
     (every,) = job.aggregate.jobs.values()
     assert every.checked == {}
+
+
+@pytest.mark.parametrize("begin", [5, NUMBERS - 2])
+def test_numbers_go_on(begin: int) -> None:
+    """The right check before a wrong one is the latest, also where the numbers of collectives go on at 0."""
+    job = Job(3)
+    for after in range(4):
+        job.check("all_gather", (begin + after) % NUMBERS, *gathered(3))
+    job.check("all_gather", (begin + 4) % NUMBERS, *gathered(3, at_2_of_0=1))
+    ((_, first, right),) = job.found
+    assert (first, right) == ((begin + 4) % NUMBERS, (begin + 3) % NUMBERS)

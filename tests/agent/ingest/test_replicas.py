@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -246,3 +247,13 @@ def test_flips(ranks: int) -> None:
         for step in range(1, 6):
             job.check(step, {rank: {place: 1 << bit}} if step >= count else None)
         assert job.found == [((rank,), (place,), "rank", count, count - 1)]
+
+
+@pytest.mark.parametrize("begin", [5, NUMBERS - 2])
+def test_numbers_go_on(begin: int) -> None:
+    """Checks are compared in their order, also where the numbers of steps go on at 0."""
+    job = Job(3)
+    for after in range(4):
+        job.check((begin + after) % NUMBERS)
+    job.check((begin + 4) % NUMBERS, {1: {0: 5}})
+    assert job.found == [((1,), (0,), "rank", (begin + 4) % NUMBERS, (begin + 3) % NUMBERS)]

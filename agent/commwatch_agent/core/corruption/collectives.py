@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import latest
 
 if TYPE_CHECKING:
     from commwatch_agent.core.corruption.replicas import Rank
@@ -226,4 +227,4 @@ class GroupChecks:
             elif len(self.episodes) < _MOST_EPISODES:
                 self.episodes.append(Episode(fault, number, self._latest, now_ns, now_ns))
         self.compared += 1
-        self._latest = number if self._latest is None else max(self._latest, number)
+        self._latest = latest((number, number if self._latest is None else self._latest))

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from commwatch.wire.numbers import ahead
+
 #: Checksums by parameter: shape [parameters, 2].
 Sums = npt.NDArray[np.uint64]
 #: Most checksums of incomplete checks of a set, for each rank; and least checks.
@@ -154,7 +156,7 @@ class SetJoin:
 
     def _complete(self, rank: int, check: Check) -> None:
         count = check.at[0]
-        if self._judged is not None and count < self._judged:
+        if self._judged is not None and ahead(count, self._judged) < 0:
             return
         parts = self._pending.setdefault(check.at, {})
         parts[rank] = check
@@ -163,11 +165,12 @@ class SetJoin:
         all_known = len(here) == self.size or check.taken_ns - began_ns > _SETTLED_NS
         if len(here) > 1 and all_known and parts.keys() >= here:
             # Those before it may have waited for the same ring to be found.
-            for at in sorted(at for at, of in self._pending.items() if at[0] <= count and of.keys() >= here):
+            ready = [at for at, of in self._pending.items() if ahead(at[0], count) <= 0 and of.keys() >= here]
+            for at in sorted(ready, key=lambda at: (ahead(at[0], count), at[1])):
                 made = self._pending[at]
                 sums, times = {rank: made[rank].sums for rank in made}, [each.taken_ns for each in made.values()]
                 self.judge(at[0], sums, max(times))
-            self._pending = {at: of for at, of in self._pending.items() if at == check.at or at[0] > count}
+            self._pending = {at: of for at, of in self._pending.items() if at == check.at or ahead(at[0], count) > 0}
         while len(self._pending) > max(_LEAST_CHECKS, _MOST_PENDING // len(self.names)):
             del self._pending[next(iter(self._pending))]
 

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import latest
 from commwatch_agent.core.cells import (
     LATEST_KNOWN,
     MOST_APART,
@@ -61,7 +62,8 @@ class SideTables(TrainerState):
         """Note the number and the launch of a group's latest collective that was only counted."""
         if not self._is_numbered(group):
             return
-        self.last_seq[group] = max(seq, self.last_seq.get(group, -1))
+        # One record after another sums up operations of one kind, so that of an earlier operation may come later.
+        self.last_seq[group] = latest((seq, self.last_seq.get(group, seq)))
         self.launched_ns[group] = max(launch_ns, self.launched_ns.get(group, 0))
         self.unseen[group] = seq
 
