@@ -13,6 +13,7 @@ from itertools import islice
 
 from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
+from commwatch.wire.numbers import in_order
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, GroupJoin, Part
 from commwatch_agent.ingest.jobs import Job
@@ -233,7 +234,7 @@ def _join(ranks: list[RankParts]) -> LateWindow:
             collectives.setdefault(seq, []).append(part)
     joined = [
         list(zip(*collective, strict=True))
-        for _, collective in sorted(collectives.items())  # in order, as ``OwnLateness`` requires
+        for collective in map(collectives.__getitem__, in_order(collectives))  # as ``OwnLateness`` requires
         if len(collective) == len(ranks)
         and len({part[0] for part in collective}) == 1
         and collective[0][0] in ev.SYMMETRIC

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import in_order, latest
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
 from commwatch_agent.core.units import counted, percent, seconds
@@ -221,7 +222,7 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
         for op in view.in_flight:
             if op.group_id == group.group_id and op.op not in ev.P2P and op.age_s > CERTAIN_S:
                 at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
-    judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
+    judged = (_disagreement(group, seq, at[seq]) for seq in in_order(at))
     return next((verdict for verdict in judged if verdict is not None), None)
 
 
@@ -296,19 +297,19 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
 def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     """Return a verdict if some ranks launched less than others and none launches any more: for unseen ends (CUDA by default)."""
     idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
-    at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
+    at = {view.rank: view.last_seq[group.group_id] for view in here if group.group_id in view.last_seq}
     members = group.members or []
-    if not members or set(members) - set(idle) or min(idle.values()) < HANG_S:
+    if not members or not idle.keys() & at.keys() >= set(members) or min(idle.values()) < HANG_S:
         return None
-    top = max(at[rank] for rank in members)
-    late = [rank for rank in members if at[rank] < top]
+    top = latest([at[rank] for rank in members])
+    late = [rank for rank in members if at[rank] != top]
     states = {view.rank: view.state for view in here}
     if not late or not any(states[rank] == "running" for rank in members if rank not in late):
         return None  # no live rank waits
     kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
-    last = max(at[rank] for rank in late)
+    last = latest([at[rank] for rank in late])
     text = (
         f"{says} ({named(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
         f"{named(late)} operation {last})"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import ahead, in_order
 from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
 
 #: An operation hangs when it is older than this, and older than this many times its usual duration.
@@ -61,17 +62,15 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
         known: the ranks of all jobs, by job and rank.
     """
     collectives: dict[int, InFlight] = {}
-    ahead: dict[int, int] = {}
     for view in here:
         if view.state != "running":
             continue
-        mine = [op for op in view.in_flight if op.group_id == group.group_id and not op.queued]
-        oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
+        mine = [op for op in view.in_flight if _is_entered(op, group)]
+        here_in = [op for op in mine if op.op not in ev.P2P]
+        oldest = min(here_in, key=lambda op: ahead(op.seq, here_in[0].seq), default=None)
         # If a later operation has ended, the group is not stuck: backends run several at once.
-        if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
+        if oldest is not None and ahead(oldest.seq, view.last_seq.get(group.group_id, oldest.seq - 1)) > 0:
             collectives[view.rank] = oldest
-        raised = [failed.seq for failed in raised_in(view, group)]
-        ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
         yield from _after_lost_messages(group, view, known)
         yield from (
             wait
@@ -82,18 +81,31 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
     if not collectives:
         yield from _after_errors(group, here, known)
         return
-    seq = min(op.seq for op in collectives.values())
+    seq = in_order([op.seq for op in collectives.values()])[0]
     inside = {rank: op for rank, op in collectives.items() if op.seq == seq}
-    missing = []
-    for rank in group.members or group.ranks:
-        member = known.get((group.job_id, rank))
-        last = -1 if member is None else member.last_seq.get(group.group_id, -1)
-        if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
-            missing.append(rank)
+    others = [rank for rank in group.members or group.ranks if rank not in inside]
+    missing = [rank for rank in others if not _has_entered(known.get((group.job_id, rank)), group, seq)]
     wait = Wait(group, inside, missing)
     # A rank may be inside although its table of operations in flight had no room for that.
     if not any(_is_unsure(known.get((group.job_id, rank)), wait.since_s) for rank in missing):
         yield wait
+
+
+def _has_entered(view: RankView | None, group: GroupView, seq: int) -> bool:
+    """Return whether a rank is known to have entered a collective of a group, or a later one."""
+    if view is None:
+        return False
+    numbers = [view.last_seq[group.group_id]] if group.group_id in view.last_seq else []
+    if view.state == "running":
+        numbers += [op.seq for op in view.in_flight if _is_entered(op, group) and op.op not in ev.P2P]
+        # The number of one that raised long ago, before others ended, may be too far behind to be compared.
+        raised = raised_in(view, group)
+        numbers += [each.seq for each in raised if each.seq == seq or each.is_latest or each.ago_s < RECENT_S]
+    return any(ahead(number, seq) >= 0 for number in numbers)
+
+
+def _is_entered(op: InFlight, group: GroupView) -> bool:
+    return op.group_id == group.group_id and not op.queued
 
 
 def _is_unsure(view: RankView | None, since_s: float) -> bool:
