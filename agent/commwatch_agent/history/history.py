@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.wire.events import OP_CODE, OPS, SYMMETRIC
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
 from commwatch_agent.core.node_counters import CounterSample, NodeCounter
 from commwatch_agent.history.chunks import Damaged
@@ -55,7 +56,7 @@ class Chunk(NamedTuple):
 
 
 class GroupSpan(NamedTuple):
-    """The operations of one group in a chunk: the group's number in the ring, and the range of sequence numbers."""
+    """The operations of one group in a chunk: the group's number in the ring, and the range of sequence numbers (as in ``numbers.hull``)."""
 
     chunk: int
     ring: int
@@ -176,9 +177,8 @@ class History:
 
     def extent_of_steps(self, ring: int, after_seq: int, until_seq: int) -> tuple[int, int] | None:
         """Return begin and end of a ring's steps after number ``after_seq``, up to ``until_seq``, in Unix time (ns); ``None``: there are none."""
-        wanted = (
-            f"SELECT MIN(start_ns), MAX(end_ns) FROM step WHERE ring = ? AND seq > ? AND seq <= ? AND {SOUND['step']}"
-        )
+        both = "AND" if after_seq <= until_seq else "OR"  # numbers that go on at 0
+        wanted = f"SELECT MIN(start_ns), MAX(end_ns) FROM step WHERE ring = ? AND (seq > ? {both} seq <= ?) AND {SOUND['step']}"
         ((begin, end),) = self._db.execute(wanted, (ring, after_seq, until_seq))
         return None if begin is None else (int(begin), int(end))
 
@@ -300,7 +300,7 @@ class History:
             " WHERE extent.until_ns >= ?2 AND extent.from_ns <= ?3"
             " AND (?1 IS NULL OR extent.ring IN (SELECT value FROM json_each(?1)))"
             " AND (?4 = 0 OR longest_ns IS NULL OR longest_ns >= ?4)"
-            " AND (?5 IS NULL OR seq_from IS NULL OR ?5 BETWEEN seq_from AND seq_until)"
+            f" AND (?5 IS NULL OR seq_from IS NULL OR {_in_range('?5')})"
             f" AND may_match(extent.ring, ops, groups) AND {SOUND['extent']} AND {_SOUND_CHUNK}"
             " ORDER BY extent.until_ns DESC",
             (_listed(rings), from_ns, until_ns, wanted.least_ns, wanted.seq),
@@ -331,9 +331,9 @@ class History:
     def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
         """Yield the chunks that may have collective ``seq`` of a group, with the group's number in that ring."""
         found = self._db.execute(
-            f"SELECT s.chunk, g.small_id FROM (SELECT ring, small_id FROM grp WHERE group_id = ? AND {SOUND['grp']}) g"
+            f"SELECT s.chunk, g.small_id FROM (SELECT ring, small_id FROM grp WHERE group_id = ?1 AND {SOUND['grp']}) g"
             " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"
-            " WHERE ? BETWEEN s.seq_from AND s.seq_until",
+            f" WHERE {_in_range('?2')}",
             (group_id, seq),
         )
         for chunk, small_id in found:
@@ -358,6 +358,11 @@ class History:
             records = self._unpacked(chunk, data)
             return None if records is None else Chunk(chunk, ring, until, records)
         return None
+
+
+def _in_range(seq: str) -> str:
+    """Return the SQL condition that a number is in the range of a chunk or a span, whose last number may be the smaller one."""
+    return f"(({seq} - seq_from) & {NUMBERS - 1}) <= ((seq_until - seq_from) & {NUMBERS - 1})"
 
 
 def _listed(rings: list[int] | None) -> str | None:

@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch.wire.events import COUNTED, FAILED, MAX_PLAUSIBLE, RECORD_SIZE, STEP_MARK, UNTIMED
+from commwatch.wire.numbers import HALF, hull
 from commwatch_agent.core.records import RECORD
 from commwatch_agent.history.extents import BITS, Extent
 
+_Numbers = npt.NDArray[np.uint32]
 _BIT = 1 << np.arange(BITS, dtype=np.int64)
 
 
 class Span(NamedTuple):
-    """The operations of one group in a run: its number, the range of sequence numbers, bits of ops, longest duration in ns."""
+    """The operations of one group in a run: its number, the range of sequence numbers (as in ``numbers.hull``), bits of ops, longest duration in ns."""
 
     group: int
     seq_from: int
@@ -42,8 +44,7 @@ class Ranges(NamedTuple):
             ops,
             groups,
             max((span.longest_ns for span in self.spans), default=0),
-            min((span.seq_from for span in self.spans), default=0),
-            max((span.seq_until for span in self.spans), default=0),
+            *(hull((span.seq_from, span.seq_until) for span in self.spans) if self.spans else (0, 0)),
         )
 
 
@@ -80,9 +81,21 @@ def _spans(raw: npt.NDArray[Any], run: npt.NDArray[np.int64]) -> Iterator[tuple[
     seq, start, end = raw["seq"][at], raw["start"][at], raw["end"][at]
     timed = (raw["flags"][at] & (UNTIMED | FAILED) == 0) & (end >= start)  # times may be anything
     lasts = np.where(timed, np.minimum(end - start, MAX_PLAUSIBLE - 1).astype(np.int64), -1)
+    low, high = _around(seq, first)
     columns = (
-        group[order][first], np.minimum.reduceat(seq, first), np.maximum.reduceat(seq, first),
+        group[order][first], low, high,
         np.bitwise_or.reduceat(_BIT[raw["op"][at] % BITS], first), np.maximum.reduceat(lasts, first),
     )  # fmt: skip
     runs = run[at][first].tolist()
     yield from zip(runs, map(Span._make, zip(*(each.tolist() for each in columns), strict=True)), strict=True)
+
+
+def _around(seq: _Numbers, first: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers]:
+    """Return first and last number of each stretch of numbers; ``first`` are the places of their begins."""
+    low, high = np.minimum.reduceat(seq, first), np.maximum.reduceat(seq, first)
+    if (high - low < HALF).all():
+        return low, high
+    # Some go on at 0: they are counted from one that is half of all numbers before the first one. It wraps as they do.
+    since = seq[first] - np.uint32(HALF)
+    turned = seq - np.repeat(since, np.diff(np.append(first, len(seq))))
+    return np.minimum.reduceat(turned, first) + since, np.maximum.reduceat(turned, first) + since

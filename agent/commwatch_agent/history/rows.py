@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from commwatch.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, STEP_MARK, Record
 from commwatch.wire.identity import process_began_ns
+from commwatch.wire.numbers import HALF, NUMBERS
 from commwatch.wire.ring import number_of
 from commwatch_agent.core import sketch
 from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
@@ -132,8 +133,19 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
 
 def first_step_ns(db: sqlite3.Connection, ring: int) -> int | None:
     """Return when the first stored step of a ring began, in Unix time (ns); ``None``: it has none."""
-    row = db.execute(f"SELECT start_ns FROM step WHERE ring = ? AND {SOUND['step']} ORDER BY seq LIMIT 1", (ring,))
+    row = db.execute(
+        f"SELECT start_ns FROM step WHERE ring = ? AND seq >= ? AND {SOUND['step']} ORDER BY seq LIMIT 1",
+        (ring, HALF if _goes_on_at_0(db, ring) else 0),
+    )
     return next((int(begin) for (begin,) in row), None)
+
+
+def _goes_on_at_0(db: sqlite3.Connection, ring: int) -> bool:
+    """Return whether the numbers of a ring's stored steps go on at 0 after the greatest one."""
+    ((first, last),) = db.execute(
+        "SELECT (SELECT MIN(seq) FROM step WHERE ring = ?1), (SELECT MAX(seq) FROM step WHERE ring = ?1)", (ring,)
+    )
+    return first is not None and last - first >= HALF
 
 
 def has_begun(first_step_ns: int | None, ring: RingRow, unrolled: Sequence[tuple[bytes, int]]) -> bool:
@@ -203,7 +215,10 @@ def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[i
 
     Without a stored step these are its latest records, if a mark is among them. About ``_MOST_RECALLED`` at most.
     """
-    ((last,),) = db.execute(f"SELECT MAX(seq) FROM step WHERE ring = ? AND {SOUND['step']}", (ring.id,))
+    ((last,),) = db.execute(
+        f"SELECT MAX(seq) FROM step WHERE ring = ? AND seq < ? AND {SOUND['step']}",
+        (ring.id, HALF if _goes_on_at_0(db, ring.id) else NUMBERS),
+    )
     wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
     found: list[bytes] = []
     marked = False

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import HALF, NUMBERS
 from commwatch_agent.core.cells import MOST_APART, SLOT_NS
 from commwatch_agent.core.records import RECORD
 from commwatch_agent.history.extents import Filter
@@ -125,7 +126,9 @@ def _parts(records: bytes, times: _Times, numbers: list[int]) -> Iterator[tuple[
 
 def group_part(group: _Group, ranks: list[int], read: dict[int, list[_Parts]], most: int) -> GroupPart | None:
     """Return the latest collectives of a group that all its ranks on this node have recorded; ``None``: there are none."""
-    of_ranks = [_in_order(read.pop(rank, [])) for rank in ranks]
+    some = next((int(parts["seq"][0]) for of_rank in read.values() for parts in of_rank), 0)
+    since = np.uint32((some - HALF) % NUMBERS)
+    of_ranks = [_in_order(read.pop(rank, []), since) for rank in ranks]
     seq = of_ranks[0]["seq"]
     for parts in of_ranks[1:]:
         seq = np.intersect1d(seq, parts["seq"], assume_unique=True)
@@ -150,7 +153,7 @@ def group_part(group: _Group, ranks: list[int], read: dict[int, list[_Parts]], m
         group_size=group.size,
         ranks=ranks,
         kinds=found,
-        seq=packed(seq),
+        seq=packed((seq + since).astype(np.int64)),
         shortest_ns=packed(duration.min(axis=1)),
         kind=packed(kind[begins]),
         slot=packed(slot[begins]),
@@ -159,9 +162,10 @@ def group_part(group: _Group, ranks: list[int], read: dict[int, list[_Parts]], m
     )
 
 
-def _in_order(read: list[_Parts]) -> _Parts:
-    """Return the parts of one rank by number; without those whose number comes twice."""
+def _in_order(read: list[_Parts], since: np.uint32) -> _Parts:
+    """Return the parts of one rank by number, counted from ``since``; without those whose number comes twice."""
     every = np.concatenate([np.empty(0, _PART), *read])
+    every["seq"] -= since  # it wraps as the numbers do
     parts = every[every["seq"].argsort(kind="stable")]
     differs = np.append(True, parts["seq"][1:] != parts["seq"][:-1])[: len(parts)]
     once: _Parts = parts[differs & np.append(differs[1:], True)[: len(parts)]]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS, hull
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.node_counters import CounterSample
 from commwatch_agent.core.views import TraceOperation
@@ -134,14 +135,14 @@ class Source:
         shared = {at: group.group_id for at, group in self._reader.names.groups.items() if self._is_shared(group)}
         ranges: dict[str, tuple[int, int]] = {}
         for span, group_id in self._spans(shared, from_ns):
-            low, high = ranges.get(group_id, (span.seq_from, span.seq_until))
-            ranges[group_id] = min(low, span.seq_from), max(high, span.seq_until)
+            more = span.seq_from, span.seq_until
+            ranges[group_id] = hull((ranges.get(group_id, more), more))
         places = max(_LEAST_PLACES, _MOST_PLACES // max(1, len(ranges)))
         near = max(1, _MOST_ENDS // (2 * places * max(1, len(ranges))))
-        apart = {group_id: _apart(high - low, places) for group_id, (low, high) in ranges.items()}
+        apart = {group_id: _apart((last - first) % NUMBERS, places) for group_id, (first, last) in ranges.items()}
         chunks: dict[int, dict[int, str]] = {}
         for span, group_id in self._spans(shared, from_ns):
-            if span.seq_until // apart[group_id] * apart[group_id] >= span.seq_from:
+            if -span.seq_from % apart[group_id] <= (span.seq_until - span.seq_from) % NUMBERS:
                 chunks.setdefault(span.chunk, {})[span.small_id] = group_id
         ends: dict[tuple[str, int], int] = {}
         for number, groups in chunks.items():

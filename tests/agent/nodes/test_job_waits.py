@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.cells import Cell, Counted, GroupInfo, StepRecord
 from commwatch_agent.core.views import WaitView
 from commwatch_agent.history.store import Writer
@@ -308,3 +309,23 @@ def test_waits_over_time() -> None:
     assert shown(cell(0, 20)) == [(20.0, 6.0), (30.0, 1.0)], "not from the slot in which the known ones begin"
     assert shown(cell(0, 20), cell(0, 10, "other")) == [], "nothing is known of a group"
     assert shown(cell(0, 10), cell(0, 10, "other", "broadcast")) == shown(cell(0, 10)), "not symmetric"
+
+
+@given(seed=st.integers(0, 99), before_zero=st.integers(1, 699), most=st.sampled_from([100, 600, MOST_COLLECTIVES]))
+@examples(15)
+def test_numbers_go_on(tmp_path_factory: pytest.TempPathFactory, seed: int, before_zero: int, most: int) -> None:
+    """The latest collectives are sent, and their waits are the same, wherever their numbers go on at 0."""
+    directory, ranks = tmp_path_factory.mktemp("waits"), collectives(700, seed)
+
+    def found(of_ranks: Ranks, name: str) -> tuple[list[list[int]], list[RankWait]]:
+        one = sent(history(directory / f"{name}1", {0: of_ranks[0]}), most)
+        other = sent(history(directory / f"{name}2", {rank: of_ranks[rank] for rank in (1, 2)}), most)
+        return [seqs(part) for node in (one, other) for part in node.groups], list(joined_waits([one, other]))
+
+    moved = {
+        rank: [(*each[:7], (each[7] - before_zero) % NUMBERS, *each[8:]) for each in records]
+        for rank, records in ranks.items()
+    }
+    (numbers, waits), (expected_numbers, expected_waits) = found(moved, "moved"), found(ranks, "plain")
+    assert numbers == [[(seq - before_zero) % NUMBERS for seq in part] for part in expected_numbers]
+    assert sums(waits) == sums(expected_waits)

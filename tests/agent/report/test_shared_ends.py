@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.clocks import compare
 from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
@@ -21,8 +22,8 @@ from tests.helpers import EPOCH_NS, MS, identity
 APART, PERIOD_NS = 3, 10 * MS
 
 
-def node_of(path: Path, rank: int, operations: int, ahead_ns: int = 0, *, first: int = 0) -> Path:
-    """The history of a node with one rank, from its operation ``first`` on, whose clock is ahead."""
+def node_of(path: Path, rank: int, operations: int, ahead_ns: int = 0, *, first: int = 0, before_zero: int = 0) -> Path:
+    """The history of a node with one rank, from its operation ``first`` on, whose clock is ahead; numbers begin so much before 0."""
     store = Writer(path)
     about = identity(rank=rank, world_size=2, wall_offset_ns=EPOCH_NS + ahead_ns)
     ring = store.ring("0.ring", about, EPOCH_NS)
@@ -34,7 +35,7 @@ def node_of(path: Path, rank: int, operations: int, ahead_ns: int = 0, *, first:
         for begin in range(first, operations, CHUNK_RECORDS):
             records = bytearray()
             for n in range(begin, min(begin + CHUNK_RECORDS, operations)):
-                group, seq, end = int(n % APART > 0), n // APART, (n + 1) * PERIOD_NS
+                group, seq, end = int(n % APART > 0), (n // APART - before_zero) % NUMBERS, (n + 1) * PERIOD_NS
                 fields = (
                     ev.OP_CODE["all_reduce"],
                     1,
@@ -104,3 +105,18 @@ def test_few_chunks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(History, "chunk", counted)
     assert 500 < len(ends_of(node)) <= 4096 + 128
     assert len(read) == len(set(read)) <= 33
+
+
+def test_numbers_go_on(tmp_path: Path) -> None:
+    """Clocks are compared by as many collectives where their numbers go on at 0, and from few chunks, too."""
+    operations, ahead_ns, before_zero = 100_000, -7000 * MS, 17_000
+    nodes = [node_of(tmp_path / "0", 0, operations, before_zero=before_zero)]
+    nodes.append(node_of(tmp_path / "1", 1, operations - 2, ahead_ns, first=700, before_zero=before_zero))
+    ends = [ends_of(node) for node in nodes]
+    _, clock = compare(ends)
+    assert clock is not None
+    assert (clock.offset_ns, clock.uncertainty_ns) == (ahead_ns, 0)
+    shared = sorted((seq + before_zero) % NUMBERS for _, seq in ends[0].keys() & ends[1].keys())
+    assert len(shared) > 500
+    assert shared[-1] - shared[0] > 0.8 * operations // APART - 1
+    assert all(len(found) <= 4096 + 128 for found in ends)
