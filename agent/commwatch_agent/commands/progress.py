@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core import units
 from commwatch_agent.core.terminal_text import terminal
@@ -59,8 +60,8 @@ class Progress:
             return
         if steps:
             each = units.seconds(sum(step.duration_s for step in steps) / len(steps))
-            latest = max(step.seq for step in steps)
-            text = f"commwatch: step {latest}, {each} each, communication {units.percent(comm_share(steps))}"
+            last = latest([step.seq for step in steps])
+            text = f"commwatch: step {last}, {each} each, communication {units.percent(comm_share(steps))}"
         else:
             text = "commwatch: no step has ended in the last 10 s"
         columns, rows = _size()

@@ -9,6 +9,7 @@ from statistics import mean, median
 
 from rich.text import Text
 
+from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, state
@@ -124,7 +125,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
     p95 = durations[int(0.95 * (len(durations) - 1))]
-    last = max(step.seq for step in shown.steps)
+    last = latest([step.seq for step in shown.steps])
     pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commwatch.wire.numbers import in_order
 from commwatch_agent.analysis.live_ranks import gpu_timing
 from commwatch_agent.comparison.bootstrap import BLOCKS, Floats, Ints, Samples, Sums, blocks_of, warm_up
 from commwatch_agent.comparison.kinds import Kind, KindSamples, Operations
@@ -104,7 +105,7 @@ def _steps(steps: Iterable[StoredStep]) -> _Steps:
     by_number: dict[int, list[StoredStep]] = {}
     for step in steps:
         by_number.setdefault(step.seq, []).append(step)
-    ordered = [by_number[number] for number in sorted(by_number)]
+    ordered = [by_number[number] for number in in_order(by_number)]
     long = [together for together in ordered if any(step.long for step in together)]
     usual = [together for together in ordered if not any(step.long for step in together)]
     cut = warm_up(np.array([median(step.end_ns - step.start_ns for step in together) for together in usual], float))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.corruption import corruption
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import GroupView
@@ -99,7 +100,9 @@ def _judge(ranks: Mapping[int, RankChecks], names: tuple[str, ...], group: Group
     of_rank = {
         rank: dict(zip(part.at, zip(part.age_s, part.sums, strict=True), strict=True)) for rank, part in ranks.items()
     }
-    for at in sorted(set.intersection(*(set(checks) for checks in of_rank.values()))):
+    common = set.intersection(*(set(checks) for checks in of_rank.values()))
+    some = next(iter(common), (0, 0))
+    for at in sorted(common, key=lambda at: (ahead(at[0], some[0]), at[1])):
         age_s = min(checks[at][0] for checks in of_rank.values())
         sums = {
             rank: np.frombuffer(bytes.fromhex(checks[at][1]), ">u8").astype(np.uint64).reshape(-1, 2)

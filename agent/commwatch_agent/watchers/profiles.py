@@ -24,6 +24,7 @@ from commwatch.wire import crossing
 from commwatch.wire import profile_files as files
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import make_private_dir, ring_prefix
+from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.views import RankView, StepView
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, total
@@ -286,7 +287,7 @@ class Profiles:
         came = active.came.setdefault(rank, time.monotonic())
         steps = self._steps(active.request.job, result)
         # The records of the last step come with the next drain of the ring.
-        if (not steps or steps[0].seq < result.until_seq) and time.monotonic() - came < records_s:
+        if (not steps or ahead(steps[0].seq, result.until_seq) < 0) and time.monotonic() - came < records_s:
             return
         known = RankProfile(
             rank=rank,
@@ -326,7 +327,7 @@ class Profiles:
         """Return the profiled steps as the probe recorded them, newest first."""
         window = result.from_ns - _MARGIN_NS, result.until_ns + _MARGIN_NS
         views = self._agent.steps(*window, job, result.rank, 10_000)
-        return [view for view in views if result.from_seq < view.seq <= result.until_seq]
+        return [view for view in views if ahead(view.seq, result.from_seq) > 0 >= ahead(view.seq, result.until_seq)]
 
     def _exposed_source(self, job: str, rank: int) -> str | None:
         return next((view.exposed_source for view in self._agent.ranks(job) if view.rank == rank), None)

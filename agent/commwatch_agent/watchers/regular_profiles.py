@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from commwatch.wire.numbers import ahead, in_order
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.views import StepView
 from commwatch_agent.watchers.profiles import ProfileError, Profiles, RankProfile
@@ -147,11 +148,12 @@ def added(steps: Sequence[StepView], profile: RankProfile) -> tuple[float, float
         ``None`` while the step after the profile is not known.
     """
     first, last = profile.from_seq or 0, profile.until_seq or 0
-    after = [step.seq for step in steps if step.seq > last]
+    after = [step.seq for step in steps if ahead(step.seq, last) > 0]
     if not after:
         return None
-    longer = [step.duration_s for step in steps if first <= step.seq <= min(after)]
-    before = [step.duration_s for step in steps if step.seq < first and not step.long]
+    until = in_order(after)[0]
+    longer = [step.duration_s for step in steps if ahead(first, step.seq) <= 0 <= ahead(until, step.seq)]
+    before = [step.duration_s for step in steps if ahead(step.seq, first) < 0 and not step.long]
     usual_s = median(before[:_STEPS_BEFORE] or longer)
     return max(0.0, sum(longer) - len(longer) * usual_s), usual_s
 

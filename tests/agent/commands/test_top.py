@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.top import Seen, frame
 from commwatch_agent.commands.top_answers import Answers, OfJob
@@ -390,3 +391,9 @@ def test_any_size(cells: int, height: int, ranks: int, operations: int, said: in
     lines = frame(Seen(answers(shown), 0.5, None), cells, height)
     assert len(lines) <= height
     assert all(width(line) <= cells for line in plain(lines))
+
+
+def test_number_of_the_latest_step() -> None:
+    """The number of the latest step is shown, also where numbers go on at 0."""
+    steps = [replace(step(rank), seq=seq) for seq in (NUMBERS - 2, NUMBERS - 1, 0) for rank in (0, 1)]
+    assert "p95 100 ms, number 0\n" in text(of_job(steps=steps))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.comparison.bootstrap import BLOCKS, quantile, ratio
 from commwatch_agent.comparison.comparison import compare
 from commwatch_agent.comparison.kinds import Kind, Operations
@@ -22,28 +23,38 @@ STEP_MS, STEPS = 100, 80
 
 
 def watched(
-    directory: Path, job: str = "job", warm: int = 0, long: int | None = None, slower: float = 1.0, **who: Any
+    directory: Path,
+    job: str = "job",
+    warm: int = 0,
+    long: int | None = None,
+    slower: float = 1.0,
+    first: int = 0,
+    **who: Any,
 ) -> Watch:
     """A job of two ranks, each of whose steps has an all_reduce in which rank 0 waits 5 ms for rank 1, which is late, and a message.
 
     Args:
         warm: the first steps, which take twice as long.
         long: the step that takes ten times as long; in it rank 0 waits for half a second.
+        first: number of the first step mark, collective and message.
     """
     watch = Watch(directory)
     writers = []
     for rank in range(2):
-        at, records = 0, [mark(0, 0)]
+        at, records = 0, [mark(first, 0)]
         for n in range(STEPS):
             lasts = int(STEP_MS * MS * slower * (2 if n < warm else 10 if n == long else 1))
             late = 5 * MS if n != long else 500 * MS
             begin, end = at + 40 * MS + rank * late, at + 45 * MS + late
-            records.append(operation(start_ns=begin, end_ns=end, seq=n, size=1 << 20))
+            number = (first + n) % NUMBERS
+            records.append(operation(start_ns=begin, end_ns=end, seq=number, size=1 << 20))
             records.append(
-                operation(("send", "recv")[rank], start_ns=end, end_ns=end + 2 * MS, seq=n, size=100, peer=1 - rank)
+                operation(
+                    ("send", "recv")[rank], start_ns=end, end_ns=end + 2 * MS, seq=number, size=100, peer=1 - rank
+                )
             )
             at += lasts
-            records.append(mark(n + 1, at, exposed_ns=8 * MS))
+            records.append(mark((first + n + 1) % NUMBERS, at, exposed_ns=8 * MS))
         writers.append(write_ring(watch.rings, records, [group_entry(backend="gloo")], job=job, rank=rank, **who))
     watch.tick(at)
     for writer in writers:
@@ -172,3 +183,19 @@ def test_job_without_records(tmp_path: Path) -> None:
     found = compare(run_of(watch), run_of(watch))
     assert {(each.a, each.b, each.change) for each in found.figures} == {(None, None, None)}
     assert found.kinds == []
+
+
+def test_numbers_go_on(tmp_path: Path) -> None:
+    """A run is the same to a comparison where the numbers of its steps and operations go on at 0 in the middle."""
+    (tmp_path / "plain").mkdir()
+    plain, moved = (
+        run_of(watched(directory, warm=10, long=50, first=first))
+        for directory, first in ((tmp_path / "plain", 0), (tmp_path / "moved", NUMBERS - 30))
+    )
+    assert (moved.steps, moved.warm_up, moved.long) == (plain.steps, plain.warm_up, plain.long) == (STEPS - 11, 10, 1)
+    assert {name: ratio(sums) for name, sums in moved.shares.items()} == {
+        name: pytest.approx(ratio(sums)) for name, sums in plain.shares.items()
+    }
+    assert {kind: found.count for kind, found in moved.kinds.items()} == {
+        kind: found.count for kind, found in plain.kinds.items()
+    }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.nodes.merging import Seen, conclude, own_records
-from commwatch_agent.nodes.replica_parts import RankChecks, rank_checks
+from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across, rank_checks
 from tests.helpers import group_entry, identity, packed
 
 S = 1_000_000_000
@@ -112,3 +113,21 @@ def test_damaged() -> None:
     for at, ages, sums in (([(1, 1)], [], ["0" * 32]), ([(1, 1)], [1.0], ["0" * 31])):
         with pytest.raises(ValueError, match=r"columns|sums"):
             RankChecks("job", "g", "k", 0, ["a"], at, ages, sums)
+
+
+@pytest.mark.parametrize("before_zero", [0, 2, 250, 300])
+def test_numbers_go_on(before_zero: int) -> None:
+    """Checks of several nodes are compared in their order, wherever the numbers of steps go on at 0."""
+    nodes = [Node((rank,), 3) for rank in range(3)]
+    for step in (1, 100, 200, 300):
+        for node in nodes:
+            node.check(step, (1,) if step >= 200 else ())
+    (group, *_) = [group for node in nodes for group in live_ranks.groups(node.aggregate.jobs.values())]
+    parts = [
+        replace(part, at=[((step - before_zero) % NUMBERS, number) for step, number in part.at])
+        for node in nodes
+        for part in node.answer()
+    ]
+    (verdict,) = corruptions_across(parts, {(group.job_id, group.group_id): group})
+    assert (verdict.cause, verdict.ranks, verdict.step) == ("weights", [1], (200 - before_zero) % NUMBERS)
+    assert verdict.says.endswith(f"not at step {(100 - before_zero) % NUMBERS})")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.views import StepView
 from commwatch_agent.watchers.profiles import RankProfile
@@ -165,3 +167,16 @@ def test_interval(every: int, added_s: float, usual_s: float) -> None:
     times = found // every
     assert (found % every, times & (times - 1)) == (0, 0)
     assert times == 1 or added_s > BUDGET * (found // 2) * usual_s
+
+
+@pytest.mark.parametrize("before_zero", [8, 10, 11, 12])
+def test_numbers_go_on(before_zero: int) -> None:
+    """What a profile adds is the same where the numbers of steps go on at 0 before, in or after it."""
+
+    def moved(seq: int) -> int:
+        return (seq - before_zero) % NUMBERS
+
+    steps = [step(moved(seq), took_s) for seq, took_s in [(13, 9.0), (12, 0.5), (11, 0.15), (10, 0.25), *((seq, 0.1) for seq in range(9, 0, -1))]]  # fmt: skip
+    profile = replace(PROFILE, from_seq=moved(10), until_seq=moved(11))
+    assert added(steps, profile) == pytest.approx((0.6, 0.1))
+    assert added(steps[2:], profile) is None
