@@ -7,13 +7,14 @@ import json
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
 from commwatch.wire import events as ev
 from commwatch.wire.handlers import raised_by_handler
+from commwatch.wire.numbers import NUMBERS
 
 
 def group_id(job: str, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
@@ -30,6 +31,11 @@ def group_id(job: str, name: str, ranks: tuple[int, ...] | None, generation: int
 def label(name: str, description: str) -> str:
     """Return the group's name for people: its description, else its name, else ``unnamed``."""
     return description if description not in ("", "undefined") else name or "unnamed"
+
+
+def numbers_from(first: int = 0) -> Iterator[int]:
+    """Return the sequence numbers from one on, which go on at 0. As fast as ``count``, and no Python code runs in it."""
+    return chain.from_iterable(chain((range(first, NUMBERS),), repeat(range(NUMBERS))))
 
 
 class PeerRoom:
@@ -77,7 +83,7 @@ class Group:
         self.small_id = 0
         #: Next numbers of operations: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
         #: by a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
-        self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
+        self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(numbers_from)
         self._room = PeerRoom() if room is None else room
         #: Operation and peer of the messages that are numbered by peer.
         self.peers: set[tuple[str, int]] = set()

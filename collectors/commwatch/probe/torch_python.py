@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from commwatch.probe.cost_meter import CostMeter, cpu_now
 from commwatch.probe.exposure import Exposure
 from commwatch.probe.governor import LOOK_NS, Counts, is_recorded
 from commwatch.probe.torch_device import POLL_S, Devices
-from commwatch.probe.torch_groups import Group
+from commwatch.probe.torch_groups import Group, numbers_from
 from commwatch.probe.torch_ops import Arguments, C10dOp, c10d_ops, has_no_data
 from commwatch.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
 from commwatch.probe.torch_probe import Probe
@@ -57,7 +56,7 @@ def _place_in(pg: Any) -> tuple[int, int]:
 def _take_back(group: Group | None, numbered: tuple[str, int, int] | None, seq: int, flight: Flight | None) -> None:
     """Undo a launch that failed before the call: it gets no record, and the next operation gets its number."""
     if group is not None and seq >= 0:
-        group.seqs[numbered] = count(seq)
+        group.seqs[numbered] = numbers_from(seq)
     if flight is not None:
         flight.done = True
 
@@ -169,7 +168,7 @@ class PythonProbe(Probe):
     def _write_counts(self) -> None:
         """Write the records of operations that were only counted."""
         for each in self._counts.take():
-            head = (each.op, ev.NO_DTYPE, each.group, -1, 0, each.bytes, each.launch_ns, each.seq & ring.STAMP_MASK)
+            head = (each.op, ev.NO_DTYPE, each.group, -1, 0, each.bytes, each.launch_ns, each.seq)
             assert self.ring is not None
             self.ring.write(*head, each.number, each.launch_ns, _now(), each.flags | ev.UNTIMED, ev.COUNTED, 0)
 
@@ -242,7 +241,7 @@ class PythonProbe(Probe):
                     self._only_counted(group, queue, args[0])
                     self._spent(entered, cost_of, self.ring)
                     return None
-                head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
+                head = (code, dtype, group.small_id, peer, tag, size, now, seq)
                 # On a device a thousand may be queued: `_in_flight` enters only the next one of each queue.
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0) if device is None else -1
                 flight = flights[slot] = Flight(head, now, flags, group, queue, slot, device is None)

@@ -10,7 +10,6 @@ import torch
 from commwatch.probe.governor import Counts, is_recorded
 from commwatch.probe.torch_groups import Group
 from commwatch.wire import events as ev
-from commwatch.wire import ring
 from commwatch.wire.ring import RingWriter
 
 #: Flags by which counted operations are kept apart.
@@ -61,7 +60,7 @@ class Operation(NamedTuple):
             self.tag,
             self.size_bytes,
             now_ns,
-            seq & ring.STAMP_MASK,
+            seq,
         )
         writer.write(*head, 0, now_ns, now_ns, self.flags | ev.UNTIMED, ev.BY_NONE, 0)
         return True

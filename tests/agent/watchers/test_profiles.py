@@ -20,6 +20,7 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire import profile_files as files
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.report.timeline_export import Window, own_trace, write
 from commwatch_agent.watchers.profiles import (
     Profile,
@@ -53,20 +54,23 @@ STEP, STEPS = 100 * MS, 4
 KERNELS = (("ncclDevKernel_AllReduce", 100, 140), ("gemm", 120, 200), ("ncclDevKernel_AllReduce", 250, 270))
 
 
-def records(exposed_ns: int | None, exposed_by: int) -> list[tuple[int, ...]]:
+def records(exposed_ns: int | None, exposed_by: int, first: int = 0) -> list[tuple[int, ...]]:
     """What the probe recorded."""
-    made = [mark(0, STEP, exposed_ns=exposed_ns, exposed_by=exposed_by)]
+    made = [mark(first, STEP, exposed_ns=exposed_ns, exposed_by=exposed_by)]
     for n in range(1, STEPS + 1):
         made.append(operation(start_ns=n * STEP + 10 * MS, end_ns=n * STEP + 40 * MS, seq=n))
-        made.append(mark(n, (n + 1) * STEP, exposed_ns=exposed_ns, exposed_by=exposed_by))
+        number = (first + n) % NUMBERS
+        made.append(mark(number, (n + 1) * STEP, exposed_ns=exposed_ns, exposed_by=exposed_by))
     return made
 
 
 class Node:
     """An agent without threads, the trainers of two ranks, and a clock that is set by hand."""
 
-    def __init__(self, directory: Path, exposed_ns: int | None = 20 * MS, exposed_by: int = ev.BY_NONE) -> None:
-        self._records = records(exposed_ns, exposed_by)
+    def __init__(
+        self, directory: Path, exposed_ns: int | None = 20 * MS, exposed_by: int = ev.BY_NONE, first: int = 0
+    ) -> None:
+        self._records = records(exposed_ns, exposed_by, first)
         self.run_dir, self.kept = directory / "run", kept_in(directory / "state")
         self.run_dir.mkdir(mode=0o700)
         self.now = 1000.0
@@ -510,3 +514,14 @@ def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
         done = commwatch("profile", "--dir", directory)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
         assert says in done.stderr
+
+
+@pytest.mark.parametrize("first", [NUMBERS - STEPS + 1, NUMBERS - 2, NUMBERS - 1])
+def test_numbers_go_on(tmp_path: Path, first: int) -> None:
+    """The records beside a profile are those of the same steps where the numbers of marks go on at 0."""
+    with closing(Node(tmp_path, first=first)) as node:
+        asked = node.ask(ranks=[0])
+        node.finish(asked.id, 0, from_seq=(first + 1) % NUMBERS, until_seq=(first + 3) % NUMBERS)
+        [rank] = node.seen(asked.id).ranks
+        assert rank.continuous is not None
+        assert (rank.continuous.comm_s, rank.continuous.comm_share) == pytest.approx((0.06, 0.3))

@@ -431,6 +431,21 @@ void test_counts() {
   CHECK(bytes == kEach * (4ull * 4096 + 3ull * 3000), "counts: and its bytes");
 }
 
+// The numbers of a group's collectives go on at 0, in records and in counts.
+void test_numbers_go_on() {
+  Life life("numbers");
+  Group group(nullptr, "g");
+  group.next_seq.store(UINT32_MAX - 1);
+  for (const uint32_t expected : {UINT32_MAX - 1, UINT32_MAX, uint32_t{0}, uint32_t{1}}) {
+    Record record = head(now_ns(), 77);
+    CHECK(&numbered(group, false, &record) == &group.collectives && record.seq == expected, "numbers: 0 comes after the greatest one");
+    group.count(record, false);
+    group.write_counts(*life.session->ring(), now_ns());
+    CHECK(life.record(life.counter(format::kCursor) - 1).seq == expected, "numbers: the latest of those that are counted");
+  }
+  life.session->close();
+}
+
 void test_after_skipped() {
   Life life("skipped");
   Queue queue;
@@ -587,6 +602,7 @@ void test_session() {
   test_flights();
   test_wait_after_the_end();
   test_counts();
+  test_numbers_go_on();
   test_after_skipped();
   test_close();
   test_close_while_launching();
