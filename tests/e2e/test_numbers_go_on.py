@@ -71,8 +71,8 @@ def test_recorded(hook: str, first_number: Path, tmp_path: Path) -> None:
 @BOTH_HOOKS
 def test_only_counted(hook: str, first_number: Path, tmp_path: Path) -> None:
     """Collectives that are only counted are counted once each, and the number of the latest is the one after 0."""
-    env = {"COMMWATCH_HOOK": hook, "COMMWATCH_BUDGET": "0.000000001"}
-    run_job(tmp_path, "numbers_go_on.py", "counted", str(first_number), **env)
+    arguments = "numbers_go_on.py", "counted", str(first_number)
+    run_job(tmp_path, *arguments, COMMWATCH_HOOK=hook, COMMWATCH_BUDGET="0.000000001")
     for rank in read_rings(tmp_path):
         ((number, group),) = [each for each in rank.groups.items() if each[1]["label"] == "data"]
         written = [record for record in rank.operations if record.group == number]

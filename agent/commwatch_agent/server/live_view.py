@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
+from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
@@ -82,9 +83,9 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         more: verdicts that need the records of several nodes.
     """
     views = merged_ranks(one.view for node in nodes for one in node.ranks)
-    latest = {id(view) for view in views}
-    nodes = [node for node in nodes if node.running or any(id(one.view) in latest for one in node.ranks)]
-    ranks = [one for node in nodes for one in node.ranks if id(one.view) in latest]
+    counted = {id(view) for view in views}
+    nodes = [node for node in nodes if node.running or any(id(one.view) in counted for one in node.ranks)]
+    ranks = [one for node in nodes for one in node.ranks if id(one.view) in counted]
     ranks.sort(key=lambda one: one.line.rank)
     groups = [group for node in nodes for group in node.groups]
     reported = [verdict for node in nodes for verdict in node.reported]
@@ -98,6 +99,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
     late = late_ranks(found, waiting)
     in_flight = _in_flight(views)
     running = any(node.running for node in nodes)
+    steps = [one.line.step for one in ranks if one.line.step is not None]
     return JobNow(
         job_id=nodes[0].job_id,
         state="running" if running else "ended",
@@ -118,7 +120,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         slots=_slots(nodes),
         ranks=_lines(ranks, culprits(found)),
         states=dict(Counter(one.line.state for one in ranks)),
-        step=max((one.line.step for one in ranks if one.line.step is not None), default=None),
+        step=latest(steps) if steps else None,
         in_flight=in_flight[:_MOST_IN_FLIGHT],
         in_flight_more=max(0, len(in_flight) - _MOST_IN_FLIGHT),
         verdicts=found,

@@ -38,7 +38,7 @@ views = st.builds(
     lambda last, idle_s, state, flying, failed: replace(
         rank(0, *flying, state=state),
         last_seq=last,
-        launched_s={} if idle_s is None else dict.fromkeys(last, idle_s),
+        launched_s={group: idle_s for group in last if idle_s is not None},
         failed=failed,
     ),
     st.dictionaries(st.sampled_from("wl"), after, max_size=2),

@@ -37,9 +37,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for chunk in range(CHUNKS):
             records = []
             for at in range(chunk * CHUNK_RECORDS // 2, (chunk + 1) * CHUNK_RECORDS // 2):
-                times = {"start_ns": 2 * at * MS, "end_ns": (2 * at + 1) * MS}
-                records.append(operation(seq=number(2 * at), **times))
-                records.append(operation(seq=at + 7, group=1, **times))
+                begin, end = 2 * at * MS, (2 * at + 1) * MS
+                records.append(operation(start_ns=begin, end_ns=end, seq=number(2 * at)))
+                records.append(operation(start_ns=begin, end_ns=end, seq=at + 7, group=1))
             store.append(ring, packed(*records, first=chunk * CHUNK_RECORDS), (chunk + 1) * CHUNK_RECORDS)
             assert store.commit()
     store.close()
@@ -67,8 +67,8 @@ def test_collective(path: Path, read: list[int], at: int) -> None:
     """A collective before the greatest number, at 0 and after it is found by its number, each in one chunk of a rank."""
     with History(path) as history:
         found = Reader(history, {ring.id: ring for ring in history.rings()}).collective("world", number(at))
-    assert [(one.rank, one.seq, round(one.start_at * 1e9 - NOW)) for one in found] == [
-        (rank, number(at), pytest.approx(at * MS, abs=1000)) for rank in range(RANKS)
+    assert [(one.rank, one.seq, round((one.start_at - NOW / 1e9) * 1000)) for one in found] == [
+        (rank, number(at), at) for rank in range(RANKS)
     ]
     assert len(read) == len(set(read)) == RANKS
 

@@ -14,6 +14,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire.events import Record
 from commwatch.wire.modes import SAMPLING
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.time_buckets import Slot, SlotSums, slots_of
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import NO_STEPS, SLOT_NS
@@ -307,3 +308,14 @@ def test_slot_of_nothing() -> None:
         {"all_reduce": 4e9},
     )
     assert json.dumps(slot.busbw)
+
+
+def test_number_of_the_latest_step() -> None:
+    """The page shows the latest step of all ranks, also where numbers go on at 0."""
+    first = NUMBERS - STEPS + 1
+    moved = [
+        [(*each[:7], (each[7] + first) % NUMBERS, *each[8:]) for each in steps(rank, number)]
+        for rank, number in ((0, STEPS), (1, STEPS - 3))
+    ]
+    found = now(job(*moved))
+    assert ([line.step for line in found.ranks], found.step) == ([1, NUMBERS - 2], 1)

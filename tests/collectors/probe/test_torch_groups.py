@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, _unregister_process_group
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from commwatch.probe.torch_groups import Groups
+from commwatch.probe.torch_groups import Group, Groups, numbers_from
 from commwatch.probe.torch_timing import Batches
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 
 STORE = HashStore()
 c10d: Any = distributed_c10d
@@ -101,3 +103,12 @@ def test_batches_leave_no_trace() -> None:
             world._start_coalescing(torch.device("cpu"))
     finally:
         dist.destroy_process_group()
+
+
+def test_numbers_go_on() -> None:
+    """The numbers of a group's operations begin at 0 and go on at 0 after the greatest one, as those of the native hook."""
+    group = Group(lambda: None, 2, None, "g", aligned=False)
+    assert list(islice(group.seqs[None], 3)) == [0, 1, 2]
+    group.seqs["send", 1, 7] = numbers_from(NUMBERS - 2)
+    assert list(islice(group.seqs["send", 1, 7], 4)) == [NUMBERS - 2, NUMBERS - 1, 0, 1]
+    assert list(islice(group.seqs[None], 1)) == [3]
