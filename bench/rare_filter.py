@@ -60,7 +60,7 @@ def rows_of(ring: int, chunk: int, rare: bool) -> list[tuple[str, tuple[object, 
     """The statements that store a chunk."""
     open_chunk = OpenChunk(ring, EPOCH_NS)
     open_chunk.append(records_of(chunk, rare), (chunk + 1) * CHUNK_RECORDS)
-    return statements([open_chunk])[0]
+    return statements([open_chunk], 0)[0]
 
 
 def moved(

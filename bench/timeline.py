@@ -81,7 +81,7 @@ def fill(path: Path, operations: int, ranks: range) -> None:
             for rank, ring in zip(ranks, rings, strict=True):
                 chunk, number = OpenChunk(ring, EPOCH_NS), min(CHUNK_RECORDS, each - first)
                 chunk.append(records_of(rank, first, number), first + number)
-                for statement in statements([chunk])[0]:
+                for statement in statements([chunk], time.time_ns())[0]:
                     db.execute(*statement)
 
 

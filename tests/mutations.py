@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation("is_due = certain or (wait", "is_due = (wait", "agent/analysis/test_verdicts.py"),
     Mutation("return False  # this rank waits for none", "continue  # this rank waits for none", "agent/analysis/test_verdicts.py"),
     Mutation("HANG_S, USUAL_TIMES = 10.0, 5.0", "HANG_S, USUAL_TIMES = 10.0, 1.0", "agent/analysis/test_verdicts.py"),
-    Mutation("if rank not in inside and max(last, ahead.get(rank, -1)) < seq:", "if rank not in inside and last < seq:", "agent/analysis/test_verdicts.py"),
+    Mutation("numbers += [each.seq for each in raised if", "numbers += [each.seq for each in () if", "agent/analysis/test_verdicts.py"),
     Mutation("if 2 * cost >= (waiting or 0.0) else []", "if cost >= (waiting or 0.0) else []", "agent/analysis/test_verdicts.py"),
     # Steps and shares.
     Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest/test_step_accounting.py"),
@@ -69,7 +69,7 @@ MUTATIONS = (
     Mutation("if len(ranks) == size:", "if ranks:", "agent/analysis/test_ended_operations.py"),
     # Retention of the history.
     Mutation("ORDER BY chunk.id LIMIT {_CHUNKS}", "ORDER BY chunk.id DESC LIMIT {_CHUNKS}", "agent/history/test_retention.py"),
-    Mutation("summary_ns = max(before_ns, _cut_ns(", "summary_ns = min(before_ns, _cut_ns(", "agent/history/test_retention.py"),
+    Mutation("if arrived_ns < cuts.get(", "if arrived_ns > cuts.get(", "agent/history/test_retention.py"),
     Mutation("if not ring.running:", "if ring.running or True:", "agent/history/test_store_limits.py"),
     # Files of other users.
     Mutation("shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and ", "shared = trust.group and ", "collectors/wire/test_crossing.py"),

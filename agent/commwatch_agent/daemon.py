@@ -26,6 +26,7 @@ from commwatch_agent.alerting.evaluation import Alerting, Plan
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
+from commwatch_agent.core.runs import renamed
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.opening import StoreError
@@ -123,6 +124,7 @@ class Daemon:
             handover=handover,
             most_rings=most_rings,
             looks=_LOOKS,
+            renames=self._new_names,
             alive=self._alive,
         )
         self._stop = threading.Event()
@@ -161,8 +163,8 @@ class Daemon:
         self._delivery.resume(*self._alerting.alerts())
         self._registry.register(self._alerting)
         self._worker = Worker(queries, self._references, self._damaged)
-        self._id = secrets.token_hex(8)
-        self._peers = Peers(config, self._id, self._peers_of_jobs)
+        self._id, self._queries = secrets.token_hex(8), queries
+        self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
         services = self._services(queries)
         self._push = pushes(config, self.port, self._registry.collect, partial(of_node, services, None), self._stop)
         services.pushes = self._push.views if self._push is not None else dict
@@ -285,6 +287,15 @@ class Daemon:
         os.close(self._lock_fd)
         return not self._failed
 
+    def _new_names(self) -> dict[str, str]:
+        """Return new names of runs by the old ones, where other nodes call them otherwise."""
+        there = self._peers.names()
+        if not there:
+            return {}
+        with self._lock:
+            taken = set(self._aggregate.jobs)
+        return renamed(self._queries.live_runs(), taken, there)
+
     def _peers_of_jobs(self) -> list[str]:
         """Return the addresses of agents that the ranks of running jobs have reported; none if this agent has none for them."""
         if self._reachable is None:
@@ -359,14 +370,14 @@ class Daemon:
             tidied: float | None = None
             slices: Iterator[None] | None = None
             while not self._stop.is_set():
+                self._tick()
                 sample = self._watchers.sample(time.monotonic(), time.time_ns())
                 if sample is not None:
                     self._store.node_sample(sample)
-                self._tick()
                 if slices is None and (tidied is None or time.monotonic() - tidied > _TIDY_S):
                     tidied, keep_ns = time.monotonic(), int(self.config.keep_days * 86400e9)
                     limits = self.config.raw_bytes, self.config.summary_bytes
-                    slices = self._store.tidy(time.time_ns(), *limits, keep_ns)
+                    slices = self._store.tidy(self._store.arrived_ns, *limits, keep_ns)
                 if slices is not None and _are_over(slices, _SLICES_S):
                     slices = None
                 self._pause_s = self.config.interval
@@ -381,7 +392,8 @@ class Daemon:
 
     def _tidy(self) -> None:
         """Remove logs and profiles that are past their retention."""
-        oldest = time.time() - self.config.keep_days * 86400
+        # The clock of arrivals does not follow a wall clock that is set ahead while the agent runs.
+        oldest = min(time.time(), self._store.arrived_ns / 1e9) - self.config.keep_days * 86400
         remove_old(logs_of(self.config.state), oldest, self._watchers.nccl.used())
         with contextlib.suppress(OSError):
             self._profiles.tidy(oldest)

@@ -17,6 +17,7 @@ from commwatch.wire import ring
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.core.names_file import _MOST_PEERS, _MOST_SUMS
+from commwatch_agent.core.runs import origin_of
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
 from commwatch_agent.ingest.intake import MOST_RINGS
@@ -115,7 +116,7 @@ class Agent:
         row = self.store.ring(str(path), reader.identity, EPOCH_NS, number % OWNERS)
         totals = self.aggregate.open(str(path), reader.identity, number % OWNERS)
         totals.ops = dict(totals.ops)
-        self.sources.append(Source(reader, row, totals))
+        self.sources.append(Source(reader, row, totals, origin_of(reader.identity, number % OWNERS)))
 
     def fill(self, source: Source, count: int, at_ns: int) -> None:
         """Count records of a ring and store them, as the intake does."""

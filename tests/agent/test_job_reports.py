@@ -21,6 +21,7 @@ from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_job_wide import command_of_all, of_all, states, whole
 from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
+    ANY_CLOCK,
     MS,
     SOON_MET,
     RunningAgent,
@@ -41,7 +42,7 @@ NODES, STEPS = ((0, 1), (2, 3), (4, 5)), 60
 S = 1000 * MS
 BASE = int(time.time()) // 10 * 10 - 300
 #: What depends on the moment, or on the agent that answers.
-MOMENT = ("history", "command", "nodes", "duration_s", "rank_hours", "last_seen_at")
+MOMENT = ("history", "command", "nodes", "duration_s", "rank_hours", "last_seen_at", "run")
 
 
 def one_rank(rings: Path, rank: int, job: str) -> RingWriter:
@@ -84,8 +85,10 @@ class Site:
         ]
         self.peers.write_text("[]")
         env = clean_env(COMMWATCH_PEERS=str(self.peers))
-        self.whole = stack.enter_context(agent(places[0]))
-        self.nodes = [stack.enter_context(agent(place, env=env, constants=SOON_MET)) for place in places[1:]]
+        self.whole = stack.enter_context(agent(places[0], constants=ANY_CLOCK))
+        self.nodes = [
+            stack.enter_context(agent(place, env=env, constants=SOON_MET | ANY_CLOCK)) for place in places[1:]
+        ]
         expected = len(NODES) * [2 * 5 * STEPS + 4]
         every = [sum(expected), *expected]
         wait_for(lambda: [_records(node) for node in (self.whole, *self.nodes)] == every, "the records")

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.agent.cli.test_fan_out import hanging, strange, trickling
-from tests.agent.server.routes.test_jobs import one_rank, populate, rings_of
-from tests.helpers import SOON_MET, RunningAgent, agent, clean_env, commwatch, end_rank, free_port, wait_for
+from tests.agent.server.routes.test_jobs import BASE, one_rank, populate, rings_of
+from tests.helpers import ANY_CLOCK, SOON_MET, RunningAgent, agent, clean_env, commwatch, end_rank, free_port, wait_for
 
 #: Which ranks of the job each node has.
 NODES = ((0, 1), (2,), (3,))
@@ -37,9 +37,11 @@ class Site:
         self.writers = populate(whole)
         nodes = [rings_of(directory / f"node{number}") for number in range(len(NODES))]
         self.writers += [one_rank(node, rank) for node, ranks in zip(nodes, NODES, strict=True) for rank in ranks]
-        self.whole = stack.enter_context(agent(whole.parent))
+        self.whole = stack.enter_context(agent(whole.parent, constants=ANY_CLOCK))
         env = clean_env(COMMWATCH_PEERS=str(self.peers))
-        self.nodes = [stack.enter_context(agent(node.parent, env=env, constants=SOON_MET)) for node in nodes]
+        self.nodes = [
+            stack.enter_context(agent(node.parent, env=env, constants=SOON_MET | ANY_CLOCK)) for node in nodes
+        ]
         wait_for(lambda: records(self.whole) == sum(map(records, self.nodes)) == RECORDS, "the records")
 
     def meet(self, *more: str) -> None:
@@ -154,10 +156,11 @@ def test_ranks_groups_steps(site: Site) -> None:
 
 def test_past(site: Site) -> None:
     """Shares and bandwidths of a time range are those of one agent over all rings, from whichever agent."""
-    expected = site.whole.get("/api/v1/past?job=train&since=1h")["data"]
+    window = f"job=train&since={BASE}&until={BASE + 3000}"
+    expected = site.whole.get(f"/api/v1/past?{window}")["data"]
     assert expected["slots"]
     for node in site.nodes:
-        found = whole(node, "past?job=train&since=1h")
+        found = whole(node, f"past?{window}")
         assert [(slot["at"], slot["comm"], slot["exposed"], slot["busbw"]) for slot in found["slots"]] == [
             (slot["at"], *(pytest.approx(slot[name]) for name in ("comm", "exposed", "busbw")))
             for slot in expected["slots"]
@@ -177,7 +180,7 @@ def test_jobs(site: Site) -> None:
 
 def test_all_ask_one_another(site: Site) -> None:
     """Agents that ask one another at the same time all get the answers of all, so none waits for one that waits for it."""
-    paths = [(node, f"summary?{JOB}&since={number + 1}h&by=rank") for number in range(4) for node in site.nodes]
+    paths = [(node, f"summary?{JOB}&since={number + 1}000d&by=rank") for number in range(4) for node in site.nodes]
     with ThreadPoolExecutor(len(paths)) as pool:
         answers = list(pool.map(lambda at: whole(*at), paths))
     assert {len(answer["rows"]) for answer in answers} == {4}

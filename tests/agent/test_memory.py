@@ -157,7 +157,7 @@ def test_tidying(tmp_path: Path) -> None:
     path = tmp_path / "h.sqlite"
     store = Writer(path)
     with closing(sqlite3.connect(path)) as db, db:
-        chunk = "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data) VALUES (1, ?1, ?1, ?1, ?1, 10, x'')"
+        chunk = "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc, arrived_ns) VALUES (1, ?1, ?1, ?1, ?1, 10, x'', 0, ?1)"
         db.executemany(chunk, ((EPOCH_NS + n,) for n in range(10_000)))
     _, most = memory(lambda: list(store.tidy(EPOCH_NS + 10_000, 50_000, 1 << 60, 1 << 60)))
     with closing(sqlite3.connect(path)) as db:

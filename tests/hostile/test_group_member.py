@@ -121,7 +121,7 @@ def test_lock_and_announcement_stay(public: Path) -> None:
 def _request(run: Path, owner: int) -> Path:
     path = files.request_path(run, "job")
     path.parent.mkdir(exist_ok=True)
-    request = files.Request("a1", "job", 50, [0], time.time() + 600)
+    request = files.Request("a1", "job", 50, [0], time.time() + 600, "job", ["host:1"])
     files.write(path, request, {"COMMWATCH_GROUP": str(MALLORY)})
     os.chown(path, owner, MALLORY)
     return path
@@ -243,8 +243,8 @@ def test_exit_codes_of_many_jobs(public: Path) -> None:
     store.close()
     kept = History(path).exits()
     assert len(kept) == MOST_EXITS
-    assert "job49" not in kept
-    assert "job50" in kept
+    assert ("job49", "") not in kept
+    assert ("job50", "") in kept
 
 
 def test_names_of_another(public: Path) -> None:

@@ -29,6 +29,7 @@ from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.analysis.live_ranks import conclude
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.runs import Stored
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.report.chrome_trace import TraceMark
@@ -65,18 +66,22 @@ class Sources:
 
     def sections(self, job: str | None) -> Sections:
         """Return the sections about a job (``None``: about the node), the most useful first."""
-        agent = self.agent
-        until = time.time()
-        since_ns, until_ns = int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
+        agent, taken_at = self.agent, time.time()
+
+        @cache
+        def window() -> tuple[int, int]:
+            until = agent.now_s(job, taken_at)
+            return int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
+
         ranks, verdicts = cache(lambda: agent.ranks(job)), cache(lambda: self._verdicts(job))
         return {
             "ranks": ranks,
             "verdicts": verdicts,
             "operations": lambda: agent.operations(
-                since_ns, until_ns, None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job=job
+                *window(), None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job=job
             ),
-            "steps": lambda: agent.steps(since_ns, until_ns, job, None, _STEPS),
-            "nccl_messages": lambda: self.logs.messages(job, None, 0.0, until, _MESSAGES),
+            "steps": lambda: agent.steps(*window(), job, None, _STEPS),
+            "nccl_messages": lambda: self.logs.messages(job, None, 0.0, taken_at, _MESSAGES),
             "stacks": lambda: _stacks(verdicts(), ranks()) if job is not None else [],
             "gpus": lambda: self._gpus(job),
             "host": lambda: self.host.view(job),
@@ -205,13 +210,13 @@ class Evidence:
             return crossing.read(self._directory / f"{_key(alert)}.json", MOST_BYTES, crossing.own()).decode()
         return None
 
-    def marks(self, job_id: str) -> list[TraceMark]:
-        """Return the alerts and verdicts about a job in the bundles on disk."""
-        return list(marks_of(self._directory, job_id))
+    def marks(self, run: Stored) -> list[TraceMark]:
+        """Return the alerts and verdicts about a run in the bundles on disk."""
+        return list(marks_of(self._directory, run))
 
-    def corruption(self, job_id: str) -> list[PastCorruption]:
-        """Return the verdicts on corrupt data of a job in the bundles on disk, the earliest first."""
-        return corruption_of(self._directory, job_id)
+    def corruption(self, run: Stored) -> list[PastCorruption]:
+        """Return the verdicts on corrupt data of a run in the bundles on disk, the earliest first."""
+        return corruption_of(self._directory, run)
 
     def _make_room(self, key: str) -> None:
         """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""

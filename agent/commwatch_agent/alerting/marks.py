@@ -10,35 +10,36 @@ from typing import Any, TypeVar
 
 from commwatch.wire import crossing
 from commwatch_agent.analysis.corruption import PastCorruption
+from commwatch_agent.core.runs import Stored
 from commwatch_agent.report.chrome_trace import TraceMark
 
 _MOST_BYTES = 64 << 20
 _T = TypeVar("_T")
 
 
-def marks_of(evidence: Path, job_id: str) -> Iterator[TraceMark]:
-    """Yield the alerts about a job when they began to fire, and the ranks that their verdicts name; times are Unix time.
+def marks_of(evidence: Path, run: Stored) -> Iterator[TraceMark]:
+    """Yield the alerts about a run when they began to fire, and the ranks that their verdicts name; times are Unix time.
 
     Bundles that cannot be read are left out.
 
     Args:
         evidence: the directory of the bundles.
     """
-    return _of_bundles(evidence, job_id, _marks)
+    return _of_bundles(evidence, run, _marks)
 
 
-def corruption_of(evidence: Path, job_id: str) -> list[PastCorruption]:
-    """Return the verdicts on corrupt data of a job, each once, the earliest first; arguments and damaged bundles as in ``marks_of``."""
-    found = sorted(_of_bundles(evidence, job_id, _corruption), key=lambda each: each.fired_at)
+def corruption_of(evidence: Path, run: Stored) -> list[PastCorruption]:
+    """Return the verdicts on corrupt data of a run, each once, the earliest first; arguments and damaged bundles as in ``marks_of``."""
+    found = sorted(_of_bundles(evidence, run, _corruption), key=lambda each: each.fired_at)
     return list({each.says: each for each in reversed(found)}.values())[::-1]
 
 
-def _of_bundles(evidence: Path, job_id: str, read: Callable[[dict[str, Any]], Iterator[_T]]) -> Iterator[_T]:
+def _of_bundles(evidence: Path, run: Stored, read: Callable[[dict[str, Any]], Iterator[_T]]) -> Iterator[_T]:
     with suppress(OSError), crossing.folder(evidence) as where:
         for name in where.names("*.json")[1]:
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 found = json.loads(where.read(name, _MOST_BYTES, crossing.ANYBODY)[0])
-                if found["alert"]["labels"].get("job_id") == job_id:
+                if found["alert"]["labels"].get("job_id") == run.name and run.from_s <= _fired_at(found) < run.until_s:
                     yield from read(found)
 
 

@@ -150,7 +150,7 @@ def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[Sums, Sum
     """Return the sums of a job's operations from ``since_ns`` on: of all, and of those after the first step mark of their rank."""
     by = [["group", "op"], ["rank"]]
     apart = [[*each, "startup"] for each in by]
-    _, found = agent.summaries(since_ns, time.time_ns(), [*by, *apart], {"job_id": job_id})
+    _, found = agent.summaries(since_ns, ev.MAX_PLAUSIBLE, [*by, *apart], {"job_id": job_id})
     in_steps = [[row for row in rows if not row.by["startup"]] for rows in found[len(by) :]]
     return Sums(*found[: len(by)]), Sums(*in_steps)
 

@@ -13,6 +13,7 @@ from commwatch_agent.analysis.corruption import corruptions
 from commwatch_agent.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.endings import Ending
+from commwatch_agent.core.runs import Run, common_id
 from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -34,7 +35,7 @@ def of_this_run(job: Job) -> Iterator[RankTotals]:
 
     The life is that of the latest process: a job of the same name that is started anew counts its restarts from 0 again.
     """
-    oldest_first = sorted(job.rank_totals.values(), key=order)
+    oldest_first = _latest_run(job)
     if not oldest_first:
         return
     life = int(oldest_first[-1].identity["restart"])
@@ -46,6 +47,28 @@ def of_this_run(job: Job) -> Iterator[RankTotals]:
             last[totals.rank] = totals
     # A rank that ended before the process of a live rank began is of an earlier run of that name.
     yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
+
+
+def _latest_run(job: Job) -> list[RankTotals]:
+    """Return the totals of all processes of the job's latest run, oldest first."""
+    every = sorted(job.rank_totals.values(), key=order)
+    return [totals for totals in every if totals.run_key == every[-1].run_key]
+
+
+def run_key(job: Job) -> str:
+    """Return the key of the job's latest run; empty: not known."""
+    return max(job.rank_totals.values(), key=order).run_key if job.rank_totals else ""
+
+
+def run(job: Job) -> Run:
+    """Return the job's latest run."""
+    of_run = _latest_run(job)
+    if not of_run:
+        return Run(job.id, "", 0)
+    latest, ranks = of_run[-1], {totals.rank for totals in of_run}
+    sizes = int(latest.identity["world_size"]), latest.identity.get("local_world_size")
+    common = common_id(latest.run_key, [totals.run for totals in of_run], *sizes, ranks)
+    return Run(job.id, common, int(latest.identity["restart"]))
 
 
 def order(totals: RankTotals) -> int:

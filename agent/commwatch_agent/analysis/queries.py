@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -20,16 +20,20 @@ from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch_agent.core.endings import failed, says
+from commwatch_agent.core.runs import Run, Stored
 from commwatch_agent.core.views import GroupView, JobView, RankView, StepTotals, StepView, WaitView
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Cursor, Operation, Reader
-from commwatch_agent.history.rows import RingRow, has_begun, latest_of_ranks, latest_run
+from commwatch_agent.history.rows import RingRow, as_run, has_begun, latest_of_ranks, latest_run
 from commwatch_agent.ingest import collective_join
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import Gpu, GpuPlace
+
+#: Most earlier runs of a name that are listed, and most live runs that other agents are told of.
+_MOST_EARLIER, _MOST_RUNS = 10, 256
 
 
 def step_view(ring: RingRow, step: StoredStep) -> StepView:
@@ -85,20 +89,75 @@ class QueryService:
         self._handover = handover or self._lock
         self._damaged = Damaged() if damaged is None else damaged
 
+    def run(self, job: str) -> Run | None:
+        """Return a run, by a name as for ``History.rings``; ``None``: there is none."""
+        with self.live(job) as (jobs, _):
+            for each in jobs:
+                return live_ranks.run(each)
+        with History(self.path, self._damaged) as history:
+            return history.run(job)
+
+    def live_runs(self) -> dict[str, str]:
+        """Return the names of the runs in memory whose ranks live, by what only their ranks have."""
+        with self.live(None) as (jobs, _):
+            live = [job for job in jobs if any(totals.alive for totals in job.rank_totals.values())]
+            return {run.common: run.name for run in map(live_ranks.run, live[:_MOST_RUNS]) if run.common}
+
+    def address(self, common: str) -> str | None:
+        """Return the name under which this node knows the run whose ranks alone have ``common``, as ``History.rings`` takes it; ``None``: it does not."""
+        with self.live(None) as (jobs, _):
+            for each in jobs:
+                if live_ranks.run(each).common == common:
+                    return each.id
+        with History(self.path, self._damaged) as history:
+            return history.address(common)
+
+    def watched(self, run: str) -> list[str]:
+        """Return the runs of what ``commwatch run`` has named, as ``History.watched``."""
+        with History(self.path, self._damaged) as history:
+            return history.watched(run)
+
+    def stored(self, job: str) -> Stored:
+        """Return by what the things are found that a run left beside the history, as ``History.stored``."""
+        with History(self.path, self._damaged) as history:
+            return history.stored(job)
+
+    def base_name(self, job: str) -> str:
+        """Return the job's name as its ranks have it: that of a run may have a number."""
+        with History(self.path, self._damaged) as history:
+            found = history.rings(job)
+        return str(found[-1].identity["job"]) if found else job
+
     def has_job(self, job: str) -> bool:
         """Return whether the job is in the history."""
         with History(self.path, self._damaged) as history:
             return bool(history.rings(job))
 
+    def now_s(self, job: str | None, wall_s: float) -> float:
+        """Return the time now as the times of a job count it: the wall clock, and what it was set since the job began."""
+        if job is None:
+            return wall_s
+        with History(self.path, self._damaged) as history:
+            return wall_s + history.ahead_ns(job) / 1e9
+
     def jobs(self) -> list[JobView]:
-        """Return all jobs, the latest started first."""
+        """Return the latest run of each name, the latest started first."""
+        return self._jobs(None)
+
+    def job(self, job: str) -> JobView | None:
+        """Return one run, by a name as for ``History.rings``; ``None``: there is none."""
+        return next(iter(self._jobs(job)), None)
+
+    def _jobs(self, job: str | None) -> list[JobView]:
         with History(self.path, self._damaged) as history:
             by_job: dict[str, list[RingRow]] = {}
-            for ring in history.rings():
+            for ring in history.rings(job):
                 by_job.setdefault(ring.job, []).append(ring)
-            exits = history.exits()
-        found = (_job(job, rings, exits.get(job)) for job, rings in by_job.items())
-        return sorted(found, key=lambda job: -job.started_at)
+            exits, earlier = history.exits(), history.earlier()
+            shared = history.names("run", [ring.id for rings in by_job.values() for ring in rings])
+        found = (_job(rings, _exit_code(rings, exits), as_run(rings, shared)) for rings in by_job.values())
+        jobs = [replace(job, earlier=earlier.get(job.job_id, [])[:_MOST_EARLIER]) for job in found]
+        return sorted(jobs, key=lambda job: -job.started_at)
 
     def summary(
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
@@ -163,7 +222,9 @@ class QueryService:
         cells = merged(noted())
         if not spans:
             return (None, None), cells
-        return (min(spans)[0] / 1e9, min(max(map(sum, spans)), time_ns()) / 1e9), cells
+        # The last slot may not be over.
+        until_ns = max(min(max(map(sum, spans)), time_ns()), max(spans)[0])
+        return (min(spans)[0] / 1e9, until_ns / 1e9), cells
 
     def _slots(self, from_ns: int, until_ns: int, job: str | None) -> Iterator[tuple[int, int, Counted]]:
         """Yield begin and length of a slot in ns, and a cell; a generator, because there may be a hundred thousand cells."""
@@ -220,10 +281,16 @@ class QueryService:
             where = reader.filter(same, least_s)
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on=go_on, where=where), limit))
 
-    def collective(self, group_id: str, seq: int) -> tuple[list[Operation], collective_join.Waits | None] | None:
-        """Return one collective as an operation per rank and, if it is symmetric and complete, its waits; ``None``: not found."""
+    def collective(
+        self, group_id: str, seq: int, job: str | None = None
+    ) -> tuple[list[Operation], collective_join.Waits | None] | None:
+        """Return one collective as an operation per rank and, if it is symmetric and complete, its waits; ``None``: not found.
+
+        Args:
+            job: the run; by default the one that had it last, as two runs of a name have the same groups.
+        """
         with History(self.path, self._damaged) as history:
-            found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
+            found = Reader(history, {ring.id: ring for ring in history.rings(job)}).collective(group_id, seq)
         if not found:
             return None
         joinable = (
@@ -240,7 +307,7 @@ class QueryService:
 
     def latest_steps(self, from_ns: int, job: str, most: int) -> tuple[list[StepView], bool]:
         """Return a job's latest steps since ``from_ns``, newest first, at most so many, and whether there may be earlier ones."""
-        steps = self.steps(from_ns, time_ns(), job, None, most)
+        steps = self.steps(from_ns, ev.MAX_PLAUSIBLE, job, None, most)
         return steps, len(steps) == most
 
     def step_totals(self, job: str) -> list[StepTotals]:
@@ -334,7 +401,8 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
         # Brings in numpy, which only those need who count records.
         from commwatch_agent.ingest.batches import ingest_records
 
-        totals = aggregate.open(ring.uid, ring.identity)
+        totals = aggregate.open(ring.uid, ring.identity, name=ring.job, run=ring.run)
+        totals.offset_ns = ring.wall_offset_ns
         unrolled = history.raw_since(ring)
         first = list(islice(unrolled, 1))
         totals.marked = has_begun(begun.get(ring.id), ring, first)
@@ -357,27 +425,38 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) ->
 
 
 def _rank(ring: RingRow, live: RankView | None, records: int, lost: int) -> RankView:
-    return _stored(ring, records, lost) if live is None else replace(live, records=records, lost=lost)
+    return _stored(ring, records, lost) if live is None else replace(live, job_id=ring.job, records=records, lost=lost)
 
 
-def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:
+def _exit_code(rings: Sequence[RingRow], exits: Mapping[tuple[str, str], tuple[int, int]]) -> int | None:
+    """Return the exit code of the launcher of a run; ``None``: not known."""
+    job, runs = str(rings[-1].identity["job"]), {str(ring.identity.get("run", "")) for ring in rings}
+    left = [end for (name, run), end in exits.items() if name == job and run in runs - {""}]
+    if runs == {""}:  # a launcher has passed on the name only
+        began_ns = rings[-1].process_began_ns
+        left = [end for (name, _), end in exits.items() if name == job and end[1] >= began_ns]
+    code, _ = max(left, key=lambda end: end[1], default=(None, 0))
+    return code
+
+
+def _job(rings: list[RingRow], exit_code: int | None, run: Run) -> JobView:
     """Return the view of a job.
 
     Args:
-        rings: oldest first.
-        left: exit code of its launcher, and wall time of the launcher's end in ns.
+        rings: of its latest run, oldest first.
+        exit_code: of its launcher, if it has ended.
     """
     of_latest = latest_run(rings).values()
     unavailable = next((ring.steps_unavailable for ring in of_latest if ring.steps_unavailable), None)
     running = any(ring.running for ring in rings)
-    latest = max(rings, key=lambda ring: ring.started_ns)
+    latest = rings[-1]
     began, life = latest.process_began_ns, latest.restart
     ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
     # A rank that ended before that is of an earlier run of that name.
     endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
-    code = left[0] if left is not None and not running and left[1] >= began else None
+    code = None if running else exit_code
     return JobView(
-        job_id=job,
+        job_id=run.name,
         state="running" if running else "ended",
         world_size=latest.world_size,
         ranks=sorted({ring.rank for ring in rings}),
@@ -390,6 +469,7 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
         exit_code=code,
         failed=failed(endings.values(), code),
         ending=says(endings, code),
+        run=run.common,
     )
 
 

@@ -75,7 +75,7 @@ def _run(config: Config, name: str) -> Run:
 
     with reading(config) as agent:
         job = job_in(agent, name)
-        return read(config.history, job, kept(config.history, job.job_id))
+        return read(config.history, job, kept(config.history, agent.stored(job.job_id)))
 
 
 def _judged(found: Comparison, conditions: list[Condition]) -> int:

@@ -62,9 +62,10 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         wide = None if arguments.node else _of_all_nodes(config, job, arguments)
         page = built = None
         if wide is None:
-            topology = kept(config.history, job)
+            stored = agent.stored(job)
+            topology = kept(config.history, stored)
             findings = [] if topology is None else topology.findings
-            corruption = corruption_of(config.evidence, job)
+            corruption = corruption_of(config.evidence, stored)
             recorded = cache(partial(known_steps, agent.path, view, arguments.last))
             built = report.build(
                 agent,

@@ -24,11 +24,11 @@ def reading(config: Config) -> Iterator[QueryService]:
 
 def job_in(agent: QueryService, name: str | None) -> JobView:
     """Return a job of the history (``None``: the latest); raise ``UsageError`` if it has none of that name."""
-    jobs = {job.job_id: job for job in agent.jobs()}
+    jobs = agent.jobs()
     if not jobs:
         raise UsageError(f"no job in {agent.path} yet")
-    found = next(iter(jobs.values())) if name is None else jobs.get(name)
+    found = jobs[0] if name is None else agent.job(name)
     if found is None:
-        known = f"{', '.join(list(jobs)[:5])}{' ...' if len(jobs) > 5 else ''}"
+        known = f"{', '.join(job.job_id for job in jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
         raise UsageError(f"no job '{name}' in {agent.path}; it has {known}")
     return found

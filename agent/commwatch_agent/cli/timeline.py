@@ -55,7 +55,7 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
         for url, why in silent.items():
             complain(f"{url} does not answer: {why}")
         about = {"nodes": {"answered": 1 + len(others), "silent": silent}} if others or silent else {}
-        marks, window = marks_of(config.evidence, job), Window(arguments.last)
+        marks, window = marks_of(config.evidence, agent.stored(job)), Window(arguments.last)
         profiles = () if arguments.no_profiles else traces_of(kept_in(config.state), job)
         try:
             with (

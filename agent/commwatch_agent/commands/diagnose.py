@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.wire.errors import UsageError
@@ -15,13 +15,14 @@ from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted
-from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
-from commwatch_agent.nodes.merging import Seen, across_nodes, own_records
+from commwatch_agent.core.views import Failed, GroupView, InFlight, JobView, RankView
+from commwatch_agent.nodes.merging import Seen, across_nodes, by_run, own_records
 from commwatch_agent.nodes.replica_parts import RankChecks
 from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_collectors.spans import ranks
 
 _T = TypeVar("_T")
+_OfJob = TypeVar("_OfJob", RankView, GroupView, Verdict, RankParts, RankChecks)
 
 
 class CannotDiagnose(UsageError):
@@ -44,34 +45,43 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
     Raises:
         CannotDiagnose: no agent answers, or those that answer do not know the job.
     """
-    known: set[str] = set()
     seen = Seen([], [], [], {})
-    jobs_at: dict[str, tuple[str, ...]] = {}
-    for url, answer in _all(urls, lambda url: _views(url, job, keys)):
-        if isinstance(answer, str):
-            seen.silent[url] = answer
+    known: list[tuple[str, JobView]] = []
+    for url, jobs in _all(urls, lambda url: [_view(JobView, each) for each in get(url, "jobs", keys)]):
+        if isinstance(jobs, str):
+            seen.silent[url] = jobs
+        else:
+            known += [(url, view) for view in jobs]
+    # Nodes may give a run different names.
+    names = {
+        (url, view.job_id): name for name, parts in by_run(known, lambda part: part[1]).items() for url, view in parts
+    }
+    wanted: dict[str, list[str]] = {}
+    for url, view in known:
+        if view.state == "running" and job in (None, names[url, view.job_id]):
+            wanted.setdefault(url, []).append(view.job_id)
+    for url, views in _all(list(wanted), lambda url: _views(url, wanted[url], keys)):
+        if isinstance(views, str):
+            seen.silent[url] = views
             continue
-        jobs_known, ranks, groups, reported = answer
-        known |= jobs_known
-        seen.ranks += ranks
-        seen.groups += groups
-        seen.reported += reported
-        jobs_at[url] = tuple(group.job_id for group in groups)
+        seen.ranks += [_named(names, url, view) for view in views.ranks]
+        seen.groups += [_named(names, url, view) for view in views.groups]
+        seen.reported += [_named(names, url, verdict) for verdict in views.reported]
     across = across_nodes(seen.groups)
-    columns = sum(group.size for group in across)
-    limit = most_collectives(columns)
-    jobs = {group.job_id for group in across}
-    again = {url: sorted(jobs & set(known)) for url, known in jobs_at.items() if jobs & set(known)}
+    limit = most_collectives(sum(group.size for group in across))
+    over_nodes = {group.job_id for group in across}
+    again = {url: [each for each in jobs if names[url, each] in over_nodes] for url, jobs in wanted.items()}
+    again = {url: jobs for url, jobs in again.items() if jobs and url not in seen.silent}
     for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):
         if isinstance(columns_of, str):
             seen.silent[url] = columns_of
         else:
-            seen.parts += columns_of[0]
-            seen.replicas += columns_of[1]
+            seen.parts += [_named(names, url, part) for part in columns_of[0]]
+            seen.replicas += [_named(names, url, part) for part in columns_of[1]]
     if len(seen.silent) == len(urls):
         reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
         raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
-    if job is not None and job not in known and not seen.silent:
+    if job is not None and job not in names.values() and not seen.silent:
         raise CannotDiagnose(f"no job '{job}'")
     return seen
 
@@ -90,20 +100,30 @@ def _answer(question: Callable[[str], _T], url: str) -> _T | str:
         return reason(error)
 
 
-def _views(url: str, job: str | None, keys: Keys) -> tuple[set[str], list[RankView], list[GroupView], list[Verdict]]:
-    """Return the jobs that one agent knows; and ranks, groups, and the verdicts that need its own records, of running jobs."""
-    known = {each["job_id"]: each["state"] for each in get(url, "jobs", keys)}
-    jobs = [name for name, state in known.items() if state == "running" and job in (None, name)]
-    ranks, groups, reported = [], [], []
+class _Views(NamedTuple):
+    """Ranks, groups, and the verdicts that need its own records, of jobs of one agent."""
+
+    ranks: list[RankView]
+    groups: list[GroupView]
+    reported: list[Verdict]
+
+
+def _views(url: str, jobs: list[str], keys: Keys) -> _Views:
+    found = _Views([], [], [])
     for name in jobs:
         query = f"?job={urllib.parse.quote(name, safe='')}"
         for answer in get(url, f"ranks{query}", keys):
             ops = [_view(InFlight, op) for op in answer["in_flight"]]
             failed = [_view(Failed, op) for op in answer["failed"]]
-            ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
-        groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
-        reported += own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys))
-    return set(known), ranks, groups, reported
+            found.ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
+        found.groups.extend(_view(GroupView, answer) for answer in get(url, f"groups{query}", keys))
+        found.reported.extend(own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)))
+    return found
+
+
+def _named(names: Mapping[tuple[str, str], str], url: str, view: _OfJob) -> _OfJob:
+    """Return what an agent has answered with the name that its run has here."""
+    return replace(view, job_id=names.get((url, view.job_id), view.job_id))
 
 
 def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> tuple[list[RankParts], list[RankChecks]]:

@@ -43,17 +43,23 @@ def _size() -> os.terminal_size:
 
 
 class Progress:
-    """A status line at the bottom of the terminal; the job's output scrolls above it."""
+    """A status line at the bottom of the terminal; the job's output scrolls above it.
 
-    def __init__(self, history: Path, job: str) -> None:
-        self._path, self._job = history, job
+    Args:
+        run: what ``commwatch run`` has named.
+    """
+
+    def __init__(self, history: Path, run: str) -> None:
+        self._path, self._run = history, run
         self._rows = 0
 
     def show(self) -> None:
         """Draw the line from the history's steps of the last 10 s."""
-        now = time.time_ns()
         try:
-            steps = QueryService(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
+            agent = QueryService(self._path)
+            names = agent.watched(self._run)
+            now = int(agent.now_s(names[-1], time.time()) * 1e9) if names else 0
+            steps = agent.steps(now - 10_000_000_000, now, names[-1], None, 200) if names else []
         except (StoreError, sqlite3.Error):
             return
         if not steps and not self._rows:

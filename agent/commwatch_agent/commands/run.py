@@ -19,14 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commwatch.wire import crossing
 from commwatch.wire.announcement import Announcement, answering, operators
 from commwatch.wire.concurrency import wait_until
 from commwatch.wire.crossing import Trust
 from commwatch.wire.errors import UsageError
-from commwatch.wire.identity import JOB_VARIABLES, job_id, make_private_dir, probe_mark, ring_prefix
+from commwatch.wire.identity import JOB_VARIABLES, RUN_VARIABLE, job_id, make_private_dir, probe_mark, ring_prefix
+from commwatch.wire.ring_reader import BadRing, RingReader
 from commwatch_agent.alerting.marks import corruption_of
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.commands import explain, native_hook, nccl_debug
@@ -88,9 +89,8 @@ def run(
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise UsageError(f"no such command: {command[0]}; check its name and PATH")
-    began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
-    job = job_id(env) if named else _new_job_id(command)
+    job = _Job(job_id(env) if named else _new_job_id(command), secrets.token_hex(8), time.time())
     agent, nccl = None, nccl_debug.Plan()
     with Signals() as signals:
         try:
@@ -98,9 +98,9 @@ def run(
             probe = {} if agent is None else _probe(agent, command, env)
             history = None if agent is None else agent.history
             if agent is not None:
-                _await_probe(agent, job)
+                _await_probe(agent, job.name)
                 nccl = _follow_nccl(agent, job, env, nccl_level, config.state)
-            env_of_job = {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}
+            env_of_job = {**env, "COMMWATCH_JOB": job.name, RUN_VARIABLE: job.run, **nccl.env, **probe}
             code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
             loaded = agent is None or _has_come(agent.mark)
             if agent is not None:
@@ -115,13 +115,21 @@ def run(
     if history is not None:
         try:
             _report(config, history, job, report_command, loaded)
-            _explain(nccl, began)
+            _explain(nccl, job.began)
         except Exception as error:  # a fault in the report must not change the job's exit code
             say(f"commwatch: no report: {type(error).__name__}: {error}")
     return code
 
 
-def _take_all(agent: _JobAgent, job: str) -> None:
+class _Job(NamedTuple):
+    """The job, a random name for this run of it, which its processes inherit, and its begin in Unix time."""
+
+    name: str
+    run: str
+    began: float
+
+
+def _take_all(agent: _JobAgent, job: _Job) -> None:
     """Wait until the history has all of the job. If our own agent has ended, start it once more for that."""
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if not agent.ended:
@@ -153,15 +161,15 @@ def _has_come(mark: Path | None) -> bool:
         return True
 
 
-def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
+def _leave_code(agent: _JobAgent, job: _Job, code: int) -> None:
     """Leave the job's exit code in the run directory, from where the agent stores it."""
     try:
-        agent.exit = job_exit.leave(agent.directory, job, code)
+        agent.exit = job_exit.leave(agent.directory, job.name, code, job.run)
     except OSError as error:
         say(f"commwatch: cannot store the exit code: {error.strerror or error} ({error.filename})")
 
 
-def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str, state: Path) -> nccl_debug.Plan:
+def _follow_nccl(agent: _JobAgent, job: _Job, env: Mapping[str, str], level: str, state: Path) -> nccl_debug.Plan:
     """Plan where NCCL writes its debug output, and request that the agent read it.
 
     Args:
@@ -169,13 +177,14 @@ def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str,
     """
     # Beside the history of an agent of this user; another user's agent does not decide where this user's job writes.
     state = agent.history.parent if agent.uid == os.geteuid() else state
-    directory = logs_of(state) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
+    directory = logs_of(state) / f"{ring_prefix(job.name).removesuffix('.r')}-{os.getpid()}"
     planned = nccl_debug.plan(env, level, directory)
     try:
         if planned.directory is not None:
             planned.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if planned.patterns:
-            agent.request = LogRequest(job, planned.patterns, time.time(), os.getpid()).write(agent.directory)
+            request = LogRequest(job.name, planned.patterns, time.time(), os.getpid(), job.run)
+            agent.request = request.write(agent.directory)
     except OSError as error:
         say(f"commwatch: no NCCL logs: {error.strerror or error} ({error.filename})")
         return nccl_debug.Plan()
@@ -251,7 +260,7 @@ class _JobAgent:
         how = f"was ended by {name}" if code < 0 else f"ended with exit code {code}"
         self.ended = f"{how} at {moment(time.time())}"
 
-    def has_all_of(self, job: str) -> bool:
+    def has_all_of(self, job: _Job) -> bool:
         """Return whether the job's rings and its exit code are in the history, or the agent that would store them has ended."""
         taken = self.exit is None or not self.exit.exists()
         return bool(self.ended) or (taken and not _has_rings(self.directory, job))
@@ -280,13 +289,25 @@ def _find_agent(config: Config) -> _JobAgent | None:
     return None if found is None else _JobAgent(config.dir, Path(found.history), found.uid)
 
 
-def _has_rings(directory: Path, job: str) -> bool:
-    """Return whether there are rings of a job in a run directory."""
+def _has_rings(directory: Path, job: _Job) -> bool:
+    """Return whether there are rings of a run in a run directory."""
     try:
         with crossing.folder(directory / "rings") as rings:
-            return bool(rings.names(f"{glob.escape(ring_prefix(job))}*.ring")[1])
+            names = rings.names(f"{glob.escape(ring_prefix(job.name))}*.ring")[1]
     except OSError:
         return False
+    return any(_is_of(directory / "rings" / name, job) for name in names)
+
+
+def _is_of(ring: Path, job: _Job) -> bool:
+    """Return whether a ring is of this run, or cannot be read; others of that name may be in the directory."""
+    try:
+        with contextlib.closing(RingReader(ring)) as reader:
+            return bool(reader.identity.get("run", job.run) == job.run)
+    except FileNotFoundError:  # the agent has just removed it
+        return False
+    except (OSError, BadRing):
+        return True
 
 
 def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
@@ -328,7 +349,7 @@ def _run_job(
     command: list[str],
     env: Mapping[str, str],
     nccl: nccl_debug.Plan,
-    job: str,
+    job: _Job,
     *,
     history: Path | None,
     signals: Signals,
@@ -338,7 +359,7 @@ def _run_job(
         child = signals.start(command, env)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-    progress = Progress(history, job) if history is not None and is_terminal() else None
+    progress = Progress(history, job.run) if history is not None and is_terminal() else None
     shown_at = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -437,22 +458,30 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(config: Config, history: Path, job: str, report_command: str, probe_loaded: bool) -> None:
-    """Print the report of the job, or why there is none."""
+def _report(config: Config, history: Path, job: _Job, report_command: str, probe_loaded: bool) -> None:
+    """Print the report of each run of the job that was watched, or why there is none."""
     elsewhere = history != config.history
     opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
     agent = QueryService(history, references=References(directory(history.parent), config.links))
     try:
-        topology = kept(history, job)
-        corruption = corruption_of(history.parent / config.evidence.name, job)
-        known = [] if topology is None else topology.findings
-        built = report.build(agent, job, history, f"{opens} {shlex.quote(job)}", known, corruption=corruption)
+        names = agent.watched(job.run)
+        by_name = None if names else agent.job(job.name)
+        if by_name is not None and by_name.last_seen_at >= job.began:  # a launcher has passed on the name only
+            names = [job.name]
+        for name in names:
+            stored = agent.stored(name)
+            topology = kept(history, stored)
+            corruption = corruption_of(history.parent / config.evidence.name, stored)
+            known = [] if topology is None else topology.findings
+            built = report.build(agent, name, history, f"{opens} {shlex.quote(name)}", known, corruption=corruption)
+            if built is not None:
+                say(report.text(built))
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return
-    if built is not None:
-        say(report.text(built))
-    elif probe_loaded:
+    if names:
+        return
+    if probe_loaded:
         say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
         say(

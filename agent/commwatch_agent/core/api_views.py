@@ -42,6 +42,8 @@ class About:
     id: str = ""
     #: What the agent pushes over OTLP, by signal (``metrics``, ``logs``); empty: nothing.
     otlp: Mapping[str, PushView] = field(default_factory=dict)
+    #: Names of the runs that have ranks here now, by the id that the ranks of a run share on all nodes.
+    runs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from commwatch_collectors.node.gpu import GpuPlace, place_of
 #: What a rank may report as the address of an agent, and how many.
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 _MOST_PEERS = 1024
+#: What a rank may report as the id of its run.
+_RUN = re.compile(r"[0-9a-f]{16}")
 #: Characters of the name of an exception's type, of an operator or dtype, of any other text.
 _MOST_TYPE, _MOST_OP, _MOST_TEXT = 80, 200, 4096
 #: Codes of operators and dtypes have one byte in a record.
@@ -56,6 +58,13 @@ def _address(text: object) -> str:
     if isinstance(text, str) and _URL.fullmatch(text):
         return text
     raise ValueError(f"{text!r}: not an agent's address")
+
+
+def _run(text: object) -> str:
+    """Return the id of a run; raise ``ValueError`` if the job's store had something else in its place."""
+    if isinstance(text, str) and _RUN.fullmatch(text):
+        return text
+    raise ValueError(f"{text!r}: not the id of a run")
 
 
 def _text(value: object) -> str:
@@ -125,6 +134,8 @@ class Names:
         self.inspector: str | None = None
         #: The addresses of the agents of the job's nodes, as its ranks have found them.
         self.peers: tuple[str, ...] = ()
+        #: What only the ranks of its run have, on all nodes; empty: not known.
+        self.run = ""
         #: Sets of replicated parameters, by number.
         self.replicas: dict[int, Announced] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
@@ -168,6 +179,8 @@ class Names:
             peers = tuple(dict.fromkeys(map(_address, entry["peers"][:_MOST_PEERS])))
             if self.account.change(_bytes_of_texts(self.peers), _bytes_of_texts(peers)):
                 self.peers = peers
+        elif "run" in entry:
+            self.run = _run(entry["run"])
         elif "replicas" in entry:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:

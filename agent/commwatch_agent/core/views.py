@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.core.cells import GroupInfo
@@ -20,7 +20,7 @@ class JobView:
     restarts: int
     started_at: float
     last_seen_at: float
-    #: Records that the agent could not read: overwritten, torn, or dropped by the probe. Like ``records``, over all runs of the job.
+    #: Records that the agent could not read: overwritten, torn, or dropped by the probe. Like ``records``, over all restarts.
     lost: int
     #: Why there are no step metrics, if there are none.
     steps_unavailable: str | None
@@ -32,6 +32,10 @@ class JobView:
     ending: str = ""
     #: Records that the agent has read.
     records: int = 0
+    #: What only the ranks of this run have, on all nodes: two runs may have the same name. Empty: not known.
+    run: str = ""
+    #: Names for the runs of this name that have ended before, on this node, the latest first, at most 10.
+    earlier: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

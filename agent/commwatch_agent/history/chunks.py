@@ -121,7 +121,7 @@ class OpenChunk:
         is_large = len(self.records) - self._stored >= LEAST_RECORDS * RECORD_SIZE
         return self.is_full or is_large or self._pieces >= MOST_PIECES
 
-    def row(self, records: bytearray, found: Ranges) -> Iterator[Statement]:
+    def row(self, records: bytearray, found: Ranges, arrived_ns: int) -> Iterator[Statement]:
         """Yield the SQL statements that store the ``fresh`` records, in which ``found`` are the ranges."""
         first_n = self.until_n - len(records) // RECORD_SIZE
         if self._whole and self._pieces:
@@ -131,8 +131,9 @@ class OpenChunk:
         data = pack(records)
         about = (self.ring, first_n, self.until_n, found.from_ns, found.until_ns, len(data))
         yield (
-            "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*about, data, seal(about)),
+            "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc, arrived_ns)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*about, data, seal(about), arrived_ns),
         )
         row = "FROM chunk WHERE ring = ? AND first_n = ?"
         extent = (self.ring, found.from_ns, found.until_ns, *found.extent())
@@ -144,12 +145,16 @@ class OpenChunk:
             yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (*span[:3], self.ring, first_n)
 
 
-def statements(chunks: Sequence[OpenChunk]) -> list[list[Statement]]:
-    """Return for each chunk the SQL statements that store all its records so far, after those that are stored."""
+def statements(chunks: Sequence[OpenChunk], arrived_ns: int) -> list[list[Statement]]:
+    """Return for each chunk the SQL statements that store all its records so far, after those that are stored.
+
+    Args:
+        arrived_ns: when the latest of them came, by the clock of arrivals.
+    """
     if not chunks:
         return []
     from commwatch_agent.history.ranges import ranges  # brings in numpy, which an agent without trainers does not need
 
     runs = [(chunk.fresh, chunk.offset_ns) for chunk in chunks]
     rows = zip(chunks, runs, ranges(runs), strict=True)
-    return [list(chunk.row(records, found)) for chunk, (records, _), found in rows]
+    return [list(chunk.row(records, found, arrived_ns)) for chunk, (records, _), found in rows]

@@ -28,8 +28,9 @@ _KEYS = {
     "extent": "chunk",
     "rollup": "rowid",
     "step": "ring, seq",
-    "job_exit": "job",
+    "run_exit": "job, run",
     "node_sample": "at_ns",
+    "clock": "id",
 }
 
 

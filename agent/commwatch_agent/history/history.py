@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +14,22 @@ from commwatch.wire.events import OP_CODE, OPS, SYMMETRIC
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
 from commwatch_agent.core.node_counters import CounterSample, NodeCounter
+from commwatch_agent.core.runs import Run, Stored
+from commwatch_agent.history import arrival
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.extents import ANY, Filter
 from commwatch_agent.history.opening import connect
-from commwatch_agent.history.rows import COARSE_NS, RingRow, Rollup, first_step_ns, raw_since, rings, rollups
+from commwatch_agent.history.rows import (
+    COARSE_NS,
+    RingRow,
+    Rollup,
+    as_run,
+    first_step_ns,
+    newest_runs,
+    raw_since,
+    rings,
+    rollups,
+)
 from commwatch_agent.history.soundness import SOUND
 
 #: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
@@ -94,15 +108,83 @@ class History:
         self._db.execute("COMMIT")
 
     def rings(self, job: str | None = None) -> list[RingRow]:
-        """Return the rings of a job, or of all jobs, oldest first."""
-        return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
+        """Return the rings of a run, or of the latest run of each name, oldest first.
 
-    def exits(self) -> dict[str, tuple[int, int]]:
-        """Return by job the launcher's exit code and the wall time in ns of its end, where known."""
+        Args:
+            job: name of a run, for the latest of that name; or ``NAME@ID`` with the id of an earlier one.
+        """
+        if job is None:
+            return newest_runs(rings(self._db, "1", ()))
+        found = newest_runs(rings(self._db, "job = ?", (job,)))
+        name, _, common = job.rpartition("@")
+        if found or not name:
+            return found
+        return [ring._replace(job=job) for ring in self._rings_with(common) if ring.job == name]
+
+    def _rings_with(self, common: str) -> list[RingRow]:
+        """Return the rings of the run whose ranks alone have ``common``, oldest first."""
+        shared = "SELECT run FROM ring WHERE run = ?1 OR id IN (SELECT ring FROM name WHERE kind = 'run' AND name = ?1)"
+        return rings(self._db, f"run != '' AND run IN ({shared})", (common,)) if common else []
+
+    def address(self, common: str) -> str | None:
+        """Return what ``rings`` takes for the run whose ranks alone have ``common``; ``None``: it is not here."""
+        found = self._rings_with(common)
+        if not found:
+            return None
+        name = found[-1].job
+        return name if self.rings(name)[-1].run == found[-1].run else f"{name}@{common}"
+
+    def run(self, job: str) -> Run | None:
+        """Return a run, by a name as for ``rings``; ``None``: there is none."""
+        found = self.rings(job)
+        return as_run(found, self.names("run", [ring.id for ring in found])) if found else None
+
+    def stored(self, job: str) -> Stored:
+        """Return by what the things are found that a run left beside the history, by a name as for ``rings``."""
+        found = self.rings(job)
+        if not found:
+            return Stored("", job, 0.0, inf)
+        begun_ns, (name,) = (
+            found[0].started_ns,
+            self._db.execute("SELECT job FROM ring WHERE id = ?", (found[0].id,)).fetchone(),
+        )
+        others = (ring.started_ns for ring in rings(self._db, "job = ?", (name,)) if ring.run != found[0].run)
+        until_ns = min((other_ns for other_ns in others if other_ns > begun_ns), default=None)
+        return Stored(found[0].run, name, begun_ns / 1e9, inf if until_ns is None else until_ns / 1e9)
+
+    def earlier(self) -> dict[str, list[str]]:
+        """Return by name its runs before the latest one, as ``rings`` takes them, the latest first; names with one run are left out."""
+        found: dict[str, list[str]] = {}
+        for name, run in self._db.execute("SELECT job, run FROM ring GROUP BY job, run ORDER BY MAX(id) DESC"):
+            found.setdefault(name, []).append(f"{name}@{run}")
+        return {name: runs[1:] for name, runs in found.items() if len(runs) > 1}
+
+    def ahead_ns(self, job: str) -> int:
+        """Return by how much the times of a job are ahead of the agent's wall clock now, as that was set since the latest ring began.
+
+        0 for a job of an earlier boot: what the clock was set meanwhile is not known.
+        """
+        wanted = f"SELECT identity, seen_ns - arrived_ns FROM ring WHERE job = ? AND {SOUND['ring']} ORDER BY arrived_ns DESC LIMIT 1"
+        now, found = arrival.stored(self._db), self._db.execute(wanted, (job,)).fetchone()
+        if now is None or found is None or json.loads(found[0]).get("boot_id") != now.boot_id:
+            return 0
+        return int(found[1]) - (now.wall_ns - now.arrived_ns)
+
+    def exits(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the launcher's exit code and the wall time in ns of its end, where known, by job and by what ``commwatch run`` named."""
         return {
-            job: (code, at)
-            for job, code, at in self._db.execute(f"SELECT job, code, at_ns FROM job_exit WHERE {SOUND['job_exit']}")
+            (job, run): (code, at)
+            for job, run, code, at in self._db.execute(
+                f"SELECT job, run, code, at_ns FROM run_exit WHERE {SOUND['run_exit']}"
+            )
         }
+
+    def watched(self, run: str) -> list[str]:
+        """Return the runs of what ``commwatch run`` has named, as ``rings`` takes them, the first begun first."""
+        found = rings(self._db, "instr(identity, ?)", (run,))
+        latest = {name: self.rings(name)[-1].run for name in {ring.job for ring in found}}
+        names = (ring.job if latest[ring.job] == ring.run else f"{ring.job}@{ring.run}" for ring in found)
+        return list(dict.fromkeys(names))
 
     def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
         """Return the groups of the rings, or of all rings, by (ring, number in the ring)."""
@@ -119,7 +201,11 @@ class History:
         }
 
     def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
-        """Return the names of ``kind`` (``dtype``, ``op``, or ``exposed`` for how exposed time was measured) in the rings, or in all rings, by (ring, code)."""
+        """Return the names of ``kind`` in the rings, or in all rings, by (ring, code).
+
+        Args:
+            kind: ``dtype``, ``op``, ``exposed`` for how exposed time was measured, or ``run`` for the id of its run in the job's store.
+        """
         rows = self._db.execute(
             "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
             f" AND {SOUND['name']}",
@@ -274,17 +360,20 @@ class History:
         for slot, ring, waited, count, joined in rows:
             whole = known[ring].started_ns <= slot and known[ring].seen_ns >= slot + length_ns
             found.setdefault(slot, []).append(WaitSums(length_ns, waited, count, joined, not whole))
-        for slot in self._slots_of_long_steps(from_ns, until_ns, list(known), length_ns) & found.keys():
-            found[slot].append(NO_WAITS._replace(broken=1))
+        slots = sorted(found)
+        for start, end in self._long_steps(from_ns, until_ns, list(known)):
+            # Only the slots that there are: times in a ring may be years apart.
+            for slot in slots[bisect_right(slots, start - length_ns) : bisect_right(slots, end)]:
+                found[slot][-1] = found[slot][-1]._replace(broken=1)
         return {slot: added(sums, NO_WAITS) for slot, sums in found.items()}
 
-    def _slots_of_long_steps(self, from_ns: int, until_ns: int, rings: list[int], length_ns: int) -> set[int]:
+    def _long_steps(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of the long steps that overlap ``[from_ns, until_ns)``, as far as they do."""
         rows = self._db.execute(
             f"SELECT start_ns, end_ns FROM step WHERE long AND end_ns >= ? AND start_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']}",
             (from_ns, until_ns, json.dumps(rings)),
         )
-        spans = ((max(start, from_ns) // length_ns, min(end, until_ns) // length_ns) for start, end in rows)
-        return {at * length_ns for first, last in spans for at in range(first, last + 1)}
+        yield from ((max(start, from_ns), min(end, until_ns)) for start, end in rows)
 
     def chunks(
         self, from_ns: int, until_ns: int, rings: list[int] | None = None, wanted: Filter = ANY

@@ -26,13 +26,15 @@ class Exit(NamedTuple):
     code: int
     #: Unix time.
     at: float
+    #: As the variable ``COMMWATCH_RUN`` has it; empty: not known.
+    run: str = ""
 
 
-def leave(run_dir: Path, job: str, code: int) -> Path:
-    """Write the exit code of a job that ended now; return the file, which the agent will remove. Raises ``OSError``."""
+def leave(run_dir: Path, job: str, code: int, run: str = "") -> Path:
+    """Write the exit code of a run that ended now; return the file, which the agent will remove. Raises ``OSError``."""
     mode = make_private_dir(run_dir / _FOLDER, os.environ)
     path = run_dir / _FOLDER / f"{os.getpid()}.json"
-    crossing.write(path, json.dumps(Exit(job, code, time.time())), mode)
+    crossing.write(path, json.dumps(Exit(job, code, time.time(), run)), mode)
     return path
 
 
@@ -80,12 +82,12 @@ def _entries(where: crossing.Folder) -> set[tuple[str, int, int]]:
 def _read(where: crossing.Folder, name: str, owners: Callable[[str], Collection[int]]) -> Exit | None:
     try:
         text, uid = where.read(name, _MOST_BYTES, crossing.trainers())
-        job, code, at = json.loads(text)
-        job = str(job).encode(errors="replace").decode()
+        job, code, at, *rest = json.loads(text)  # an earlier version leaves no run
+        job, run = (str(name).encode(errors="replace").decode() for name in (job, rest[0] if rest else ""))
         if uid not in {0, *(owners(job) or (uid,))}:
             return None
         return (
-            Exit(job, int(code), min(float(at), time.time()))
+            Exit(job, int(code), min(float(at), time.time()), run)
             if 0 <= int(code) < 256 and 0 <= float(at) < 1e11
             else None
         )

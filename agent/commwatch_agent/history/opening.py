@@ -1,4 +1,4 @@
-"""Open a history: create it, upgrade its schema, check it for damage."""
+"""Open a history: create it, check its version, check it for damage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -15,7 +14,7 @@ from commwatch.wire import crossing
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.history import wal
 from commwatch_agent.history.chunks import Damaged
-from commwatch_agent.history.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
+from commwatch_agent.history.schema import SCHEMA, SCHEMA_VERSION
 from commwatch_agent.history.soundness import is_full, is_malformed, judge_rows
 
 
@@ -28,6 +27,10 @@ class StoreError(CommwatchError):
 
 class DamagedHistory(StoreError):
     """SQLite reports the file as damaged, so it cannot be written to."""
+
+
+class OldHistory(StoreError):
+    """An earlier version wrote the file, so it cannot be read."""
 
 
 class Transaction:
@@ -61,7 +64,8 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
         damaged: counts and logs the damage.
 
     Raises:
-        StoreError: missing, not readable, not a history, or of another version.
+        StoreError: missing, not readable, not a history, or of a later version.
+        OldHistory: of an earlier version.
         DamagedHistory: to be written, but the SQLite file is damaged.
     """
     damaged = Damaged() if damaged is None else damaged
@@ -102,6 +106,10 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
         kind = DamagedHistory if write and is_malformed(error) and _is_sqlite(path) else StoreError
         remedy = "make room there" if is_full(error) else "move it away"
         raise kind(f"{path}: {error}; {remedy}, or choose another place with --state") from None
+    except UnicodeDecodeError:  # SQLite's message has a damaged name
+        kind = DamagedHistory if write else StoreError
+        why = "malformed database schema; move it away, or choose another place with --state"
+        raise kind(f"{path}: {why}") from None
     return db
 
 
@@ -112,36 +120,33 @@ def _is_sqlite(path: Path) -> bool:
 
 def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
     version = _version(db)
-    if version < SCHEMA_VERSION and write:
+    if version == 0 and write:
         with Transaction(db):  # another agent of this user may be creating it right now
-            _bring_up_to_date(db)
+            _create(db)
             version = _version(db)
-    if version != SCHEMA_VERSION:
-        db.close()
-        remedy = "start an agent on it to bring it up to date" if version in UPGRADES else "move it away"
-        if version > SCHEMA_VERSION:
-            remedy = "use the newer commwatch that wrote it, move it away"
-        raise StoreError(
-            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
-        )
+    if version == SCHEMA_VERSION:
+        return
+    db.close()
+    kind, remedy = StoreError, "move it away"
+    if 0 < version < SCHEMA_VERSION:
+        kind, remedy = OldHistory, "start an agent on it, which sets it aside"
+    elif version > SCHEMA_VERSION:
+        remedy = "use the newer commwatch that wrote it, move it away"
+    raise kind(
+        f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
+    )
 
 
 def _version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _bring_up_to_date(db: sqlite3.Connection) -> None:
-    """Create the tables of an empty file, upgrade those of an earlier version; leave any other file unchanged."""
-    version = _version(db)
-    if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        statements: Iterable[str] = SCHEMA.split(";")
-    elif version in UPGRADES:
-        statements = (s for at in range(version, SCHEMA_VERSION) for s in UPGRADES[at])
-    else:
-        return
-    for statement in statements:
-        db.execute(statement)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+def _create(db: sqlite3.Connection) -> None:
+    """Create the tables of an empty file; leave any other file unchanged."""
+    if _version(db) == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        for statement in SCHEMA.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

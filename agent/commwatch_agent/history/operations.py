@@ -256,8 +256,8 @@ class Reader:
         return self._rings[-ring], record
 
     def collective(self, group_id: str, seq: int) -> list[Operation]:
-        """Return the operations of one collective, by rank; of the latest run if several share the name."""
-        found: dict[int, Operation] = {}
+        """Return the operations of one collective, by rank; of the latest run if several have the group."""
+        found: dict[tuple[str, int], Operation] = {}
         for chunk, small_id in self._history.chunks_with(group_id, seq):
             ring = self._rings.get(chunk.ring)
             if ring is None:
@@ -265,14 +265,15 @@ class Reader:
             for record in records_of(chunk):
                 if record.group == small_id and record.seq == seq and record.op not in _P2P_CODES:
                     operation = self.operation(ring, record)
-                    known = found.get(operation.rank)
-                    if known is None or known.end_at < operation.end_at:
-                        found[operation.rank] = operation
+                    at = operation.job_id, operation.rank
+                    if at not in found or found[at].end_at < operation.end_at:
+                        found[at] = operation
         if not found:
             return []
         newest = max(found.values(), key=lambda operation: operation.end_at)
         # No rank finishes a symmetric operation before all begin it; an earlier end belongs to an earlier run.
-        together = [o for o in found.values() if o.op not in ev.SYMMETRIC or o.end_at >= newest.launch_at]
+        of_run = [operation for (job, _), operation in found.items() if job == newest.job_id]
+        together = [o for o in of_run if o.op not in ev.SYMMETRIC or o.end_at >= newest.launch_at]
         return sorted(together, key=lambda operation: operation.rank)
 
 

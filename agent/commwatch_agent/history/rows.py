@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from commwatch.wire.ring import number_of
 from commwatch_agent.core import sketch
 from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
 from commwatch_agent.core.endings import Ending
+from commwatch_agent.core.runs import Run, common_id
 from commwatch_agent.history.chunks import Statement
 from commwatch_agent.history.soundness import SOUND, seal
 
@@ -38,6 +39,7 @@ class RingRow(NamedTuple):
     id: int
     #: Path of the ring file; unique.
     uid: str
+    #: Name of its run, as it is shown.
     job: str
     restart: int
     rank: int
@@ -55,6 +57,8 @@ class RingRow(NamedTuple):
     steps_unavailable: str | None
     #: How it ended; ``None``: not ended, or not known.
     ending: Ending | None = None
+    #: Key of its run (``runs.KnownRun``); empty: not known.
+    run: str = ""
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -83,13 +87,33 @@ class Rollup(NamedTuple):
     cell: Cell
 
 
-def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
-    """Return by id the rings of the latest run of one job: of the latest process of each rank.
+def newest_runs(found: Iterable[RingRow]) -> list[RingRow]:
+    """Return the rings of the run of each name that came last; ``found`` and the result are in the order of ``rings``."""
+    every = list(found)
+    newest = {ring.job: ring.run for ring in every}
+    return [ring for ring in every if ring.run == newest[ring.job]]
 
-    Ranks of earlier runs are left out: they have another restart count or world size, or ended before the latest process began. That may
+
+def as_run(found: Sequence[RingRow], shared: Mapping[tuple[int, int], str]) -> Run:
+    """Return the run of some rings.
+
+    Args:
+        found: all of the run, oldest first.
+        shared: the ids that ranks have found in the job's store, by ring, as ``History.names`` returns them.
+    """
+    latest, ranks = found[-1], {ring.rank for ring in found}
+    sizes = latest.world_size, latest.identity.get("local_world_size")
+    common = common_id(latest.run, [shared.get((ring.id, 0), "") for ring in found], *sizes, ranks)
+    return Run(latest.job, common, latest.restart)
+
+
+def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
+    """Return by id the rings of the latest life of one job: of the latest process of each rank.
+
+    Ranks of earlier lives are left out: they have another restart count or world size, or ended before the latest process began. That may
     have been a minute later by the clock, which can be set meanwhile.
     """
-    oldest_first = sorted(found, key=lambda ring: ring.started_ns)
+    oldest_first = newest_runs(found)
     if not oldest_first:
         return {}
     latest = oldest_first[-1]
@@ -120,15 +144,20 @@ def latest_of_ranks(found: Iterable[RingRow]) -> dict[tuple[str, int], RingRow]:
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
-    """Return rings by an SQL condition, oldest first."""
+    """Return rings by an SQL condition, oldest first: boots in the order in which they came, and the rings of a boot by its own clock."""
     columns = ", ".join(RingRow._fields)
-    rows = db.execute(
-        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
-    )
-    return [
-        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
+    rows = db.execute(f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY id", values)
+    found = [
+        ring._replace(identity=json.loads(row[8]), ending=ring.ending and Ending(*json.loads(str(ring.ending))))
         for row in rows
+        for ring in (RingRow(*row),)
     ]
+    boots: dict[str, int] = {}
+    for ring in found:
+        boots.setdefault(str(ring.identity.get("boot_id")), ring.id)
+    return sorted(
+        found, key=lambda ring: (boots[str(ring.identity.get("boot_id"))], ring.identity["started_ns"], ring.rank)
+    )
 
 
 def first_step_ns(db: sqlite3.Connection, ring: int) -> int | None:
@@ -177,8 +206,8 @@ def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iter
         yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, key, cell)
 
 
-def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
-    """Return the statement that stores a cell."""
+def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell, *, arrived_ns: int) -> Statement:
+    """Return the statement that stores a cell; ``arrived_ns``: when its latest part came, by the clock of arrivals."""
     values = (
         slot_ns,
         coarse,
@@ -190,7 +219,7 @@ def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -
         json.dumps(cell.durations),
         sketch.encode(cell.bins),
     )
-    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?, ?)", (*values, seal(values), arrived_ns)
 
 
 def _storable(total: float) -> float:

@@ -14,19 +14,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
-from commwatch.wire.identity import validate_identity
 from commwatch_agent.core.cells import CELL_SUMS
 from commwatch_agent.core.endings import Ending
 
 #: Upper bound of every time in ns and every count.
 _MOST = 1 << 62
 #: Leading columns of a ring, which never change and which its checksum covers; the others grow.
-_RING_SEALED = 8
+_RING_SEALED = 9
 #: SQL condition by table that holds for undamaged rows.
 SOUND = {
     "ring": "sound('ring', crc, CAST(uid AS BLOB), CAST(job AS BLOB), restart, rank, world_size, started_ns, wall_offset_ns,"
-    " CAST(identity AS BLOB), next_n, rolled_n, lost, dropped, seen_ns, CAST(ending AS BLOB))",
-    "job_exit": "sound('job_exit', crc, CAST(job AS BLOB), code, at_ns)",
+    " CAST(run AS BLOB), CAST(identity AS BLOB), next_n, rolled_n, lost, dropped, seen_ns, CAST(ending AS BLOB))",
+    "run_exit": "sound('run_exit', crc, CAST(job AS BLOB), CAST(run AS BLOB), code, at_ns)",
     "grp": "sound('grp', crc, ring, small_id, CAST(group_id AS BLOB), CAST(label AS BLOB), CAST(name AS BLOB), CAST(description AS BLOB),"
     " CAST(ranks AS BLOB), size, aligned, CAST(backend AS BLOB))",
     "name": "sound('name', crc, ring, CAST(kind AS BLOB), code, CAST(name AS BLOB))",
@@ -35,6 +34,7 @@ SOUND = {
     "rollup": f"sound('rollup', crc, slot_ns, coarse, ring, small_id, op, size_log2, {', '.join(CELL_SUMS)}, CAST(durations AS BLOB), bins)",
     "step": "sound('step', crc, ring, seq, start_ns, end_ns, comm_ns, exposed_ns, CAST(groups AS BLOB), p2p_wait_ns, long)",
     "node_sample": "sound('node_sample', crc, at_ns, CAST(counters AS BLOB))",
+    "clock": "sound('clock', crc, CAST(boot_id AS BLOB), monotonic_ns, wall_ns, arrived_ns)",
 }
 #: Parts of SQLite's error messages for a damaged file.
 _MALFORMED = ("malformed", "not a database")
@@ -67,22 +67,16 @@ def judge_rows(db: sqlite3.Connection, damaged: Callable[[str, object], None]) -
         return fits
 
     db.create_function("sound", -1, sound)
-    # Rows of an earlier version have no checksum, and their text may be damaged.
+    # The text of a damaged row may be anything.
     db.text_factory = lambda text: text.decode(errors="replace")
 
 
 def _fits(table: str, crc: object, values: tuple[object, ...]) -> bool:
     if table == "ring":
-        identity, *growing, ending = values[_RING_SEALED - 1 :]
-        if not isinstance(identity, bytes) or not _are_counts(growing) or not _is_ending(ending):
+        *growing, ending = values[_RING_SEALED:]
+        if not _are_counts(growing) or not _is_ending(ending):
             return False
-        if crc is None:
-            return _is_identity(identity) and _are_counts(values[2 : _RING_SEALED - 1])
         values = values[:_RING_SEALED]
-    if crc is None:
-        return (
-            all(value is None or isinstance(value, (int, float, bytes)) for value in values) and values[0] is not None
-        )
     return crc == seal(values)
 
 
@@ -94,13 +88,6 @@ def _is_ending(text: object) -> bool:
     try:
         return text is None or (isinstance(text, bytes) and _are_counts(Ending(*json.loads(text))[:2]))
     except (ValueError, TypeError, RecursionError):
-        return False
-
-
-def _is_identity(text: bytes) -> bool:
-    try:
-        return validate_identity(json.loads(text)) is None
-    except (ValueError, RecursionError):
         return False
 
 
@@ -125,18 +112,21 @@ def is_full(error: sqlite3.Error) -> bool:
     return "disk is full" in str(error)
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged history and its log files, with the time in the name; return the new path.
+def set_aside(path: Path, what: str = "damaged") -> Path:
+    """Rename a history and its log files; return the new path.
+
+    Args:
+        what: it is, for the name, which has the time, too.
 
     Raises:
         OSError: it cannot be renamed.
     """
     at = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
-    aside = path.with_name(f"{path.name}.damaged-{at}")
+    aside = path.with_name(f"{path.name}.{what}-{at}")
     n = 1
     while aside.exists():
         n += 1
-        aside = path.with_name(f"{path.name}.damaged-{at}-{n}")
+        aside = path.with_name(f"{path.name}.{what}-{at}-{n}")
     # The database first, because its log alone is no history.
     for suffix in _FILES:
         part = path.with_name(path.name + suffix)

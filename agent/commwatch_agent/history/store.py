@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.wire.events import RECORD_SIZE
+from commwatch.wire.identity import boot_id
 from commwatch_agent.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.node_counters import CounterSample
+from commwatch_agent.history import arrival
 from commwatch_agent.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement, statements
 from commwatch_agent.history.job_exit import Exit
-from commwatch_agent.history.opening import DamagedHistory, StoreError, Transaction, connect
+from commwatch_agent.history.opening import DamagedHistory, OldHistory, StoreError, Transaction, connect
 from commwatch_agent.history.retention import slices
 from commwatch_agent.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row, since_last_step
 from commwatch_agent.history.sharing import remove_empty, share, unshared
@@ -38,16 +40,18 @@ _CACHE_KIB = 512
 _MOST_LOG_BYTES = 16 << 20
 #: Most full chunks that wait for the next commit uncompressed; many at a time are searched for their ranges in less time.
 _MOST_FULL = 32
+#: Most time by which clocks differ that agree.
+_SOON_NS = 10_000_000_000
 _GONE = "the file was removed or replaced; put it back, or start the agent again"
 
 
 def begin(path: Path, damaged: Damaged) -> Writer:
-    """Return the writer of an agent that starts. Renames a damaged history, starts a new one, and logs both names.
+    """Return the writer of an agent that starts. Renames a history that is damaged or of an earlier version, starts a new one, and logs both names.
 
     A history that another agent still uses, although it was found damaged, keeps its name until an agent starts on it alone.
 
     Raises:
-        StoreError: as ``connect``; or a damaged history cannot be renamed.
+        StoreError: as ``connect``; or the history cannot be renamed, or is of an earlier version that still runs.
     """
     if mark(path).exists():
         with unshared(path) as alone:
@@ -60,13 +64,24 @@ def begin(path: Path, damaged: Damaged) -> Writer:
     try:
         return Writer(path, damaged)
     except DamagedHistory as error:
-        _replace(path, str(error).removeprefix(f"{path}: ").partition(";")[0])
+        _replace(path, _first_part(path, error))
+    except OldHistory as error:
+        with unshared(path) as alone:
+            if not alone:
+                raise StoreError(
+                    f"{path}: an agent of an earlier version uses it; end that, or choose another place with --state"
+                ) from None
+            _replace(path, _first_part(path, error), "old")
     return Writer(path, damaged)
 
 
-def _replace(path: Path, why: str) -> None:
+def _first_part(path: Path, error: StoreError) -> str:
+    return str(error).removeprefix(f"{path}: ").partition(";")[0]
+
+
+def _replace(path: Path, why: str, what: str = "damaged") -> None:
     try:
-        aside = set_aside(path)
+        aside = set_aside(path, what)
     except OSError as error:
         raise StoreError(f"{path}: {why}, and it cannot be renamed: {error.strerror}; move it away") from None
     log.error(
@@ -112,6 +127,7 @@ class Writer:
         # A reader may have made the log grow; once it is empty again, it takes no more than this.
         self._db.execute(f"PRAGMA journal_size_limit = {_MOST_LOG_BYTES}")
         self._file = path.stat()
+        self._boot_id, self._moment = boot_id(), arrival.stored(self._db)
         #: Names and states by what they are of, which are always kept; records and sums, which may be dropped.
         self._names: dict[tuple[object, ...], Statement] = {}
         self._pending: list[Statement] = []
@@ -127,25 +143,49 @@ class Writer:
         self.trouble: str | None = None
         self.given_up = 0
 
-    def ring(self, uid: str, identity: dict[str, Any], now_ns: int, owner: int | None = None) -> RingRow:
+    def arrive(self, monotonic_ns: int, wall_ns: int) -> None:
+        """Note the time: what is stored from now on has come now."""
+        self._moment = arrival.following(self._moment, self._boot_id, monotonic_ns, wall_ns)
+
+    @property
+    def arrived_ns(self) -> int:
+        """The latest time that was noted, by the clock of arrivals; 0: none was."""
+        return 0 if self._moment is None else self._moment.arrived_ns
+
+    def ring(
+        self,
+        uid: str,
+        identity: dict[str, Any],
+        now_ns: int,
+        owner: int | None = None,
+        run_of: Callable[[], tuple[str, str]] | None = None,
+        *,
+        offset_ns: int | None = None,
+    ) -> RingRow:
         """Return the row of a ring; insert it if it is new. Raises ``sqlite3.Error``.
 
         Args:
+            now_ns: wall time; the clock of arrivals begins with it if there was no ``arrive``.
             owner: user who owns the ring; ``None``: not known.
+            run_of: returns name and key of the run of a new ring; no other agent adds a ring meanwhile. Default: the job's name, no key.
+            offset_ns: wall time minus the trainer's clock; by default as in the identity.
         """
-        offset = int(identity["wall_offset_ns"])
-        who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
-        began_ns = int(identity["started_ns"]) + offset
-        sealed = (*who, began_ns, offset, json.dumps(identity))
+        if self._moment is None:
+            self.arrive(0, now_ns)
+        offset = int(identity["wall_offset_ns"]) if offset_ns is None else offset_ns
+        counts = int(identity["restart"]), int(identity["rank"]), int(identity["world_size"])
+        began_ns = min(int(identity["started_ns"]) + offset, now_ns + _SOON_NS)  # no run begins in the future
         wanted = "+uid = ?", (uid,)  # + avoids the index, which may be damaged
         found = rings(self._db, *wanted)
         if not found:
             with Transaction(self._db):
+                name, run = (str(identity["job"]), "") if run_of is None else run_of()
+                sealed = (uid, name, *counts, began_ns, offset, run, json.dumps(identity))
                 # Replaces a damaged row, with a new id, so that data under the old id does not count for this ring.
                 self._db.execute(
-                    "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns, crc)"
-                    " SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,? FROM ring",
-                    (*sealed, now_ns, seal(sealed)),
+                    "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, run, identity,"
+                    " seen_ns, crc, arrived_ns) SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,?,?,? FROM ring",
+                    (*sealed, now_ns, seal(sealed), self.arrived_ns),
                 )
             found = rings(self._db, *wanted)
         if len(found) != 1:
@@ -153,6 +193,24 @@ class Writer:
         if owner is not None:
             self._note(("owner", found[0].id), ("INSERT OR REPLACE INTO owner VALUES (?, ?)", (found[0].id, owner)))
         return found[0]
+
+    def rings_named(self, job: str) -> list[tuple[RingRow, int | None]]:
+        """Return the rings of runs with a job's name, or with that and a number, each with the user who owns it."""
+        found = rings(self._db, "job = ? OR substr(job, 1, length(?) + 1) = ? || '#'", (job, job, job))
+        owners = dict(self._db.execute("SELECT ring, uid FROM owner"))
+        return [(ring, owners.get(ring.id)) for ring in found]
+
+    def name_run(self, run: str, name: str) -> bool:
+        """Give a run another name with the next commit; return False if another agent has a run of that name. Raises ``sqlite3.Error``."""
+        if any(ring.running for ring in rings(self._db, "job = ?", (name,))):
+            return False
+        for ring in rings(self._db, "run = ?", (run,)):
+            counts = ring.restart, ring.rank, ring.world_size
+            sealed = (ring.uid, name, *counts, ring.started_ns, ring.wall_offset_ns, run, json.dumps(ring.identity))
+            self._note(
+                ("named", ring.id), ("UPDATE ring SET job = ?, crc = ? WHERE id = ?", (name, seal(sealed), ring.id))
+            )
+        return True
 
     def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
         """Add raw records; the last one has number ``until_n - 1``."""
@@ -191,8 +249,8 @@ class Writer:
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
         """Store a ring's cursor and its lost and dropped records."""
-        statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?"
-        self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
+        statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ?, arrived_ns = ? WHERE id = ?"
+        self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, self.arrived_ns, ring))
 
     def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
         """Store that a ring's trainer has ended; no records may follow."""
@@ -201,9 +259,10 @@ class Writer:
         self._note(("end", ring), ("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, ending_json, ring)))
 
     def exit(self, ended: Exit) -> None:
-        """Store the exit code of a job's launcher."""
-        row = ended.job, ended.code, int(ended.at * 1e9)
-        self._note(("exit", ended.job), ("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
+        """Store the exit code of a run's launcher."""
+        row = ended.job, ended.run, ended.code, int(ended.at * 1e9)
+        values = (*row, seal(row), self.arrived_ns)
+        self._note(("exit", *row[:2]), ("INSERT OR REPLACE INTO run_exit VALUES (?,?,?,?,?,?)", values))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """Store a group's names and members."""
@@ -221,7 +280,7 @@ class Writer:
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Store closed cells, as (slot, key, cell); they contain the ring's records before number ``rolled_n``."""
         for slot_ns, key, cell in cells:
-            self._pending.append(rollup_row(slot_ns, 0, ring, key, cell))
+            self._pending.append(rollup_row(slot_ns, 0, ring, key, cell, arrived_ns=self.arrived_ns))
         self._pending.append(("UPDATE ring SET rolled_n = ? WHERE id = ?", (rolled_n, ring)))
 
     def steps(self, ring: RingRow, steps: Iterable[StepRecord], unavailable: str | None) -> None:
@@ -230,13 +289,16 @@ class Writer:
             start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
             what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
             row = (ring.id, step.seq, start, end, *what)
-            self._pending.append(("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
+            self._pending.append(
+                ("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row), self.arrived_ns))
+            )
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def node_sample(self, sample: CounterSample) -> None:
         """Store measurements of the node."""
         row = sample.at_ns, json.dumps(sample.counters)
-        self._pending.append(("INSERT OR REPLACE INTO node_sample VALUES (?,?,?)", (*row, seal(row))))
+        values = (*row, seal(row), self.arrived_ns)
+        self._pending.append(("INSERT OR REPLACE INTO node_sample VALUES (?,?,?,?)", values))
 
     def commit(self) -> bool:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
@@ -249,6 +311,7 @@ class Writer:
             if not waiting:
                 self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
                 return True
+            waiting += () if self._moment is None else (arrival.store(self._moment),)
             with Transaction(self._db):
                 for statement, alike in groupby(waiting, key=itemgetter(0)):
                     self._db.executemany(statement, [values for _, values in alike])
@@ -275,7 +338,7 @@ class Writer:
 
     def _queue(self, growing: Sequence[OpenChunk]) -> Iterator[Statement]:
         """Queue the statements of full chunks; return those of ``growing`` ones."""
-        rows = statements([*self._full, *growing])
+        rows = statements([*self._full, *growing], self.arrived_ns)
         queued = list(chain.from_iterable(rows[: len(self._full)]))
         self._pending += queued
         self._pending_bytes += sum(map(_bytes_in, queued))

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from commwatch_agent.history.soundness import is_malformed
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.ingest.rings import runs
+from commwatch_agent.ingest.rings.clock import offset_of
 from commwatch_agent.ingest.rings.finding import PASSING, Finder
 from commwatch_agent.ingest.rings.source import Look, Source, ending
 from commwatch_agent.ingest.rings.turns import Turns
@@ -63,6 +65,7 @@ class Intake:
         now_s: clock of the time that the owners of rings share; default: the CPU time of this thread, which other work does not change.
         looks: records are read at every ``looks``-th tick, many at a time because that costs less; the state of the trainers at each one.
             Full rings, and those of trainers that have ended, are read at once.
+        renames: returns new names of runs by the old ones, once each.
         alive: called for each batch, so also during a long tick.
     """
 
@@ -76,11 +79,12 @@ class Intake:
         handover: threading.RLock | None = None,
         most_rings: int = MOST_RINGS,
         looks: int = 1,
+        renames: Callable[[], Mapping[str, str]] = dict,
         alive: Callable[[], object] = lambda: None,
         now_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._handover, self._alive = handover or lock, alive
-        self._looks, self._ticks = looks, 0
+        self._looks, self._ticks, self._renames = looks, 0, renames
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
         self._exits = Exits(directory.parent)
@@ -102,7 +106,9 @@ class Intake:
 
     def tick(self, now_ns: int, wall_ns: int) -> int:
         """Find new rings, drain all, commit to the history; return the number of records read."""
-        self._discover(wall_ns)
+        self._store.arrive(now_ns, wall_ns)
+        self._rename()
+        self._discover(now_ns, wall_ns)
         self._ticks += 1
         before = self.read
         for ended in self._exits.take(self._owners_of):
@@ -118,7 +124,7 @@ class Intake:
                     elif source.is_recalled:
                         offset_ns = source.totals.offset_ns  # not the wall clock, which may be set
                         source.totals.tick(now_ns + offset_ns, source.read_ns + offset_ns)
-                    self._store_changes(source, wall_ns)
+                    self._store_changes(source, source.seen_ns(now_ns, wall_ns, self._boot_id))
             given_up = self._store.given_up
             # Stored, or dropped by the store: in both cases the cells are no longer needed in memory.
             taken = self._store.commit() or self._store.given_up != given_up
@@ -132,9 +138,27 @@ class Intake:
         self._remove_finished()
         return self.read - before
 
+    def _rename(self) -> None:
+        """Give runs the names that they have on other nodes."""
+        for old, new in self._renames().items():
+            run = next(
+                (source.row.run for source in self._sources.values() if source.row.job == old and source.totals.alive),
+                "",
+            )
+            try:
+                if not run or not self._store.name_run(run, new):
+                    continue
+            except sqlite3.Error as error:
+                self._store.trouble = f"{self._store.path}: {error}"
+                continue
+            for source in self._sources.values():
+                if source.row.run == run:
+                    source.row = source.row._replace(job=new)
+            with self._handover, self._lock:
+                self._aggregate.name_job(old, new)
+
     def _owners_of(self, job: str) -> set[int]:
-        known = self._aggregate.jobs.get(job)
-        return set() if known is None else known.owners
+        return {source.owner for source in self._sources.values() if source.origin.job == job}
 
     def has_rings(self) -> bool:
         """Return whether there is a ring whose trainer runs, or whose records are not all in the history; any thread may call this."""
@@ -142,7 +166,7 @@ class Intake:
 
     # -- discovery ----------------------------------------------------------------------------
 
-    def _discover(self, wall_ns: int) -> None:
+    def _discover(self, now_ns: int, wall_ns: int) -> None:
         sources = self._sources
         found = self._finder.find(
             sources.keys(), lambda: [source.owner for source in sources.values() if source.reader is not None]
@@ -152,12 +176,12 @@ class Intake:
         def open_one(entries: Sequence[os.DirEntry[str]]) -> Sequence[os.DirEntry[str]]:
             nonlocal stopped
             self._alive()
-            stopped = stopped or not self._open(entries[0], wall_ns)
+            stopped = stopped or not self._open(entries[0], now_ns, wall_ns)
             return ()
 
         self._opening.take(found, lambda entries: () if stopped else open_one(entries))
 
-    def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
+    def _open(self, entry: os.DirEntry[str], now_ns: int, wall_ns: int) -> bool:
         """Open a ring, or refuse a damaged one for good; return False if no ring can be opened now, to retry at the next tick."""
         with contextlib.ExitStack() as undo:
             try:
@@ -167,10 +191,19 @@ class Intake:
                     raise BadRing(f"{entry.name}: damaged identity ({wrong})")
                 # Loads numpy, which takes time, before the rank is visible.
                 importlib.import_module("commwatch_agent.ingest.batches")
-                row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns, reader.uid)
+                origin = runs.origin_in(reader, self._boot_id)
+                row = self._store.ring(
+                    str(reader.path.absolute()),
+                    reader.identity,
+                    wall_ns,
+                    reader.uid,
+                    lambda: runs.choose(origin, self._sources.values(), lambda: self._store.rings_named(origin.job)),
+                    offset_ns=offset_of(reader.identity, reader.counters(), now_ns, wall_ns, self._boot_id),
+                )
                 reader.next_n = row.next_n
                 with self._lock:
-                    totals = self._aggregate.open(row.uid, reader.identity, reader.uid)
+                    totals = self._aggregate.open(row.uid, reader.identity, reader.uid, name=row.job, run=row.run)
+                    totals.offset_ns = row.wall_offset_ns
             except FileNotFoundError:
                 self._finder.opened(entry)
                 return True
@@ -185,7 +218,7 @@ class Intake:
             undo.pop_all()
         self._finder.opened(entry)
         totals.lost = row.lost
-        self._sources[entry.name] = Source(reader, row, totals)
+        self._sources[entry.name] = Source(reader, row, totals, origin)
         return True
 
     def _note_trouble(self, name: str, error: sqlite3.Error) -> bool:
@@ -353,8 +386,8 @@ class Intake:
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
-    def _store_changes(self, source: Source, wall_ns: int) -> None:
-        """Hand all changes since the last tick to the store."""
+    def _store_changes(self, source: Source, seen_ns: int) -> None:
+        """Hand all changes since the last tick to the store; ``seen_ns`` as in ``RingRow``."""
         totals, row = source.totals, source.row
         fresh = totals.closed[source.stored_cells :]
         if fresh:
@@ -364,10 +397,13 @@ class Intake:
         if totals.steps.exposed_source != source.exposed_source:
             source.exposed_source = totals.steps.exposed_source
             self._store.name(row.id, "exposed", 0, source.exposed_source or "")
+        if totals.run != source.stored_run:
+            source.stored_run = totals.run
+            self._store.name(row.id, "run", 0, totals.run)
         progress = (source.next_n, source.lost, totals.dropped)
         if progress != source.stored_progress:
             source.stored_progress = progress
-            self._store.progress(row.id, *progress, wall_ns)
+            self._store.progress(row.id, *progress, seen_ns)
 
     def _store_steps(self, source: Source) -> None:
         with self._lock:

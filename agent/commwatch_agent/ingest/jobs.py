@@ -36,7 +36,7 @@ def _remove(table: dict[_Key, _Value], part: object) -> None:
 
 
 class Job:
-    """The ranks of one job on this node, over all its restarts.
+    """The ranks of one name on this node, over all restarts: those of its latest run, and for a time those of one that has ended.
 
     Args:
         account: of the memory of what its ranks share, in bytes; default: room of its own.
@@ -89,6 +89,11 @@ class Job:
         self.account.close()
 
     @property
+    def watched(self) -> set[str]:
+        """What ``commwatch run`` has named, of the ranks that it has started."""
+        return {str(totals.identity["run"]) for totals in self.rank_totals.values() if totals.identity.get("run")}
+
+    @property
     def owners(self) -> set[int]:
         """The users who wrote its rings."""
         return {totals.owner_uid for totals in self.rank_totals.values() if totals.owner_uid is not None}
@@ -109,18 +114,22 @@ class Aggregate:
         #: Number of ended ranks that were forgotten because there were too many.
         self.forgotten = 0
 
-    def open(self, uid: str, identity: dict[str, Any], owner: Hashable = NO_OWNER) -> RankTotals:
+    def open(
+        self, uid: str, identity: dict[str, Any], owner: Hashable = NO_OWNER, *, name: str | None = None, run: str = ""
+    ) -> RankTotals:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity.
 
         Args:
             uid: of the ring.
             owner: of the ring; the owners share the memory.
+            name: of its run; default: the job's name.
+            run: key of its run.
         """
-        job_id = str(identity["job"])
+        job_id = str(identity["job"]) if name is None else name
         job = self.jobs.get(job_id) or Job(job_id, self.memory.account(owner))
         account = self.memory.account(owner)
         totals = RankTotals(identity, job.joins, job.replicas, job.checked, account=account, settle=job.settle)
-        totals.owner_uid = owner if isinstance(owner, int) else None
+        totals.owner_uid, totals.run_key = owner if isinstance(owner, int) else None, run
         if any(other.rank == totals.rank for other in job.rank_totals.values()):
             for join in job.joins.values():
                 join.restart()
@@ -130,6 +139,12 @@ class Aggregate:
         job.rank_totals[uid] = totals
         job.ended_ns = None
         return totals
+
+    def name_job(self, old: str, new: str) -> None:
+        """Give a job a name that no other has."""
+        job = self.jobs.pop(old)
+        job.id = new
+        self.jobs[new] = job
 
     def retire(self, now_ns: int) -> None:
         """Drop the jobs that ended more than ``keep_ended_ns`` ago, and the oldest ended ranks if there are too many."""

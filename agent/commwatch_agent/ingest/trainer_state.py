@@ -31,6 +31,8 @@ class TrainerState(Names):
         self.offset_ns: int = identity["wall_offset_ns"]
         #: The user who wrote the ring; ``None``: not known, so no file that the trainer names is read.
         self.owner_uid: int | None = None
+        #: Key of its run on this node (``runs.KnownRun``); empty: not known.
+        self.run_key = ""
         self.in_flight: list[ev.Record] = []
         self.alive = True
         #: The trainer's pid as the agent sees it; ``None``: not visible.

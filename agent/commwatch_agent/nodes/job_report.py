@@ -144,6 +144,10 @@ class ReportQueries(JobQueries):
         """Return the job, as one of all nodes, and the others as this node knows them."""
         return merged_jobs([*self._own.jobs(), *(each.part.job for each in self._data)])
 
+    def job(self, job: str) -> JobView | None:
+        own = self._own.job(job)
+        return None if own is None else merged_jobs([own, *(each.part.job for each in self._data)])[0]
+
     def begun_at(self, job: str) -> float:
         return max(self._own.begun_at(job), *(each.part.begun_at for each in self._data), 0.0)
 

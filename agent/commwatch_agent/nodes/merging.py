@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch_agent.analysis.ended_operations import RankParts, once, put_together
 from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, latest_life, merged_groups, verdicts
+from commwatch_agent.core.runs import free_name
 from commwatch_agent.core.views import GroupView, JobView, RankView
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across
 
 _T = TypeVar("_T")
+_Part = TypeVar("_Part")
 #: Kinds of verdicts that need an agent's own records.
 _OF_RECORDS = frozenset({"straggler", "desync", "corruption"})
 
@@ -134,15 +136,44 @@ def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:
     return [latest[at] for at in sorted(latest)]
 
 
+def by_run(parts: Iterable[_Part], view_of: Callable[[_Part], JobView]) -> dict[str, list[_Part]]:
+    """Return the parts of each run by its name; the first part of a run names it, and a second run of that name gets a number.
+
+    A node may not know yet which run its ranks belong to: then they are of the one that runs under their name, if there is one.
+
+    Args:
+        parts: of several nodes, those of this one first.
+        view_of: returns the job of a part.
+    """
+    of_run: dict[tuple[str, str], list[_Part]] = {}
+    unknown: list[_Part] = []
+    for part in parts:
+        run = view_of(part).run
+        if run:
+            of_run.setdefault(("", run), []).append(part)
+        else:
+            unknown.append(part)
+    running: dict[str, list[list[_Part]]] = {}
+    for found in of_run.values():
+        if any(view_of(part).state == "running" for part in found):
+            running.setdefault(view_of(found[0]).job_id, []).append(found)
+    for part in unknown:
+        view = view_of(part)
+        known = running.get(view.job_id, []) if view.state == "running" else []
+        (known[0] if len(known) == 1 else of_run.setdefault((view.job_id, ""), [])).append(part)
+    named: dict[str, list[_Part]] = {}
+    for found in of_run.values():
+        named[free_name(view_of(found[0]).job_id, named.keys())] = found
+    return named
+
+
 def merged_jobs(jobs: Iterable[JobView]) -> list[JobView]:
-    """Return each job once, the latest started first."""
-    by_id: dict[str, list[JobView]] = {}
-    for job in jobs:
-        by_id.setdefault(job.job_id, []).append(job)
-    return sorted(map(_merged_job, by_id.values()), key=lambda job: -job.started_at)
+    """Return each run once, the latest started first; this node's are the first in ``jobs``."""
+    runs = by_run(jobs, lambda view: view)
+    return sorted((_merged_job(name, views) for name, views in runs.items()), key=lambda job: -job.started_at)
 
 
-def _merged_job(views: list[JobView]) -> JobView:
+def _merged_job(name: str, views: list[JobView]) -> JobView:
     running = any(view.state == "running" for view in views)
     latest = max(views, key=lambda view: (view.state == "running", view.restarts, view.started_at))
     failures = [view.failed for view in views]
@@ -150,6 +181,7 @@ def _merged_job(views: list[JobView]) -> JobView:
     by_first = sorted(views, key=lambda view: min(view.ranks, default=0))
     return replace(
         latest,
+        job_id=name,
         state="running" if running else "ended",
         ranks=sorted({rank for view in views for rank in view.ranks}),
         started_at=min(view.started_at for view in views),

@@ -114,7 +114,8 @@ def _shares(steps: Sequence[StepView]) -> str:
     series = [each for each in series if any(point.y is not None for point in each.points)]
     most = max(known)
     end = points[-1][0] + points[0][0]
-    every = next((each for each in _STRETCHES_S if end / each <= 6), _STRETCHES_S[-1])
+    longest = _STRETCHES_S[-1]
+    every = next((each for each in _STRETCHES_S if end / each <= 6), longest * ceil(end / longest / 6))
     x = even_axis(
         "time since the first step",
         0,

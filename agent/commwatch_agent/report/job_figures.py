@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.cells import StepSums
 from commwatch_agent.core.views import JobFigures, JobView
 from commwatch_agent.history.history import History
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, of_known
-from commwatch_agent.nodes.merging import merged_jobs
+from commwatch_agent.nodes.merging import by_run, merged_jobs
 from commwatch_agent.nodes.packed import packed, unpacked
 
 #: Most durations of a job's steps that a node sends; and most of all jobs and nodes together.
@@ -84,11 +84,9 @@ def figures_parts(agent: QueryService, most: int, durations: int) -> list[Figure
 
 def figures_of_nodes(parts: Iterable[FiguresPart], most: int) -> list[JobFigures]:
     """Return the jobs of all nodes, the latest started first; at most ``most``."""
-    by_job: dict[str, list[FiguresPart]] = {}
-    for part in parts:
-        by_job.setdefault(part.job.job_id, []).append(part)
-    jobs = merged_jobs(part.job for of_job in by_job.values() for part in of_job)[:most]
-    return [_of_nodes(job, by_job[job.job_id]) for job in jobs]
+    runs = by_run(parts, lambda part: part.job)
+    jobs = merged_jobs(replace(part.job, job_id=name) for name, of_run in runs.items() for part in of_run)[:most]
+    return [_of_nodes(job, runs[job.job_id]) for job in jobs]
 
 
 def most_durations(jobs: int, others: int) -> int:

@@ -38,7 +38,9 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
     for job, name, row, line in zip(jobs, names, rows, lines, strict=True):
         found += [line] if row[0] else [name, line]
         indent = "    "
-        found += textwrap.wrap(job.ending, cells, initial_indent=indent, subsequent_indent=indent)
+        earlier = f"earlier: {', '.join(job.earlier)}" if job.earlier else ""
+        for more in (job.ending, terminal_text.line(earlier)):
+            found += textwrap.wrap(more, cells, initial_indent=indent, subsequent_indent=indent)
     return terminal_text.lines(found)
 
 

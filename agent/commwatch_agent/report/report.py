@@ -135,7 +135,7 @@ def build(
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
         recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
     """
-    job = next((job for job in agent.jobs() if job.job_id == job_id), None)
+    job = agent.job(job_id)
     if job is None:
         return None
     findings, ranks, counts = list(findings), agent.ranks(job_id), count(agent, job_id)
@@ -415,6 +415,7 @@ def text(report: Report, cells: int = CELLS) -> str:
         lines.append(f"  * {each.title}: {each.gain}")
         lines += paragraph(each.do, cells, first="    ")
         lines += ["    because " + "; ".join(each.because), ""]
+    lines += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return terminal_text.lines(lines)
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from urllib.error import HTTPError
+from urllib.parse import parse_qs, quote, urlsplit
 
 from commwatch.api.client import Keys, decoded, fetch, reason
 from commwatch.wire.addresses import BadAddress
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.config import Config
+from commwatch_agent.core.runs import Run
 from commwatch_agent.nodes.merging import Heard
 from commwatch_agent.runtime.agents import addresses
 
@@ -84,6 +86,7 @@ class Peers:
         config: the agent's settings.
         own_id: as in ``About.id``, by which the agent recognises its own address.
         of_jobs: returns the addresses that ranks have found; only the first ``MOST_REPORTED`` are asked.
+        run_of: returns the run of a job on this node, if there is one: a question about the job is one about this run.
         now_s: clock of the pauses between two requests to an address that has never answered.
     """
 
@@ -93,14 +96,19 @@ class Peers:
         own_id: str,
         of_jobs: Callable[[], Iterable[str]] = tuple,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        run_of: Callable[[str], Run | None] = lambda job: None,
     ) -> None:
         self._own_id, self._of_jobs, self._lock, self._now_s = own_id, of_jobs, threading.Lock(), now_s
+        self._run_of = run_of
         self._tries = _Tries()
         #: Number of addresses that jobs report beyond ``MOST_REPORTED``.
         self.left = 0
         self._known: dict[str, PeerView] = {}
         #: Addresses with a request whose time is over; until it ends, so that requests do not pile up, there is no other.
         self._overdue: set[str] = set()
+        #: By address: its names of the runs that have ranks there, by the id of the run.
+        self._runs: dict[str, dict[str, str]] = {}
         #: By question: the time until which the answers are fresh, and the answers.
         self._recent: dict[tuple[str, ...], tuple[float, Future[Heard]]] = {}
         self._trouble = ""
@@ -116,6 +124,15 @@ class Peers:
         """Return all addresses with their state."""
         with self._lock:
             return list(self._known.values())
+
+    def names(self) -> dict[str, list[str]]:
+        """Return the names that other agents give to the runs that have ranks there, by the id of the run."""
+        with self._lock:
+            found: dict[str, list[str]] = {}
+            for of_one in self._runs.values():
+                for run, name in of_one.items():
+                    found.setdefault(run, []).append(name)
+            return found
 
     def tick(self) -> None:
         """Look up the addresses, ask each agent who it is, and forget old answers."""
@@ -138,7 +155,7 @@ class Peers:
             never = [url for url in urls if url not in self._named and self._known[url].host is None]
         urls = sorted({*urls}.difference(never).union(self._tries.due(never, self._now_s())))
         about, silent = self._gather(urls, lambda url: [self._fetch(url, "about")])
-        ids = {self._own_id}
+        ids, runs = {self._own_id}, dict[str, dict[str, str]]()
         # Those that the settings name first: an address that a rank has reported cannot hide one of them behind its id.
         for url in sorted(urls, key=lambda url: url not in self._named):
             view = self._known[url]
@@ -148,18 +165,24 @@ class Peers:
             try:
                 answer = decoded(about[url][0], _MOST_VALUES)
                 host, version, its_id = (str(answer[name]) for name in ("host", "version", "id"))
-            except (ValueError, KeyError, TypeError) as error:
+                its_runs = {str(run): str(name) for run, name in answer.get("runs", {}).items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._set(url, replace(view, state=SILENT, reason=reason(error)))
                 continue
             self._set(url, PeerView(url, SELF if its_id in ids else ANSWERS, "", host, version))
+            if its_id not in ids:
+                runs[url] = its_runs
             ids.add(its_id)
+        with self._lock:
+            self._runs = runs
 
     def ask(self, *paths: str, within_s: float = MOST_S) -> Heard:
         """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``within_s`` at the latest.
 
-        An agent that refuses one of them with 404 does not have the job.
+        An agent that refuses one of them with 404 does not have the job, or not this run of it.
         """
         self._forget()
+        paths = tuple(map(self._about_run, paths))
         with self._lock:
             _, found = self._recent.get(paths, (0.0, None))
             first = found is None
@@ -176,6 +199,13 @@ class Peers:
                 with self._lock:
                     self._recent[paths] = time.monotonic() + _FRESH_S, found
         return found.result()
+
+    def _about_run(self, path: str) -> str:
+        """Return a question with the run of the job in it."""
+        for job in parse_qs(urlsplit(path).query).get("job", ()):
+            run = self._run_of(job)
+            return path if run is None else f"{path}&run={quote(run.common, safe='')}"
+        return path
 
     def _forget(self) -> None:
         now = time.monotonic()

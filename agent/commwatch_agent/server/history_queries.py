@@ -217,9 +217,10 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
+def collective(agent: QueryService, group_id: str, seq: int, job: str | None = None) -> Collective:
     """Return one collective with its ranks; raise ``ApiError`` (404) if the raw history lacks it."""
-    found = agent.collective(group_id, seq)
+    job_exists(agent, job)
+    found = agent.collective(group_id, seq, job)
     if found is None:
         raise ApiError(
             HTTPStatus.NOT_FOUND,
@@ -262,7 +263,7 @@ def advice(
     last_s: float | None,
 ) -> list[Advice]:
     """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers."""
-    known = next((each for each in agent.jobs() if each.job_id == job), None)
+    known = agent.job(job)
     if known is None:
         return []
     recorded = partial(known_steps, agent.path, known, last_s, most_parts=ADVICE_PARTS)

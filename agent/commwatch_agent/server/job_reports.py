@@ -157,7 +157,7 @@ def _recorded(agent: QueryService, job: JobView, last_s: float | None, asked: As
 
 
 def _job(agent: QueryService, job: str) -> JobView:
-    found = next((each for each in agent.jobs() if each.job_id == job), None)
+    found = agent.job(job)
     if found is None:
         raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
     return found

@@ -43,7 +43,8 @@ def _measured(agent: QueryService) -> Mapping[str, Curve]:
 
 
 def _world_size(agent: QueryService, job: str) -> int:
-    return next((each.world_size for each in agent.jobs() if each.job_id == job), 0)
+    found = agent.job(job)
+    return 0 if found is None else found.world_size
 
 
 #: Functions by name, as in ``history_queries.QUESTIONS``.

@@ -161,7 +161,8 @@ class LiveFeed:
 
     def _operations_of_nodes(self, job_id: str, chosen: list[NcclOperations]) -> Operations:
         """Return the operations on all nodes, from the sums of the last minute's slots; ``chosen`` is of this node."""
-        since_s, now_s = self._clock() - LATELY_S, self._clock()
+        now_s = self._agent.now_s(job_id, self._clock())
+        since_s = now_s - LATELY_S
         heard = self._services.peers.ask(f"cells?job={quote(job_id, safe='')}&since={LATELY_S:g}s")
         window = {"from_ns": int(since_s * 1e9), "until_ns": int(now_s * 1e9)}
         grouped = {"by": ["group", "op"], "same": {}}
@@ -172,9 +173,9 @@ class LiveFeed:
     def past(self, wanted: str | None) -> bytes:
         """Return a ``Past``."""
         job_id = self._job_id(wanted)
-        until = self._clock() + 1
         if job_id is None:
             return _json(Past, Past(None, []))
+        until = self._agent.now_s(job_id, self._clock()) + 1
         sums = self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
         if self._others.exist():
             heard = self._services.peers.ask(f"slots?job={quote(job_id, safe='')}&since={PAST_S:g}s")

@@ -27,8 +27,9 @@ def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
     """
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
-    topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, job)
-    return Own(services.host.view(job), late, topology, services.evidence.corruption(job) if past else [])
+    stored = services.queries.stored(job)
+    topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
+    return Own(services.host.view(job), late, topology, services.evidence.corruption(stored) if past else [])
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:

@@ -35,6 +35,7 @@ from commwatch_agent.server.routes import (
     whatif,
     witnesses,
 )
+from commwatch_agent.server.routes.runs import RunQuestions
 from commwatch_agent.server.scrape import Scrape
 from commwatch_agent.server.services import Services
 from commwatch_alerts.catalogue import shipped
@@ -57,6 +58,7 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
     for router in (*routers, stream.router(_live_events(live, services.ending), live)):
         app.router.routes += router.routes  # ``include_router`` would copy them with their models, which takes 4 MB
     answer_problems(app)
+    app.add_middleware(RunQuestions, queries=services.queries)
     _add_monitoring(app, services, Scrape(registry))
     _add_pages(app)
     return app

@@ -154,7 +154,7 @@ class Inspector:
         patterns, since = [], float("inf")
         for totals in job.rank_totals.values():
             identity = totals.identity
-            began = (int(identity.get("started_ns", 0)) + int(identity["wall_offset_ns"])) / 1e9 - _SLACK_S
+            began = (int(identity.get("started_ns", 0)) + totals.offset_ns) / 1e9 - _SLACK_S
             since = min(since, began)
             if totals.owner_uid is None:
                 continue

@@ -25,6 +25,8 @@ class LogRequest:
     since: float
     #: The process that made the request, which is void once that has ended.
     pid: int
+    #: As the variable ``COMMWATCH_RUN`` has it.
+    run: str = ""
 
     def write(self, run_dir: Path) -> Path:
         """Write the request for the agent of ``run_dir`` and return its path; raise ``OSError`` if that fails."""
@@ -57,7 +59,13 @@ def requests(run_dir: Path) -> list[tuple[LogRequest, int]]:
 
 
 def _is_sound(request: LogRequest) -> bool:
-    kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
+    kinds = (
+        (request.job, str),
+        (request.patterns, list),
+        (request.since, (int, float)),
+        (request.pid, int),
+        (request.run, str),
+    )
     if not all(isinstance(value, kind) for value, kind in kinds) or not all(
         isinstance(p, str) and p.startswith("/") and "\0" not in p for p in request.patterns
     ):

@@ -10,12 +10,13 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from commwatch.wire import crossing
+from commwatch_agent.analysis.live_ranks import run_key
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.nccl_views import NcclMessage, Topology
 from commwatch_agent.core.shares import Portions, admitted
@@ -70,6 +71,8 @@ class _JobLogs:
         facts: int,
     ) -> None:
         self._lock, self.owner = lock, owner
+        #: Key of the run; empty until one of its ranks is known.
+        self.run = ""
         #: The facts for which the account has room.
         self.facts, self.account = facts, Account(facts)
         self.counts: Counter[str] = Counter()
@@ -123,7 +126,7 @@ class NcclLogs:
         run_dir: run directory, where requests are written.
         lock: guards the aggregate.
         clock: Unix time.
-        keep: stores the topology of a job, for when it has ended; may raise ``OSError``.
+        keep: stores the topology of a run with the run's key, for when it has ended; may raise ``OSError``.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class NcclLogs:
         aggregate: Aggregate,
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
-        keep: Callable[[Topology], None] = lambda topology: None,
+        keep: Callable[[Topology, str], None] = lambda topology, run: None,
     ) -> None:
         self._run_dir, self._aggregate, self._jobs_lock, self._clock, self._keep = (
             run_dir,
@@ -154,7 +157,12 @@ class NcclLogs:
     def tick(self) -> int:
         """Find new logs and read what was added; return the bytes read."""
         wanted = self._wanted()
+        with self._jobs_lock:
+            runs = {job.id: run_key(job) for job in self._aggregate.jobs.values()}
+        self._part(runs)
         self._begin(wanted)
+        for job, known in self._jobs.items():
+            known.run = runs.get(job, known.run)
         read = 0
         for job, (patterns, _) in wanted.items():
             logs = self._jobs.get(job)
@@ -169,13 +177,23 @@ class NcclLogs:
                 self._warn(path, why)
         now = self._clock()
         self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
+        self._drop([job for job in self._jobs if job not in wanted])
+        self._looked_at = self._clock()
+        return read
+
+    def _part(self, runs: Mapping[str, str]) -> None:
+        """Part with the logs of runs that have ended and whose name another one has; ``runs``: keys of the latest ones by name."""
+        gone = {job for job, logs in self._jobs.items() if logs.run and runs.get(job) not in (None, "", logs.run)}
+        self._keep_fresh(lambda job, logs: job in gone)
+        self._drop(gone)
+
+    def _drop(self, jobs: Iterable[str]) -> None:
+        """Follow the logs of these jobs no longer."""
         with self._lock:
-            for job in [job for job in self._jobs if job not in wanted]:
+            for job in jobs:
                 logs = self._jobs.pop(job)
                 logs.follower.close()
                 self._facts.give(logs.facts)
-        self._looked_at = self._clock()
-        return read
 
     def _begin(self, wanted: dict[str, tuple[list[LogPattern], float]]) -> None:
         """Begin to follow the logs of new jobs, those of different users in turn, as long as there is room."""
@@ -213,7 +231,7 @@ class NcclLogs:
                 logs.fresh, logs.kept_at = False, self._clock()
         for logs, topology in new:
             try:
-                self._keep(topology)
+                self._keep(topology, logs.run)
             except OSError as error:
                 logs.fresh = True  # to try again
                 if str(error) not in self._warned:
@@ -231,12 +249,16 @@ class NcclLogs:
         with self._jobs_lock:
             owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
             named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}
+            watched = {run: job.id for job in self._aggregate.jobs.values() for run in job.watched}
         for request, uid in self._requests:
+            if request.run and request.run not in watched and request.job in owners:
+                continue  # another run has the name; the ranks of this one have not begun
+            name = watched.get(request.run, request.job)
             # Root and the job's own users; before the job has rings, anybody: then nothing is added to what is known of it.
-            if uid in {0, *(owners.get(request.job) or (uid,))}:
-                patterns, since = found.get(request.job, ([], request.since))
+            if uid in {0, *(owners.get(name) or (uid,))}:
+                patterns, since = found.get(name, ([], request.since))
                 more = [LogPattern(pattern, uid) for pattern in request.patterns]
-                found[request.job] = (patterns + more, min(since, request.since))
+                found[name] = (patterns + more, min(since, request.since))
         for name, paths in named.items():
             if paths or name in self._jobs:
                 patterns, since = found.get(name, ([], 0.0))
@@ -381,9 +403,11 @@ def remove_old(logs: Path, before_s: float, used: Set[tuple[int, int]] = frozens
 
 
 def _named_by_ranks(job: Job) -> list[LogPattern]:
-    """Return the files that the ranks of a job have named; each must belong to the user of its rank."""
+    """Return the files that the ranks of a job's latest run have named; each must belong to the user of its rank."""
+    run = run_key(job)
     return [
         LogPattern(glob.escape(totals.nccl_log), totals.owner_uid)
         for totals in job.rank_totals.values()
         if totals.nccl_log is not None and totals.owner_uid is not None and totals.nccl_log.startswith("/")
+        if totals.run_key == run
     ]

@@ -1,4 +1,4 @@
-"""Stores the content of a job's NCCL logs beside the history, for reports after its end: one file per job and history."""
+"""Stores the content of a run's NCCL logs beside the history, for reports after its end: one file per run and history."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from commwatch.wire import crossing
 from commwatch_agent.core.nccl_views import Topology
+from commwatch_agent.core.runs import Stored
 from commwatch_agent.watchers.nccl import logs_of
 
 _MOST_BYTES = 64 << 20
@@ -16,21 +17,22 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-def keep(history: Path, topology: Topology) -> None:
-    """Write a job's topology to the state directory; raise ``OSError`` if that fails.
+def keep(history: Path, topology: Topology, run: str) -> None:
+    """Write a run's topology to the state directory; raise ``OSError`` if that fails.
 
     Args:
         history: the node's; nodes may share the directory.
+        run: key of the run; empty: none of its ranks is known.
     """
-    path = _path(history, topology.job_id)
+    path = _path(history, run or topology.job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     crossing.write(path, _adapter().dump_json(topology).decode(), 0o600)
 
 
-def kept(history: Path, job_id: str) -> Topology | None:
-    """Return the topology of a job that is stored beside a history; ``None``: there is none, or it cannot be read."""
+def kept(history: Path, run: Stored) -> Topology | None:
+    """Return the topology of a run that is stored beside a history; ``None``: there is none, or it cannot be read."""
     try:
-        stored = crossing.read(_path(history, job_id), _MOST_BYTES, crossing.ANYBODY)
+        stored = crossing.read(_path(history, run.key or run.name), _MOST_BYTES, crossing.ANYBODY)
         return _adapter().validate_json(stored)
     except (OSError, ValueError):
         return None
@@ -44,7 +46,7 @@ def _adapter() -> TypeAdapter[Topology]:
     return TypeAdapter(Topology)
 
 
-def _path(history: Path, job_id: str) -> Path:
+def _path(history: Path, name: str) -> Path:
     # In the folder of the logs, because old files are removed there.
-    job = hashlib.sha256(job_id.encode(errors="replace")).hexdigest()[:32]
+    job = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:32]
     return logs_of(history.parent) / "said" / f"{job}.{history.stem}.json"

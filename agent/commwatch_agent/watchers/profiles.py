@@ -167,19 +167,24 @@ class Profiles:
         """
         if not self._agent.has_job(job):
             raise UnknownTarget(f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
-        running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
+        views = [view for view in self._agent.ranks(job) if view.state == "running"]
+        running = [view.rank for view in views]
         if not running:
             raise ProfileError(f"job '{job}' is not running")
         missing = sorted(set(ranks or ()) - set(running))
         if missing:
             raise UnknownTarget(f"rank {missing[0]} of job '{job}' is not running on this node")
-        path = files.request_path(self._run_dir, job)
+        base = self._agent.base_name(job)
+        path = files.request_path(self._run_dir, base)
         with self._lock:
             for other in self._active.values():
                 if other.request_path == path:
-                    raise ProfileError(f"profile {other.request.id} of job '{other.request.job}' is still in progress")
+                    raise ProfileError(f"profile {other.request.id} of job '{other.request.run}' is still in progress")
             wanted = sorted(set(running if ranks is None else ranks))
-            request = files.Request(secrets.token_hex(8), job, steps, wanted, self._clock() + timeout_s)
+            places = [files.place_of(view.host, view.pid) for view in views if view.rank in wanted]
+            request = files.Request(
+                secrets.token_hex(8), base, steps, wanted, self._clock() + timeout_s, run=job, processes=places
+            )
             files.write(path, request, os.environ)
             return self._add(request, path).view()
 
@@ -218,7 +223,7 @@ class Profiles:
     def tick(self) -> None:
         """Process the files that ranks have written."""
         for active in list(self._active.values()):
-            views = {view.rank: view for view in self._agent.ranks(active.request.job)}
+            views = {view.rank: view for view in self._agent.ranks(active.request.run)}
             for rank in active.request.ranks:
                 self._update(active, rank, views.get(rank), _READING_S, _RECORDS_S)
             self._end_if_over(active)
@@ -285,7 +290,7 @@ class Profiles:
             self._set(active, replace(active.ranks[rank], state="failed", error=why))
             return
         came = active.came.setdefault(rank, time.monotonic())
-        steps = self._steps(active.request.job, result)
+        steps = self._steps(active.request.run, result)
         # The records of the last step come with the next drain of the ring.
         if (not steps or ahead(steps[0].seq, result.until_seq) < 0) and time.monotonic() - came < records_s:
             return
@@ -297,7 +302,7 @@ class Profiles:
             begin_at=result.from_ns / 1e9,
             end_at=result.until_ns / 1e9,
             step_s=duration / result.steps,
-            continuous=_recorded(steps, self._exposed_source(active.request.job, rank)),
+            continuous=_recorded(steps, self._exposed_source(active.request.run, rank)),
         )
         self._set(active, self._analysed(active, known, result, reading_s))
 
@@ -334,7 +339,7 @@ class Profiles:
 
     def _folder(self, request: files.Request) -> Path:
         """Return the folder for traces and result of a profile; create it if missing."""
-        folder = self._kept / f"{ring_prefix(request.job).removesuffix('.r')}-{request.id}"
+        folder = self._kept / f"{ring_prefix(request.run).removesuffix('.r')}-{request.id}"
         make_private_dir(self._kept, {})
         make_private_dir(folder, {})
         return folder

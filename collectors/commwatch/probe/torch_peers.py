@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from commwatch.wire.announcement import answering
 from commwatch.wire.crossing import ANYBODY
@@ -27,8 +27,8 @@ from commwatch.wire.crossing import ANYBODY
 _KEY, _RUN_KEY = "commwatch/agents/", "commwatch/run/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
-#: Random bytes of a run's id; characters of a host's name.
-_ID_BYTES, _MOST_HOST = 8, 255
+#: Random bytes of a run's id; characters of a host's name or a path.
+_ID_BYTES, _MOST_PATH = 8, 255
 #: Held while the thread uses the store; for good once the process ends. A thread that returns from C++ after that would abort the process.
 _using = threading.Lock()
 #: The process that has the thread: a forked child has not.
@@ -56,9 +56,12 @@ def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[dic
 
 
 def rendezvous() -> dict[str, str]:
-    """Return where the ranks of the default group meet, as a field of an identity; empty if that is not a TCPStore."""
-    place = _store_of_job()
-    return {} if place is None else {"rendezvous": f"{place[0][:_MOST_HOST]}:{place[1]}"}
+    """Return where the ranks of the default group meet, as a field of an identity; empty if that is neither a TCPStore nor a file."""
+    store = _store()
+    if isinstance(store, FileStore):
+        path: str = store.path  # type: ignore[attr-defined]
+        return {"rendezvous": f"file:{path[-_MOST_PATH:]}"}
+    return {"rendezvous": f"{store.host[:_MOST_PATH]}:{store.port}"} if isinstance(store, TCPStore) else {}
 
 
 def before_exit() -> None:
@@ -75,12 +78,18 @@ def _nodes(env: Mapping[str, str]) -> int | None:
 
 def _store_of_job() -> tuple[str, int] | None:
     """Return host and port of the TCPStore behind the default group; ``None``: there is none."""
+    store = _store()
+    return (store.host, store.port) if isinstance(store, TCPStore) else None
+
+
+def _store() -> Any:
+    """Return the store behind the default group; ``None``: there is no group."""
     if not dist.is_initialized():
         return None
     store: Any = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return (store.host, store.port) if isinstance(store, TCPStore) else None
+    return store
 
 
 def _exchange(

@@ -13,6 +13,7 @@ import gzip
 import os
 import resource
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -123,7 +124,8 @@ class Profiling:
                 raise
             self._say(f"no profile of rank {self._rank}: cannot read the request: {error}")
             return
-        mine = request.job == self._job and self._rank in request.ranks
+        here = files.place_of(socket.gethostname(), os.getpid())
+        mine = request.job == self._job and self._rank in request.ranks and here in request.processes
         if mine and request.id != self._id and time.time() < request.until:
             self._id = request.id
             self._begin(request, optimizer)

@@ -36,6 +36,9 @@ class Request:
     ranks: list[int]
     #: Unix time in s after which no rank starts, and a rank that still profiles stops at its next step mark.
     until: float
+    #: Name of the run, as it is shown, and ``place_of`` its processes: two runs of a job may run at the same time.
+    run: str
+    processes: list[str]
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Result:
     until_ns: int
     #: Why there is no trace; ``None`` if there is one.
     error: str | None
+
+
+def place_of(host: str, pid: int) -> str:
+    """Return host and pid of a process as a request has them."""
+    return f"{host}:{pid}"
 
 
 def directory(run_dir: Path) -> Path:
@@ -103,7 +111,14 @@ def request_from(text: str) -> Request:
     request = _made(Request, text)
     numbers = [request.steps, *request.ranks] if isinstance(request.ranks, list) else [None]
     sound = all(type(number) is int for number in numbers) and isinstance(request.until, (int, float))
-    if not sound or not isinstance(request.job, str) or not _is_id(request.id) or not 1 <= request.steps <= MOST_STEPS:
+    sound = sound and isinstance(request.processes, list) and all(isinstance(each, str) for each in request.processes)
+    if (
+        not sound
+        or not isinstance(request.job, str)
+        or not isinstance(request.run, str)
+        or not _is_id(request.id)
+        or not 1 <= request.steps <= MOST_STEPS
+    ):
         raise ValueError("not a request for a profile")
     return request
 

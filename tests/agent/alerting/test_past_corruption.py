@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from commwatch_agent.alerting.marks import corruption_of
 from commwatch_agent.analysis.corruption import PastCorruption
+from commwatch_agent.core.runs import Stored
 from commwatch_agent.report import charts, report, report_page
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
+#: A run that is the only one of its name.
+ALL = Stored("", "job", 0.0, inf)
 FIRST, LATER = "corruption: the weights of rank 2 differ: <a>", "corruption: the result of rank 1 differs"
 
 
@@ -37,9 +41,14 @@ def evidence(tmp_path: Path) -> Path:
 
 def test_kept(evidence: Path) -> None:
     """Each verdict on a job's data is there once, with the time of its first alert, the earliest first; damaged files are left out."""
-    assert corruption_of(evidence, "job") == [PastCorruption(1000.0, FIRST), PastCorruption(2000.0, LATER)]
-    assert corruption_of(evidence, "quiet") == []
-    assert corruption_of(evidence / "missing", "job") == []
+    assert corruption_of(evidence, ALL) == [PastCorruption(1000.0, FIRST), PastCorruption(2000.0, LATER)]
+    assert corruption_of(evidence, ALL._replace(name="quiet")) == []
+    assert corruption_of(evidence / "missing", ALL) == []
+    assert corruption_of(evidence, ALL._replace(from_s=1500.0)) == [
+        PastCorruption(2000.0, FIRST),
+        PastCorruption(2000.0, LATER),
+    ]
+    assert corruption_of(evidence, ALL._replace(until_s=1500.0)) == [PastCorruption(1000.0, FIRST)]
 
 
 def test_in_report(evidence: Path, tmp_path: Path) -> None:
@@ -48,7 +57,7 @@ def test_in_report(evidence: Path, tmp_path: Path) -> None:
     write_ring(watch.rings, [operation(start_ns=0, end_ns=1)], [group_entry(0, (0,))], **identity())
     watch.tick(10**9)
     (job,) = watch.agent.jobs()
-    found = corruption_of(evidence, "job")
+    found = corruption_of(evidence, ALL)
     for corruption in (found, []):
         built = report.build(watch.agent, job.job_id, watch.path, "again", corruption=corruption)
         assert built is not None

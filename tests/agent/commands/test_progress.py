@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import struct
 import sys
 import termios
@@ -27,16 +28,22 @@ def test_last_row(
     monkeypatch.setenv("LINES", "30")
     watch = Watch(tmp_path)
     end_rank(
-        write_ring(watch.rings, [mark((first + n) % NUMBERS, n * MS) for n in range(3)], wall_offset_ns=time.time_ns())
+        write_ring(
+            watch.rings,
+            [mark((first + n) % NUMBERS, n * MS) for n in range(3)],
+            wall_offset_ns=time.time_ns(),
+            run="0a1b",
+        )
     )
-    watch.tick()
+    watch.intake.tick(0, time.time_ns())
     watch.store.close()
     terminal, behind = pty.openpty()
     fcntl.ioctl(behind, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     with open(behind, "w", encoding="utf-8") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        Progress(watch.path, "job").show()
+        Progress(watch.path, "0a1b").show()
         monkeypatch.undo()
+        assert select.select([terminal], [], [], 0)[0], "nothing was drawn"
         drawn = os.read(terminal, 65_536).decode()
     os.close(terminal)
     assert f"\x1b[1;{last - 1}r" in drawn

@@ -176,9 +176,9 @@ def test_killed_within_a_commit(tmp_path: Path, rest: str) -> None:
         log.write_bytes(data)
         assert len(data) > last + size
         assert frames(log).lost(found.last - 1) == 0
-        data[last - 1] ^= 1
+        data[32 + found.commits[-2] * size - 1] ^= 1
         log.write_bytes(data)
-        assert frames(log).lost(found.last - 2) == 2
+        assert frames(log).lost(found.commits[-3]) == 2
 
 
 def test_log_under_another_agent(tmp_path: Path) -> None:

@@ -191,25 +191,6 @@ def test_packing(data: bytes) -> None:
     assert unpack(zlib.compress(data, 1), 1 << 20) == data
 
 
-def test_fourth_version(tmp_path: Path) -> None:
-    """A history of version 4, with records one after the other, is brought up to date; searches find its operations."""
-    path = tmp_path / "h.sqlite"
-    stored(path, [[operation(start_ns=n, end_ns=n + 9, seq=n) for n in range(100)]], rings=1)
-    before = found(path, {"seq": 7}, None, narrow=True)
-    with closing(sqlite3.connect(path)) as db, db:
-        rows = db.execute("SELECT id, data FROM chunk").fetchall()
-        for chunk, data in rows:
-            db.execute("UPDATE chunk SET data = ? WHERE id = ?", (zlib.compress(unpack(data, 1 << 20), 1), chunk))
-        db.execute("DROP TABLE extent")
-        db.execute("DROP TABLE node_sample")
-        db.execute("DROP INDEX rollup_fine")
-        db.execute("PRAGMA user_version = 4")
-    Writer(path).close()
-    assert len(before) == 1
-    assert found(path, {"seq": 7}, None, narrow=True) == before
-    assert found(path, {"op": "barrier"}, None, narrow=True) == []
-
-
 def test_other_jobs_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search in a job decompresses no chunk of another."""
     piece = [operation(start_ns=n, end_ns=n + 9, seq=n) for n in range(LEAST_RECORDS)]

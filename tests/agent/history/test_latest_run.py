@@ -36,7 +36,7 @@ def ring(number: int, rank: int, began_s: int, seen_s: int, pid: int, **more: An
 
 def run_of(*rings: RingRow) -> list[int]:
     """The numbers of the latest run's rings."""
-    return sorted(latest_run(rings))
+    return sorted(latest_run(sorted(rings, key=lambda ring: ring.started_ns)))
 
 
 def test_earlier_runs_are_left_out() -> None:

@@ -7,16 +7,19 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey
+from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch_agent.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import CHUNK_RECORDS
+from commwatch_agent.history.fair_shares import Owner, excesses, fair_share
 from commwatch_agent.history.history import History
-from commwatch_agent.history.retention import fair_share
+from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.rows import COARSE_NS
 from commwatch_agent.history.soundness import numbers
 from commwatch_agent.history.store import Writer
-from tests.helpers import identity, numbered, stored_records
+from tests.helpers import examples, identity, numbered, stored_records
 
 NOW = 1_700_000_100_000_000_000
 HOUR = 3600 * 10**9
@@ -51,7 +54,8 @@ def test_measurements(tmp_path: Path) -> None:
         CounterSample(NOW + at * HOUR, [NodeCounter(GPU_BUSY, "0", 0.25 * at), NodeCounter(SENT, "eth0", 1e9)])
         for at in range(4)
     ]
-    for sample in samples:
+    for at, sample in enumerate(samples):
+        store.arrive(at * HOUR, NOW + at * HOUR)
         store.node_sample(sample)
     assert store.commit()
     with History(path) as history:
@@ -112,7 +116,7 @@ def test_two_agents(tmp_path: Path) -> None:
 def test_two_agents_trim(tmp_path: Path) -> None:
     """Two agents that delete raw records beyond the bound at once leave as many as the bound allows."""
     store = filled(tmp_path / "h.sqlite")
-    sizes = [size for (size,) in store._db.execute("SELECT size FROM chunk ORDER BY until_ns DESC")]
+    sizes = [size for (size,) in store._db.execute("SELECT size FROM chunk ORDER BY id DESC")]
     store.close()
     both = [Writer(tmp_path / "h.sqlite") for _ in range(2)]
     for _ in zip_longest(*(each.tidy(NOW + 3 * HOUR, sum(sizes[:80]), 1 << 40, 24 * HOUR) for each in both)):
@@ -157,6 +161,74 @@ def test_users_share_the_raw_records(tmp_path: Path) -> None:
     assert stored_records(path, rows["more"].id)[-1] == numbered([40 * CHUNK_RECORDS - 1])
 
 
+def test_jobs_of_a_user_share_the_raw_records(tmp_path: Path) -> None:
+    """A job that writes much loses own raw records, not those of another job of its user."""
+    path = tmp_path / "h.sqlite"
+    store = Writer(path)
+    rows = {job: store.ring(job, identity(job), NOW, 1) for job in ("little", "much")}
+    for job, chunks in (("little", 10), ("much", 60)):
+        for at in range(chunks):
+            store.append(
+                rows[job], numbered(range(at * CHUNK_RECORDS, (at + 1) * CHUNK_RECORDS)), (at + 1) * CHUNK_RECORDS
+            )
+    assert store.commit()
+    one = store._db.execute("SELECT MAX(size) FROM chunk").fetchone()[0]
+    list(store.tidy(NOW, 30 * one, 1 << 40, HOUR))
+    left = sizes_of(path, {job: row.id for job, row in rows.items()})
+    assert left["little"] == 10 * CHUNK_RECORDS
+    assert 19 * CHUNK_RECORDS <= left["much"] <= 22 * CHUNK_RECORDS
+    assert stored_records(path, rows["much"].id)[-1] == numbered([60 * CHUNK_RECORDS - 1])
+
+
+def steps_by_ring(store: Writer) -> dict[int, list[int]]:
+    """Numbers of the stored steps."""
+    found: dict[int, list[int]] = {}
+    for ring, seq in store._db.execute("SELECT ring, seq FROM step ORDER BY seq"):
+        found.setdefault(ring, []).append(seq)
+    return found
+
+
+def test_summaries_are_shared(tmp_path: Path) -> None:
+    """Of too many summaries, the jobs with more than their share lose their oldest, whatever times are in them; others lose none."""
+    store = Writer(tmp_path / "h.sqlite")
+    second = 10**9
+    store.arrive(0, NOW)
+    many = store.ring("many", identity("many"), NOW, 1)
+    few = store.ring("few", identity("few", rank=1), NOW, 1)
+    # Of the far past, and of another user.
+    other = store.ring("other", identity("other", wall_offset_ns=NOW - 100_000 * HOUR), NOW, 2)
+    for seq in range(20_000):
+        store.arrive(seq * second, NOW + seq * second)
+        for ring in (many, *((few, other) if seq % 20 == 0 else ())):
+            store.steps(ring, [StepRecord(seq, seq * second, (seq + 1) * second, 0, None)], None)
+        if seq % 1000 == 999:
+            assert store.commit()
+    pages, size = (store._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    for _ in range(100):
+        list(store.tidy(store.arrived_ns, 1 << 40, pages * size // 2, 1000 * HOUR))
+    left = steps_by_ring(store)
+    assert len(left[few.id]) == len(left[other.id]) == 1000
+    assert 5_000 < len(left[many.id]) < 11_000
+    assert left[many.id] == list(range(20_000 - len(left[many.id]), 20_000))
+    assert store.trouble is None
+    store.close()
+
+
+def test_exits_go_by_arrival(tmp_path: Path) -> None:
+    """Exit codes go when they have been here for so long, whatever their launcher's clock said."""
+    store = Writer(tmp_path / "h.sqlite")
+    store.arrive(0, NOW)
+    store.exit(Exit("early", 1, 0.0))
+    store.arrive(HOUR, NOW + HOUR)
+    store.exit(Exit("late", 2, 1.0))
+    assert store.commit()
+    for now_ns, left in ((NOW + HOUR, ["early", "late"]), (NOW + 2 * HOUR, ["late"]), (NOW + 4 * HOUR, [])):
+        list(store.tidy(now_ns, 1 << 40, 1 << 40, HOUR + 1 if now_ns < NOW + 2 * HOUR else HOUR + HOUR // 2))
+        with History(tmp_path / "h.sqlite") as history:
+            assert sorted(job for job, _ in history.exits()) == left
+    store.close()
+
+
 def test_fair_share() -> None:
     """What an owner does not need the others may have, in equal parts."""
     assert fair_share([10, 50, 100], 90) == 40
@@ -165,10 +237,33 @@ def test_fair_share() -> None:
     assert fair_share([], 100) == 0
 
 
+owners = st.builds(Owner, st.one_of(st.none(), st.integers(0, 3)), st.sampled_from("abcd"))
+
+
+@examples(200)
+@given(st.dictionaries(owners, st.integers(0, 1000), max_size=12), st.integers(1, 2000))
+def test_excesses(sizes: dict[Owner, float], most: int) -> None:
+    """What is left fits; who has the least of a user, or no more than an equal part, loses nothing; only who has the most loses any."""
+    lost = excesses(sizes, most)
+    left = {owner: size - lost.get(owner, 0) for owner, size in sizes.items()}
+    assert all(0 < part <= sizes[owner] for owner, part in lost.items())
+    assert sum(left.values()) <= most + 1e-6
+    if sum(sizes.values()) > most:
+        assert sum(left.values()) == pytest.approx(most)
+    else:
+        assert not lost
+    users: dict[int | None, float] = {}
+    for owner, size in left.items():
+        users[owner.uid] = users.get(owner.uid, 0) + size
+    for owner in lost:
+        assert users[owner.uid] == pytest.approx(max(users.values()))
+        assert left[owner] == pytest.approx(max(left[each] for each in left if each.uid == owner.uid))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE chunk SET until_ns = 'x'",
+        "UPDATE chunk SET arrived_ns = 'x'",
         "UPDATE chunk SET size = x'00'",
         "UPDATE rollup SET slot_ns = -9223372036854775808",
     ],

@@ -305,7 +305,9 @@ def test_coarsening(rollups: list[tuple[int, Cell]]) -> None:
     with TemporaryDirectory() as directory:
         store = Writer(Path(directory) / "h.sqlite")
         ring = store.ring("a", identity(), NOW).id
-        store.rollups(ring, [(NOW + n * 10 * SECOND, key, cell) for n, cell in rollups], 0)
+        for n, cell in sorted(rollups, key=lambda each: each[0]):
+            store.arrive(n * 10 * SECOND, NOW + n * 10 * SECOND)
+            store.rollups(ring, [(NOW + n * 10 * SECOND, key, cell)], 0)
         assert store.commit()
         expected: dict[int, Cell] = {}
         for n, cell in rollups:

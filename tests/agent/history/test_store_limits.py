@@ -36,10 +36,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def filled(path: Path, chunks: int) -> tuple[Writer, RingRow]:
-    """A ring with so many full chunks of records that do not compress, one chunk a second."""
+    """A ring with so many full chunks of records that do not compress; one comes each second."""
     store, noise = Writer(path), random.Random(0)
     row = store.ring("a", identity(), NOW)
     for n in range(chunks):
+        store.arrive(n * SECOND, NOW + n * SECOND)
         records = (
             operation(
                 start_ns=noise.getrandbits(30),
@@ -52,7 +53,7 @@ def filled(path: Path, chunks: int) -> tuple[Writer, RingRow]:
         store.append(row, packed(*records, first=n * CHUNK_RECORDS), (n + 1) * CHUNK_RECORDS)
         store.steps(row, [StepRecord(n, n * SECOND - 1, n * SECOND, 0, None)], None)
         store.rollups(row.id, [(NOW + n * SECOND, CellKey(0, 1, 1), Cell())], 0)
-    assert store.commit()
+        assert store.commit()
     return store, row
 
 
@@ -97,7 +98,9 @@ def test_the_rest_is_bounded_by_size(path: Path) -> None:
     store, steps = Writer(path), 20_000
     row = store.ring("a", identity(), NOW)
     store.append(row, numbered(range(10)), 10)
-    store.steps(row, [StepRecord(n, n * SECOND - 1, n * SECOND, 0, None) for n in range(steps)], None)
+    for n in range(steps):
+        store.arrive(n * SECOND, NOW + n * SECOND)
+        store.steps(row, [StepRecord(n, n * SECOND - 1, n * SECOND, 0, None)], None)
     assert store.commit()
     (pages,), (page,) = (store._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     now, size, limit = NOW + steps * SECOND, pages * page, pages * page // 2
@@ -121,7 +124,9 @@ def test_rings_go_with_their_records(path: Path, tmp_path: Path) -> None:
     there.touch()
     for uid, state in (("ended", "ended"), (str(there), "running"), ("rebooted", "running"), ("recent", "gone")):
         ring = store.ring(uid, identity(), NOW)
-        store.progress(ring.id, 5, 0, 0, NOW + (HOUR if uid == "recent" else 0))
+        at_ns = HOUR if uid == "recent" else 0
+        store.arrive(at_ns, NOW + at_ns)
+        store.progress(ring.id, 5, 0, 0, NOW)
         store.group(ring.id, 0, GroupInfo("g", "g", "", "", (0,), 1, True))
         store.name(ring.id, "op", 32, "x")
         store.end(ring.id, state)

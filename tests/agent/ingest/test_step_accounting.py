@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from dataclasses import replace
 from itertools import accumulate
@@ -16,10 +15,6 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis.time_buckets import slots_of
 from commwatch_agent.core.cells import SHARE_WINDOW_NS, StepRecord
 from commwatch_agent.core.views import StepView
-from commwatch_agent.history.history import History
-from commwatch_agent.history.opening import StoreError, connect
-from commwatch_agent.history.schema import SCHEMA_VERSION, UPGRADES
-from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest import step_accounting
 from commwatch_agent.ingest.step_accounting import (
     LEAST_NEIGHBOURS,
@@ -209,68 +204,6 @@ def test_share_of_some_ranks() -> None:
     assert of_known(steps, comm_share) == (0.25, 3)
     assert of_known(steps, exposed_share) == (0.125, 2)
     assert of_known([], comm_share) == (None, 0)
-
-
-def _forget_the_fourth(db: sqlite3.Connection) -> None:
-    """What the third version did not have."""
-    for table in ("ring", "grp", "name", "chunk", "rollup", "step"):
-        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
-    db.execute("ALTER TABLE ring DROP COLUMN ending")
-    db.execute("DROP TABLE job_exit")
-    db.execute("DROP TABLE extent")
-    db.execute("DROP TABLE node_sample")
-    db.execute("DROP INDEX rollup_fine")
-
-
-def test_history_of_the_first_version(tmp_path: Path) -> None:
-    """A history made before steps had groups is brought up to date, and keeps its steps."""
-    path = tmp_path / "h.sqlite"
-    store = Writer(path)
-    ring = store.ring("a", identity(), 0)
-    store.close()
-    db = connect(path, write=True)
-    db.execute("ALTER TABLE grp DROP COLUMN backend")
-    _forget_the_fourth(db)
-    for column in ("groups", "p2p_wait_ns", "long"):
-        db.execute(f"ALTER TABLE step DROP COLUMN {column}")
-    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))
-    db.execute("PRAGMA user_version = 1")
-    db.close()
-    assert set(UPGRADES) == set(range(1, SCHEMA_VERSION))
-    with pytest.raises(StoreError, match="start an agent on it"):
-        History(path)
-    Writer(path).close()
-    with History(path) as history:
-        assert history.steps(0, 100, [ring.id]) == [(ring.id, 7, 10, 20, 5, None, {}, None, False)]
-
-
-def test_history_of_the_second_version(tmp_path: Path) -> None:
-    """A history made when each step's communication was a number keeps its steps, and takes ones of which it is not known."""
-    path = tmp_path / "h.sqlite"
-    store = Writer(path)
-    ring = store.ring("a", identity(), 0)
-    store.close()
-    db = connect(path, write=True)
-    _forget_the_fourth(db)
-    db.execute("DROP TABLE step")
-    db.execute(
-        "CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,"
-        " comm_ns INTEGER NOT NULL, exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER,"
-        " long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"
-    )
-    db.execute("CREATE INDEX step_end ON step (end_ns)")
-    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL, '[[\"dp\", 5]]', 3, 1)", (ring.id,))
-    db.execute("PRAGMA user_version = 2")
-    db.close()
-    writer = Writer(path)
-    writer.steps(ring._replace(wall_offset_ns=0), [StepRecord(8, 20, 30, None, None)], None)
-    assert writer.commit()
-    writer.close()
-    with History(path) as history:
-        assert history.steps(0, 100, [ring.id]) == [
-            (ring.id, 8, 20, 30, None, None, {}, None, False),
-            (ring.id, 7, 10, 20, 5, None, {"dp": 5}, 3, True),
-        ]
 
 
 def test_operations_without_times(tmp_path: Path) -> None:

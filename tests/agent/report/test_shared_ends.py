@@ -55,7 +55,7 @@ def node_of(path: Path, rank: int, operations: int, ahead_ns: int = 0, *, first:
                 records += ev.RECORD.pack(n + 1, *fields, n + 1)
             chunk = OpenChunk(ring.id, EPOCH_NS + ahead_ns)
             chunk.append(bytes(records), begin + len(records) // ev.RECORD_SIZE)
-            for statement in statements([chunk])[0]:
+            for statement in statements([chunk], 0)[0]:
                 db.execute(*statement)
     return path
 

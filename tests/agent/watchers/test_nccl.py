@@ -21,7 +21,7 @@ from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.communicators import communicators
 from commwatch_collectors.registry import Reading
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
+from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, identity, operation, wait_for, write_ring
 
 WORLD, PAIR = group_entry(0, (4, 5, 6, 7), "world"), group_entry(1, (4, 6), "pair")
 
@@ -102,6 +102,23 @@ def test_two_requests_for_one_job(tmp_path: Path) -> None:
     logs.tick()
     (topology,) = logs.topology("job")
     assert topology.files == [str(tmp_path / name) for name in ("one", "two")]
+    logs.close()
+
+
+def test_requests_of_two_runs(tmp_path: Path) -> None:
+    """Where two runs have one name, each request is for the run that its `commwatch run` has started; until that has ranks, for none."""
+    aggregate, lock = Aggregate(), threading.RLock()
+    logs = NcclLogs(tmp_path, aggregate, lock)
+    for name, pid in (("first", os.getpid()), ("second", 1)):
+        (tmp_path / name).write_text("a line\n")
+        LogRequest("job", [str(tmp_path / name)], time.time(), pid, name).write(tmp_path)
+    aggregate.open("1", identity(run="first"), os.getuid(), name="job", run="a")
+    logs.tick()
+    assert [topology.files for topology in logs.topology(None)] == [[str(tmp_path / "first")]]
+    aggregate.open("2", identity(run="second"), os.getuid(), name="job#2", run="b")
+    logs.tick()
+    found = {topology.job_id: topology.files for topology in logs.topology(None)}
+    assert found == {"job": [str(tmp_path / "first")], "job#2": [str(tmp_path / "second")]}
     logs.close()
 
 
@@ -220,7 +237,9 @@ def _live(logs: Path, aggregate: Aggregate, restart: int, pids: tuple[int, int],
 def test_init_that_goes_on(tmp_path: Path) -> None:
     """An init is unfinished only once nothing of it has changed for a minute, whatever else is logged; then it is stored, too."""
     now, written = [1000.0], list[Topology]()
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), lambda: now[0], written.append)
+    logs = NcclLogs(
+        tmp_path, Aggregate(), threading.RLock(), lambda: now[0], lambda topology, run: written.append(topology)
+    )
     LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
     first, second = lines(0, 10, "aa", (4, 6)), lines(1, 12, "aa", (4, 6))
     _add(tmp_path / "nccl.10", first[:1])

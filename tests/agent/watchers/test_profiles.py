@@ -170,7 +170,8 @@ def test_whole_way(node: Node) -> None:
     """From the request to the result: states, figures of trace and records side by side, and what is kept."""
     asked = node.ask()
     request = node.standing()
-    assert request == files.Request(asked.id, JOB, 2, [0, 1], 1060.0)
+    places = [f"host:{node.trainers[rank].process.pid}" for rank in (0, 1)]
+    assert request == files.Request(asked.id, JOB, 2, [0, 1], 1060.0, JOB, places)
     assert states(node.seen(asked.id)) == ["waiting", "waiting", "waiting"]
     node.claim(asked.id, 0)
     assert states(node.seen(asked.id)) == ["running", "running", "waiting"]

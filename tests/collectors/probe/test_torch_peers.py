@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
 from typing import Any
 
 import pytest
@@ -109,6 +108,16 @@ def test_run(store: TCPStore, tmp_path: Path) -> None:
 def test_rendezvous(job: int) -> None:
     """A ring's header has the address of the store behind the default group."""
     assert torch_peers.rendezvous() == {"rendezvous": f"127.0.0.1:{job}"}
+
+
+def test_rendezvous_at_a_file(tmp_path: Path) -> None:
+    """Ranks that meet at a file have its path."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert torch_peers.rendezvous() == {"rendezvous": f"file:{tmp_path}/store"}
+    finally:
+        dist.destroy_process_group()
+    assert torch_peers.rendezvous() == {}
 
 
 def test_agent_on_loopback(store: TCPStore, tmp_path: Path) -> None:

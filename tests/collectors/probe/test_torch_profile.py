@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import stat
 import tempfile
 import threading
@@ -45,7 +46,8 @@ class Trainer:
 
     def asked(self, steps: int = 2, **more: Any) -> files.Request:
         """Somebody asks for a profile."""
-        standing = files.Request(os.urandom(8).hex(), "job", steps, [0, RANK], time.time() + 1000)
+        here = files.place_of(socket.gethostname(), os.getpid())
+        standing = files.Request(os.urandom(8).hex(), "job", steps, [0, RANK], time.time() + 1000, "job#2", [here])
         request = replace(standing, **more)
         files.write(self.request_path, request, {})
         return request
@@ -128,9 +130,11 @@ def test_once(trainer: Trainer) -> None:
     assert trainer.result(other) is not None
 
 
-@pytest.mark.parametrize("changed", [{"job": "another"}, {"ranks": [0]}, {"until": 1.0}, {"steps": 51}])
+@pytest.mark.parametrize(
+    "changed", [{"job": "another"}, {"ranks": [0]}, {"until": 1.0}, {"steps": 51}, {"processes": ["another host:1"]}]
+)
 def test_not_for_this_rank(trainer: Trainer, changed: dict[str, Any]) -> None:
-    """A request for another job or rank, or out of time, is skipped; a damaged one is reported."""
+    """A request for another job, rank or run, or out of time, is skipped; a damaged one is reported."""
     trainer.asked(**changed)
     trainer.step(0, 0, 0, 0)
     assert [text for text in trainer.said if "cannot read the request" not in text] == []

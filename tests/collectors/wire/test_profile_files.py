@@ -13,7 +13,7 @@ import pytest
 
 from commwatch.wire import profile_files as files
 
-REQUEST = files.Request("0123456789abcdef", "job", 3, [0, 1], 1e9)
+REQUEST = files.Request("0123456789abcdef", "job", 3, [0, 1], 1e9, "job#2", ["host:1", "host:2"])
 RESULT = files.Result("0123456789abcdef", 1, 3, 10, 13, 5, 6, None)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from commwatch.wire.ring_reader import Drained, RingReader
 from commwatch_agent.core.endings import Ending
+from commwatch_agent.core.runs import Origin
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rank_totals import RankTotals
 
@@ -16,20 +17,24 @@ _SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
 class Source:
     """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
 
-    def __init__(self, reader: RingReader, row: RingRow, totals: RankTotals) -> None:
+    def __init__(self, reader: RingReader, row: RingRow, totals: RankTotals, origin: Origin) -> None:
         # The row's copy of the identity would take memory a second time.
         self.row, self.totals = row._replace(identity=reader.identity), totals
+        #: What tells its run; the end of its process is filled in when another ring asks.
+        self.origin = origin
         #: ``None`` once everything has been read and the file is gone.
         self.reader: RingReader | None = reader
         #: The user who owns the ring.
         self.owner = reader.uid
         self.next_n = row.next_n
         self.lost = row.lost
-        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time.
+        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time, id of
+        #: the run.
         self.stored_progress: tuple[int, int, int] | None = None
         self.stored_cells = 0
         self.unavailable = row.steps_unavailable
         self.exposed_source: str | None = None
+        self.stored_run = ""
         #: The trainer has ended, and all its records are drained.
         self.final = False
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
@@ -40,6 +45,10 @@ class Source:
         self.turn = 0
         #: Its names up to the records that were stored before this agent began have been read, and these records counted.
         self.is_recalled = False
+
+    def seen_ns(self, now_ns: int, wall_ns: int, boot_id: str) -> int:
+        """Return the wall time now as the ring counts it, so that it can be compared with its records; of another boot, the agent's."""
+        return now_ns + self.totals.offset_ns if self.totals.identity.get("boot_id") == boot_id else wall_ns
 
 
 class Look(NamedTuple):

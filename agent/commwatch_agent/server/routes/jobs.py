@@ -40,6 +40,7 @@ from commwatch_agent.server.routes.params import (
     Span,
     WorkerOf,
     answered,
+    now_of,
     sound_parameters,
     the_job,
 )
@@ -53,7 +54,16 @@ def about(services: ServicesOf) -> About:
     """The agent itself: version, history file, current trouble, the client that last scraped its metrics, and its pushes over OTLP."""
     path = str(services.queries.path)
     state = (services.ready(), *services.scraped, time.time())
-    return About(__version__, os.getpid(), path, *state, gethostname(), services.id, services.pushes())
+    return About(
+        __version__,
+        os.getpid(),
+        path,
+        *state,
+        gethostname(),
+        services.id,
+        services.pushes(),
+        services.queries.live_runs(),
+    )
 
 
 @router.get("/peers")
@@ -151,9 +161,12 @@ def slots(
 
 
 @router.get("/past", response_model=JobWide[Past])
-def past(worker: WorkerOf, span: Span, others: OthersOf, job: Annotated[str, Query(description="Job id.")]) -> Response:
+def past(
+    worker: WorkerOf, agent: QueriesOf, span: Span, others: OthersOf, job: Annotated[str, Query(description="Job id.")]
+) -> Response:
     """What the live page shows of a time range, of all nodes of a job: shares and bus bandwidth in at most 360 slots, and the latest operations."""
-    of = lengths(span.from_ns, span.until_ns, time.time_ns() - COARSEN_AFTER_NS, COARSE_NS)
+    now_ns = int(now_of(agent, job, job) * 1e9)
+    of = lengths(span.from_ns, min(span.until_ns, now_ns + 10**9), now_ns - COARSEN_AFTER_NS, COARSE_NS)
     each = f"length={of.steps_ns // 10**9},busbw_length={of.busbw_ns // 10**9}"
     heard = others.ask(f"slots?job,since,until,{each}", "bars?job,since,until")
     window = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
@@ -191,9 +204,11 @@ def ops(
 
 
 @router.get("/collectives/{group_id}/{seq}", response_model=Collective)
-def collective(worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Response:
-    """The ranks of one collective side by side."""
-    return answered(worker.text("collective", group_id=group_id, seq=seq))
+def collective(
+    worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)], job: JobFilter = None
+) -> Response:
+    """The ranks of one collective side by side; without `job`, of the run that had it last."""
+    return answered(worker.text("collective", group_id=group_id, seq=seq, job=job))
 
 
 @router.get("/steps", response_model=list[StepView] | JobWide[list[StepView]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from fastapi.routing import APIRoute
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.durations import parse_age, parse_last
+from commwatch_agent.history.opening import StoreError
 from commwatch_agent.nodes.merging import Heard
 from commwatch_agent.runtime.peers import MOST_S, SELF, Peers
 from commwatch_agent.server.history_queries import ApiError, Text, job_exists
@@ -51,27 +53,27 @@ class Window:
 Since = Annotated[
     str | None, Query(description="Start: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept.")
 ]
-Until = Annotated[str | None, Query(description="End, in the same forms. Default: now.")]
+Until = Annotated[str | None, Query(description="End, in the same forms. Default: that of what is kept.")]
+#: Unix seconds after which nothing is.
+_MOST_S = 9e9
 
 
-def window(since: Since = None, until: Until = None) -> Window:
-    """Query parameters ``since`` and ``until``."""
-    now = time.time()
+def window(since: str | None, until: str | None, now: float) -> Window:
+    """Return the window of the query parameters ``since`` and ``until``; ``now``: Unix seconds from which ages count."""
     bounds = []
-    for name, text, default in (("since", since, 0.0), ("until", until, now + 1)):
+    for name, text, default in (("since", since, 0.0), ("until", until, _MOST_S)):
         try:
             value = default if text is None else parse_time(text, now)
         except (ValueError, OverflowError):
             raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"{name}={text}: give Unix seconds, an ISO 8601 time, or an age such as 15m"
             ) from None
-        bounds.append(int(min(max(value, 0), 9e9) * 1e9))
+        bounds.append(int(min(max(value, 0), _MOST_S) * 1e9))
     if bounds[0] > bounds[1]:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until}")
     return Window(*bounds)
 
 
-Span = Annotated[Window, Depends(window)]
 JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Maximum number of rows.")]
 
@@ -161,6 +163,21 @@ async def _worker(found: ServicesOf) -> Worker:
 
 
 QueriesOf = Annotated[QueryService, Depends(_queries)]
+
+
+def now_of(agent: QueryService, job: str | None, *ages: str | None) -> float:
+    """Return the Unix time now by the clock of a job's records, if one of the texts may be an age."""
+    with suppress(StoreError, sqlite3.Error):  # the route reports the error
+        return agent.now_s(job if any(ages) else None, time.time())
+    return time.time()
+
+
+def _span(request: Request, agent: QueriesOf, since: Since = None, until: Until = None) -> Window:
+    """Query parameters ``since`` and ``until``."""
+    return window(since, until, now_of(agent, request.query_params.get("job"), since, until))
+
+
+Span = Annotated[Window, Depends(_span)]
 WorkerOf = Annotated[Worker, Depends(_worker)]
 
 

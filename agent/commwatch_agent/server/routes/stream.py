@@ -14,7 +14,17 @@ from commwatch_agent.server.history_queries import ApiError
 from commwatch_agent.server.live_feed import LiveFeed, Moment
 from commwatch_agent.server.node_now import NodeNow
 from commwatch_agent.server.problems import ERRORS
-from commwatch_agent.server.routes.params import JobFilter, Since, Until, WorkerOf, answered, sound_parameters, window
+from commwatch_agent.server.routes.params import (
+    JobFilter,
+    QueriesOf,
+    Since,
+    Until,
+    WorkerOf,
+    answered,
+    now_of,
+    sound_parameters,
+    window,
+)
 
 _T = TypeVar("_T")
 
@@ -41,7 +51,11 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
 
     @routes.get("/bars", response_model=NodeBars)
     def bars(
-        worker: WorkerOf, job: Annotated[str, Query(description="Job id.")], since: Since = None, until: Until = None
+        worker: WorkerOf,
+        agent: QueriesOf,
+        job: Annotated[str, Query(description="Job id.")],
+        since: Since = None,
+        until: Until = None,
     ) -> NodeBars | Response:
         """The latest operations of a job's ranks, for the timeline on the live page of another agent.
 
@@ -49,7 +63,7 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
         """
         if since is None and until is None:
             return _in_memory(live.bars(job), job)
-        span = window(since, until)
+        span = window(since, until, now_of(agent, job, since, until))
         return answered(worker.text("bars", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
     return routes

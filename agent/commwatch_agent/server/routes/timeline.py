@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from commwatch_agent.report.timeline_export import Window as Part
@@ -25,6 +25,7 @@ from commwatch_agent.server.routes.params import (
     Until,
     WorkerOf,
     answered,
+    now_of,
     seconds_of_end,
     some_job,
     sound_parameters,
@@ -41,13 +42,13 @@ Last = Annotated[
 LAST = "30s"
 
 
-def part(last: Last = None, since: Since = None, until: Until = None) -> Part:
+def part(request: Request, agent: QueriesOf, last: Last = None, since: Since = None, until: Until = None) -> Part:
     """Query parameters ``last``, ``since`` and ``until``."""
     if since is until is None:
         return Part(seconds_of_end(LAST if last is None else last), most=MOST_TIMELINE)
     if last is not None:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"last={last}: not together with since or until")
-    span = window(since, until)
+    span = window(since, until, now_of(agent, request.query_params.get("job"), since, until))
     return Part(None, MOST_TIMELINE, span.from_ns, None if until is None else span.until_ns)
 
 
@@ -67,7 +68,7 @@ def timeline(
 ) -> Response:
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     named = some_job(agent, job, scope)
-    marks = services.evidence.marks(named)
+    marks = services.evidence.marks(services.queries.stored(named))
     if scope == "node":
         return answered(worker.text("timeline", job=named, window=of, marks=marks))
     nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
@@ -91,5 +92,5 @@ def timeline_part(
     """A page of the timeline of this node by its own clock, latest end first, for the timeline of another."""
     job_exists(agent, job)
     page = Page(of.last_s, from_ns, cursor, limit, of.since_ns, of.until_ns)
-    marks = services.evidence.marks(job) if cursor is None else []
+    marks = services.evidence.marks(services.queries.stored(job)) if cursor is None else []
     return answered(worker.text("timeline_part", job=job, page=page, marks=marks))

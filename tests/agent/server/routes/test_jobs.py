@@ -20,6 +20,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire.ring import CURSOR, RingWriter
 from tests.helpers import (
+    ANY_CLOCK,
     MS,
     RunningAgent,
     agent,
@@ -109,7 +110,7 @@ def populate(rings: Path) -> list[RingWriter]:
 def populated(directory: Path) -> Iterator[RunningAgent]:
     """An agent that has read everything of ``populate``; the ranks that run end after it."""
     writers = populate(rings_of(directory))
-    with agent(directory) as running:
+    with agent(directory, constants=ANY_CLOCK) as running:
         states = {"train": "running", "eval": "ended", "lost": "ended"}
         wait_for(lambda: {j["job_id"]: j["state"] for j in running.get("/api/v1/jobs")} == states, "the jobs")
         wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks")) == 240, "the records")
@@ -304,7 +305,7 @@ def test_time_windows(asked: RunningAgent) -> None:
     fixed.append(iso.replace(tzinfo=None).isoformat())
 
     def moments() -> list[str]:
-        age_s = time.time() - BASE - 15
+        age_s = time.monotonic() - 15  # by the clock of the records
         return [urllib.parse.quote(form) for form in (*fixed, f"{age_s:.1f}s", f"{age_s / 60:.3f}m")]
 
     for at in range(len(moments())):
@@ -325,7 +326,7 @@ def test_pages_visit_each_operation_once(tmp_path: Path) -> None:
         ends = [(1 + i * (3 - rank) + (7 if i % 5 else 0)) * MS for i in range(per_rank)]
         made = [operation(start_ns=end - MS, end_ns=end, seq=i) for i, end in enumerate(ends)]
         end_rank(write_ring(rings, made, slots=4096, rank=rank, wall_offset_ns=BASE * S))
-    with agent(tmp_path / "run") as running:
+    with agent(tmp_path / "run", constants=ANY_CLOCK) as running:
         wait_for(lambda: [j["state"] for j in running.get("/api/v1/jobs")] == ["ended"], "the job to be read")
         for filters, expected in (("", per_rank * ranks), ("&rank=1", per_rank)):
             seen: list[dict[str, Any]] = []
@@ -368,7 +369,7 @@ def test_live_and_stored_add_up(tmp_path: Path) -> None:
                 return
 
     trainer = threading.Thread(target=train)
-    with agent(tmp_path / "run") as running:
+    with agent(tmp_path / "run", constants=ANY_CLOCK) as running:
         wait_for(lambda: running.get("/api/v1/jobs"), "the job")
         trainer.start()
         try:
@@ -391,8 +392,9 @@ def test_coarse_roll_ups_cover_five_minutes(tmp_path: Path) -> None:
     """A summary out of merged roll-ups says that it covers all the operations in it."""
     begin = (int(time.time()) - 3 * 3600) // 300 * 300
     records = [operation(start_ns=t * S, end_ns=t * S + MS, seq=t) for t in (5, 200)]
-    end_rank(write_ring(rings_of(tmp_path / "run"), records, wall_offset_ns=begin * S))
-    with agent(tmp_path / "run") as running:
+    end_rank(write_ring(rings_of(tmp_path / "run"), records, wall_offset_ns=begin * S, boot_id="an earlier one"))
+    at_once = {"commwatch_agent.history.retention.COARSEN_AFTER_NS": -600 * S}
+    with agent(tmp_path / "run", constants=at_once) as running:
 
         def merged() -> bool:
             with sqlite3.connect(next((tmp_path / "run").glob("history-*.sqlite"))) as history:

@@ -15,20 +15,27 @@ from tests.helpers import MS, agent, end_rank, group_entry, mark, operation, wai
 S = 1000 * MS
 
 
-def written(rings: Path, restart: int, base_s: int, **who: Any) -> None:
-    """Two ranks of the job ``train`` that reduce once a second for half a minute; rank 1 comes 100 ms late."""
+def written(rings: Path, restart: int, base_s: int, began_s: int, **who: Any) -> None:
+    """Two ranks of the job ``train`` that reduce once a second for half a minute; rank 1 comes 100 ms late.
+
+    Args:
+        base_s: Unix time of the begin of their clock.
+        began_s: when they begin, on that.
+    """
     for rank in (0, 1):
-        records: list[tuple[int, ...]] = [mark(0, 1)]
+        records: list[tuple[int, ...]] = [mark(0, began_s * S + 1)]
         for n in range(30):
-            begin_ns = n * S + rank * 100 * MS
+            second_ns = (began_s + n) * S
             records += [
-                operation("all_reduce", start_ns=begin_ns, end_ns=n * S + 150 * MS, seq=n, size=1 << 20),
-                mark(n + 1, (n + 1) * S),
+                operation(
+                    "all_reduce", start_ns=second_ns + rank * 100 * MS, end_ns=second_ns + 150 * MS, seq=n, size=1 << 20
+                ),
+                mark(n + 1, second_ns + S),
             ]
         end_rank(
             write_ring(
                 rings, records, [group_entry(0, (0, 1), group_id="world")], job="train", rank=rank, restart=restart,
-                world_size=2, wall_offset_ns=base_s * S, started_ns=0, **who,
+                world_size=2, wall_offset_ns=base_s * S, started_ns=began_s * S, **who,
             )
         )  # fmt: skip
 
@@ -43,8 +50,8 @@ def test_past(tmp_path: Path) -> None:
     """A range has its slots, and the latest operations that ended in it with their waits; after a restart those of the run in the range."""
     base_s = int(time.time()) // 10 * 10 - 300
     rings = rings_of(tmp_path / "run")
-    written(rings, 0, base_s)
-    written(rings, 1, base_s + 100, boot_id="another")
+    written(rings, 0, base_s, 0, boot_id="one")
+    written(rings, 1, base_s, 100, boot_id="one")
     with agent(tmp_path / "run") as running:
         wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks")) >= 2 * 61, "the records")
         url = "/api/v1/past?job=train"
