@@ -73,7 +73,8 @@ pass_on() {
 
 exec 4<&0 # some shells give a background command no input
 (
-    export COMMWATCH=1 "COMMWATCH_DIR=$dir" "COMMWATCH_JOB=$job"
+    # All steps of this script, one after the other, are one run.
+    export COMMWATCH=1 "COMMWATCH_DIR=$dir" "COMMWATCH_JOB=$job" "COMMWATCH_RUN=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     [ -z "$probe" ] || export "PYTHONPATH=$probe${PYTHONPATH:+:$PYTHONPATH}"
     exec "$@"
 ) <&4 3>&- 4<&- &

@@ -8,7 +8,7 @@ dir=$run/${SLURM_JOB_ID-}
 
 case ${COMMWATCH_DIR-} in
 "" | "$dir") ;;
-"$run"/*) unset COMMWATCH COMMWATCH_JOB ;; # from the job that submitted this one
+"$run"/*) unset COMMWATCH COMMWATCH_JOB COMMWATCH_RUN ;; # from the job that submitted this one
 *) exit 0 ;;                               # the user has chosen another folder: change nothing
 esac
 if ! [ -w "$dir" ]; then # no agent here: the variables of an earlier task do not apply
@@ -19,6 +19,7 @@ echo "export COMMWATCH=${COMMWATCH:-1}"
 echo "export COMMWATCH_DIR=$dir"
 echo "export COMMWATCH_STATE=$state/$(id -u)"
 echo "export COMMWATCH_JOB=${COMMWATCH_JOB:-$SLURM_JOB_ID}"
+echo "export COMMWATCH_RUN=${COMMWATCH_RUN:-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}}" # all steps of the job, one after the other
 case :${PYTHONPATH-}: in
 *:"$probe":*) ;;
 *) [ -z "$probe" ] || echo "export PYTHONPATH=$probe${PYTHONPATH:+:$PYTHONPATH}" ;;
