@@ -47,6 +47,8 @@ class Origin(NamedTuple):
     restart: int
     rank: int
     world_size: int
+    #: Number of its pid namespace.
+    space: int
     process: str
     launcher: str
     #: What ``commwatch run`` has named, and where the ranks meet.
@@ -59,7 +61,7 @@ class Origin(NamedTuple):
 
 def origin_of(identity: Mapping[str, Any], owner: int | None, until_ns: int = ALIVE_NS) -> Origin:
     """Return the origin of the process that wrote an identity."""
-    space = identity.get("pid_namespace")
+    space = identity.get("pid_namespace", 0)
     return Origin(
         str(identity["job"]),
         owner,
@@ -67,6 +69,7 @@ def origin_of(identity: Mapping[str, Any], owner: int | None, until_ns: int = AL
         int(identity["restart"]),
         int(identity["rank"]),
         int(identity["world_size"]),
+        space if isinstance(space, int) else 0,
         _process(space, identity.get("pid"), identity.get("started_ticks")),
         _process(space, *str(identity.get("launcher", ":")).split(":", 1)),
         str(identity.get("run", "")),
@@ -103,7 +106,7 @@ class KnownRun:
     def _fit_at_once(self, origin: Origin) -> int:
         """Return the fit of a process that lives beside others of this run."""
         related = _related(origin, self.origins)
-        meets = [_meet(origin.rendezvous, each.rendezvous) for each in self.origins]
+        meets = [_meet(origin, each) for each in self.origins]
         if (related and self._is_new_life(origin)) or True in meets:
             return 2
         if None not in meets or _taken(origin, self.origins):
@@ -116,7 +119,7 @@ class KnownRun:
         """Return whether a process that lives before or after all others of this run belongs to it: a restart, or the next part of a script."""
         restart = max(each.restart for each in self.origins)
         # Each rank may have a launcher of its own, which is another one after a restart.
-        meet = any(_meet(origin.rendezvous, each.rendezvous) for each in self.origins)
+        meet = any(_meet(origin, each) for each in self.origins)
         related = _related(origin, self.origins) and self._is_new_life(origin)
         return self._is_watched_with(origin) or related or (meet and origin.restart > restart)
 
@@ -145,13 +148,18 @@ def _differ(owner: int | None, other: int | None) -> bool:
     return None not in (owner, other) and owner != other
 
 
-def _meet(place: str, other: str) -> bool | None:
-    """Return whether ranks meet at the same place; ``None``: not known, as one of them may name this node in another way."""
-    if not place or not other:
+def _meet(one: Origin, other: Origin) -> bool | None:
+    """Return whether ranks meet at the same place.
+
+    ``None``: not known. One of them may name this node in another way, and in two containers ``localhost`` may be two places.
+    """
+    if not one.rendezvous or not other.rendezvous:
         return None
-    (host, _, port), (its_host, _, its_port) = place.rpartition(":"), other.rpartition(":")
-    if port != its_port or host == its_host:
-        return place == other
+    (host, _, port), (its_host, _, its_port) = (each.rendezvous.rpartition(":") for each in (one, other))
+    if port != its_port:
+        return False
+    if host == its_host:
+        return True if one.space == other.space or not _is_local(host) else None
     return None if _is_local(host) or _is_local(its_host) else False
 
 

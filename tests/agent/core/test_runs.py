@@ -21,7 +21,7 @@ from commwatch_agent.core.runs import (
 
 S = 10**9
 #: A rank of torchrun, which is process 50.
-FIRST = Origin("job", 1000, "boot", 0, 0, 4, "1:100:7", "1:50:5", "", "127.0.0.1:29500", 10 * S)
+FIRST = Origin("job", 1000, "boot", 0, 0, 4, 1, "1:100:7", "1:50:5", "", "127.0.0.1:29500", 10 * S)
 
 
 def rank(number: int, **more: Any) -> Origin:
@@ -43,7 +43,8 @@ LATER: dict[str, Any] = {"began_ns": 30 * S}
     [
         pytest.param(FIRST, rank(1), id="the same launcher"),
         pytest.param(FIRST, rank(1, launcher="1:51:5"), id="a shell script for each rank"),
-        pytest.param(FIRST, rank(1, launcher="2:51:5"), id="a container for each rank"),
+        pytest.param(FIRST, rank(1, launcher="2:51:5", space=2), id="a container for each rank, on the network of the node"),
+        pytest.param(FIRST._replace(rendezvous="head:1"), rank(1, launcher="", space=2, rendezvous="head:1"), id="a container for each rank"),
         pytest.param(FIRST._replace(rendezvous=""), rank(1, rendezvous=""), id="no rendezvous known"),
         pytest.param(FIRST._replace(rendezvous=""), rank(1, launcher="1:60:9", rendezvous=""), id="launchers that meet nowhere known"),
         pytest.param(FIRST, rank(1, launcher="1:60:9", rendezvous=""), id="one of which it is not known where it meets"),
@@ -85,6 +86,7 @@ def test_belongs(known: Origin, origin: Origin) -> None:
         pytest.param(FIRST._replace(rendezvous=""), rank(0, process="1:200:9", launcher="1:60:9", rendezvous=""), id="two live ranks 0"),
         pytest.param(FIRST._replace(rendezvous=""), rank(1, launcher="1:60:9", rendezvous="", world_size=2), id="worlds of two sizes"),
         pytest.param(FIRST._replace(rendezvous="node1:29500"), rank(1, rendezvous="node2:29500"), id="the same port of two nodes"),
+        pytest.param(FIRST, rank(0, process="2:200:9", launcher="", space=2), id="localhost in two containers"),
         pytest.param(FIRST._replace(rendezvous="file:/a"), rank(1, rendezvous="file:/b"), id="two files"),
         pytest.param(FIRST._replace(**ENDED), rank(0, process="1:200:9", launcher="1:60:9", **LATER), id="another day, the same port"),
         pytest.param(FIRST._replace(**ENDED), rank(0, process="1:200:9", **LATER), id="the same shell, another time"),
@@ -155,9 +157,9 @@ def test_identity() -> None:
     who = {"job": "job", "restart": 1, "rank": 3, "world_size": 4, "wall_offset_ns": 0, "started_ns": 50 * S}
     more = {"boot_id": "boot", "pid": 7, "pid_namespace": 4, "started_ticks": "1000", "launcher": "6:900"}
     origin = origin_of({**who, **more, "run": "ab", "rendezvous": "node:1"}, 1000)
-    assert origin == ("job", 1000, "boot", 1, 3, 4, "4:7:1000", "4:6:900", "ab", "node:1", 10 * S, ALIVE_NS)
+    assert origin == ("job", 1000, "boot", 1, 3, 4, 4, "4:7:1000", "4:6:900", "ab", "node:1", 10 * S, ALIVE_NS)
     assert origin_of({**who, **more, "launcher": "0:"}, 1000).launcher == ""
-    assert origin_of(who, None, 9)[4:] == (3, 4, "", "", "", "", 50 * S, 9)
+    assert origin_of(who, None, 9)[4:] == (3, 4, 0, "", "", "", "", 50 * S, 9)
 
 
 def test_common_id() -> None:

@@ -173,7 +173,12 @@ def test_task_prolog(tmp_path: Path) -> None:
     assert task(script, SLURM_JOB_ID="7") == {}
     assert task(script, SLURM_JOB_ID="7", COMMWATCH_DIR=f"{run}/7") == {"COMMWATCH": ""}
     (run / "7").mkdir(parents=True)
-    ours = {"COMMWATCH_DIR": f"{run}/7", "COMMWATCH_STATE": f"{tmp_path}/state/{os.getuid()}", "COMMWATCH_JOB": "7", "COMMWATCH_RUN": "7.0"}
+    ours = {
+        "COMMWATCH_DIR": f"{run}/7",
+        "COMMWATCH_STATE": f"{tmp_path}/state/{os.getuid()}",
+        "COMMWATCH_JOB": "7",
+        "COMMWATCH_RUN": "7.0",
+    }
     told = {"COMMWATCH": "1", **ours, "PYTHONPATH": probe}
     assert task(script, SLURM_JOB_ID="7") == told
     assert task(script, SLURM_JOB_ID="7", PYTHONPATH="/mine") == {**told, "PYTHONPATH": f"{probe}:/mine"}
