@@ -53,7 +53,7 @@ def test_takes_over(tmp_path: Path) -> None:
 
 
 def test_history_of_an_earlier_version(tmp_path: Path) -> None:
-    """An agent sets a history of an earlier version aside, says so in one line, and starts a new one with what is still in the rings."""
+    """An agent sets a history of an earlier version aside, logs that in one line, and starts a new one with what is still in the rings."""
     run, state = tmp_path / "run", tmp_path / "state"
     with Trainer(run / "rings" / "a.ring", today()) as rank:
         rank.call("name", [(group_entry(),)])

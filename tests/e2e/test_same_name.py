@@ -53,9 +53,8 @@ def elastic(directory: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=456"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=1"]
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), PER_NODE="2")
-    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
-        "1"  # after a restart, Gloo would find the addresses of before in the shared one
-    )
+    # After a restart, Gloo would find the addresses of before in a store that the launcher shares with the ranks.
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     command = [*launcher, *meeting, str(JOBS / "nodes.py"), NOBODY, "1000", "steps"]
     with (
         said.open("wb") as out,
@@ -211,7 +210,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """On the first host runs ``alone``, then, over both, ``wide``: there it is the second of its name, so it is that on the other host, too."""
+    """``alone`` runs on the first host, then ``wide`` on both. It is the second of its name on the first host, so both hosts number it 2."""
     with ExitStack() as stack:
         made = Site(tmp_path_factory.mktemp("site"), stack)
         here, there = made.agents

@@ -51,8 +51,8 @@ def of_this_run(job: Job) -> Iterator[RankTotals]:
 
 def _latest_run(job: Job) -> list[RankTotals]:
     """Return the totals of all processes of the job's latest run, oldest first."""
-    every = sorted(job.rank_totals.values(), key=order)
-    return [totals for totals in every if totals.run_key == every[-1].run_key]
+    key = run_key(job)
+    return sorted((totals for totals in job.rank_totals.values() if totals.run_key == key), key=order)
 
 
 def run_key(job: Job) -> str:

@@ -32,7 +32,7 @@ from commwatch_agent.reference.efficiency import Efficiency, Line, Yardstick, fi
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import Gpu, GpuPlace
 
-#: Most earlier runs of a name that are listed, and most live runs that other agents are told of.
+#: Most earlier runs of a name that are listed, and most live runs that are reported to other agents.
 _MOST_EARLIER, _MOST_RUNS = 10, 256
 
 
@@ -92,8 +92,8 @@ class QueryService:
     def run(self, job: str) -> Run | None:
         """Return a run, by a name as for ``History.rings``; ``None``: there is none."""
         with self.live(job) as (jobs, _):
-            for each in jobs:
-                return live_ranks.run(each)
+            if jobs:
+                return live_ranks.run(jobs[0])
         with History(self.path, self._damaged) as history:
             return history.run(job)
 

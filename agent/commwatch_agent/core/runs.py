@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What tells on one node which run a process belongs to; texts are empty where they are not known."""
+    """What shows on one node which run a process belongs to; texts are empty where they are not known."""
 
     job: str
     owner: int | None
@@ -94,7 +94,7 @@ class KnownRun:
     origins: list[Origin]
 
     def fit(self, origin: Origin) -> int:
-        """Return how sure it is that a process belongs to this run: 2: something shows it, 1: nothing speaks against it, 0: it does not."""
+        """Return 2 if something shows that a process belongs to this run, 1 if nothing contradicts it, 0 if it belongs to another one."""
         first = self.origins[0]
         if (first.job, first.boot) != (origin.job, origin.boot) or _differ(first.owner, origin.owner):
             return 0
@@ -235,19 +235,16 @@ def renamed(here: Mapping[str, str], taken: Set[str], there: Mapping[str, Iterab
         if number <= number_of(name):
             continue
         base = name.rpartition("#")[0] if number_of(name) > 1 else name
-        while (wanted := f"{base}#{number}") in taken or wanted in found.values():
-            number += 1
-        found[name] = wanted
+        found[name] = free_name(base, taken | set(found.values()), number)
     return found
 
 
-def free_name(job: str, taken: Container[str]) -> str:
-    """Return the name of a new run of a job: the job's, or with the first number whose name is free.
+def free_name(job: str, taken: Container[str], number: int = 1) -> str:
+    """Return the name of a run of a job with the first number, from ``number`` on, whose name is free; 1 is the job's name alone.
 
     >>> free_name("train", {"train", "train#2"})
     'train#3'
     """
-    number = 1
     while (name := f"{job}#{number}" if number > 1 else job) in taken:
         number += 1
     return name

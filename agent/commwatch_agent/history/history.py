@@ -115,11 +115,16 @@ class History:
         """
         if job is None:
             return newest_runs(rings(self._db, "1", ()))
+        _, found = self._found(job)
+        return [ring._replace(job=job) for ring in found]
+
+    def _found(self, job: str) -> tuple[str, list[RingRow]]:
+        """Return the name of a run without an id, and its rings, oldest first, by a name as for ``rings``."""
         found = newest_runs(rings(self._db, "job = ?", (job,)))
         name, _, common = job.rpartition("@")
         if found or not name:
-            return found
-        return [ring._replace(job=job) for ring in self._rings_with(common) if ring.job == name]
+            return job, found
+        return name, [ring for ring in self._rings_with(common) if ring.job == name]
 
     def _rings_with(self, common: str) -> list[RingRow]:
         """Return the rings of the run whose ranks alone have ``common``, oldest first."""
@@ -129,10 +134,11 @@ class History:
     def address(self, common: str) -> str | None:
         """Return what ``rings`` takes for the run whose ranks alone have ``common``; ``None``: it is not here."""
         found = self._rings_with(common)
-        if not found:
-            return None
-        name = found[-1].job
-        return name if self.rings(name)[-1].run == found[-1].run else f"{name}@{common}"
+        return self._address(found[-1], common) if found else None
+
+    def _address(self, ring: RingRow, common: str) -> str:
+        """Return what ``rings`` takes for the run of a ring: its name, with the id if another run of that name came later."""
+        return ring.job if self.rings(ring.job)[-1].run == ring.run else f"{ring.job}@{common}"
 
     def run(self, job: str) -> Run | None:
         """Return a run, by a name as for ``rings``; ``None``: there is none."""
@@ -141,16 +147,13 @@ class History:
 
     def stored(self, job: str) -> Stored:
         """Return by what the things are found that a run left beside the history, by a name as for ``rings``."""
-        found = self.rings(job)
+        name, found = self._found(job)
         if not found:
             return Stored("", job, 0.0, inf)
-        begun_ns, (name,) = (
-            found[0].started_ns,
-            self._db.execute("SELECT job FROM ring WHERE id = ?", (found[0].id,)).fetchone(),
-        )
-        others = (ring.started_ns for ring in rings(self._db, "job = ?", (name,)) if ring.run != found[0].run)
-        until_ns = min((other_ns for other_ns in others if other_ns > begun_ns), default=None)
-        return Stored(found[0].run, name, begun_ns / 1e9, inf if until_ns is None else until_ns / 1e9)
+        key, begun_ns = found[0].run, found[0].started_ns
+        others = (ring.started_ns for ring in rings(self._db, "job = ?", (name,)) if ring.run != key)
+        until_s = min((other_ns / 1e9 for other_ns in others if other_ns > begun_ns), default=inf)
+        return Stored(key, name, begun_ns / 1e9, until_s)
 
     def earlier(self) -> dict[str, list[str]]:
         """Return by name its runs before the latest one, as ``rings`` takes them, the latest first; names with one run are left out."""
@@ -181,10 +184,8 @@ class History:
 
     def watched(self, run: str) -> list[str]:
         """Return the runs of what ``commwatch run`` has named, as ``rings`` takes them, the first begun first."""
-        found = rings(self._db, "instr(identity, ?)", (run,))
-        latest = {name: self.rings(name)[-1].run for name in {ring.job for ring in found}}
-        names = (ring.job if latest[ring.job] == ring.run else f"{ring.job}@{ring.run}" for ring in found)
-        return list(dict.fromkeys(names))
+        of_runs = {ring.run: ring for ring in rings(self._db, "instr(identity, ?)", (run,))}
+        return [self._address(ring, key) for key, ring in of_runs.items()]
 
     def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
         """Return the groups of the rings, or of all rings, by (ring, number in the ring)."""

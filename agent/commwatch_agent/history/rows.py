@@ -108,12 +108,15 @@ def as_run(found: Sequence[RingRow], shared: Mapping[tuple[int, int], str]) -> R
 
 
 def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
-    """Return by id the rings of the latest life of one job: of the latest process of each rank.
+    """Return by id the rings of the latest life of a run: of the latest process of each rank.
 
     Ranks of earlier lives are left out: they have another restart count or world size, or ended before the latest process began. That may
     have been a minute later by the clock, which can be set meanwhile.
+
+    Args:
+        found: rings of the run, oldest first.
     """
-    oldest_first = newest_runs(found)
+    oldest_first = list(found)
     if not oldest_first:
         return {}
     latest = oldest_first[-1]

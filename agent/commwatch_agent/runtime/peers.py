@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, quote, urlsplit
@@ -182,7 +182,7 @@ class Peers:
         An agent that refuses one of them with 404 does not have the job, or not this run of it.
         """
         self._forget()
-        paths = tuple(map(self._about_run, paths))
+        paths = self._about_run(paths)
         with self._lock:
             _, found = self._recent.get(paths, (0.0, None))
             first = found is None
@@ -200,12 +200,14 @@ class Peers:
                     self._recent[paths] = time.monotonic() + _FRESH_S, found
         return found.result()
 
-    def _about_run(self, path: str) -> str:
-        """Return a question with the run of the job in it."""
-        for job in parse_qs(urlsplit(path).query).get("job", ()):
-            run = self._run_of(job)
-            return path if run is None else f"{path}&run={quote(run.common, safe='')}"
-        return path
+    def _about_run(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return the paths of a question, each with the run of the job that is in it."""
+        run_of = cache(self._run_of)
+        found = []
+        for path in paths:
+            run = next(map(run_of, parse_qs(urlsplit(path).query).get("job", ())), None)
+            found.append(path if run is None else f"{path}&run={quote(run.common, safe='')}")
+        return tuple(found)
 
     def _forget(self) -> None:
         now = time.monotonic()

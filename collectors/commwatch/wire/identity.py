@@ -30,6 +30,7 @@ PEER_ADDRESS = "peer_url"
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 #: Variable in which ``commwatch run`` names what it starts: a random text that all processes below it inherit.
 RUN_VARIABLE = "COMMWATCH_RUN"
+#: Characters of a launcher, of what ``commwatch run`` has named, and of a place of rendezvous.
 _MOST_PLACE = 300
 #: Sources of a job's name, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")

@@ -369,8 +369,8 @@ def test_two_users_do_not_lock_out_a_third(watched: RunningAgent) -> None:
             with selectors.DefaultSelector() as either:  # ``select`` takes no descriptor above 1023
                 for stream in users:
                     either.register(stream, selectors.EVENT_READ)
-                (told,) = either.select(PATIENCE_S)
-            (each,) = [stream for stream in users if stream is told[0].fileobj]
+                (ready,) = either.select(PATIENCE_S)
+            (each,) = [stream for stream in users if stream is ready[0].fileobj]
             assert each.readline() == "ended\n"
 
 
