@@ -23,7 +23,7 @@ PACKAGES = {
 }
 #: Rooms of the agent, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
-    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
+    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("incidents",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
     ("config", "config_checks", "reload"), ("runtime",),
     ("watchers",), ("alerting",), ("otlp",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip

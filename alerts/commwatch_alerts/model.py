@@ -63,6 +63,36 @@ class Rule:
     on: tuple[str, ...] = ()
     #: Only Prometheus can evaluate it; see ``Record``.
     prometheus_only: bool = False
+    #: Name of its ``Kind``.
+    kind: str = ""
+    #: Which conditions of the kind it is about; empty: those without a variant.
+    variant: str = ""
+    #: The value of the condition must be above, or below, this number; ``None``: any value.
+    above: float | None = None
+    below: float | None = None
+
+    def holds(self, variant: str, value: float) -> bool:
+        """Return whether it applies to a condition of its kind."""
+        high_enough = self.above is None or value > self.above
+        return self.variant == variant and high_enough and (self.below is None or value < self.below)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of incident."""
+
+    #: As in ``/api/v1/incidents``.
+    name: str
+    #: One of ``SEVERITIES``: of its incidents, as long as none of its rules that holds is worse.
+    severity: str
+    #: Seconds for which its condition must hold before the incident is open, and seconds without it after which that ends.
+    opens_after_s: float
+    ends_after_s: float
+    #: What it means, in one line.
+    help: str
+    #: Heading of the runbook: name of a rule.
+    runbook: str
+    enabled: bool = True
 
 
 @dataclass(frozen=True)

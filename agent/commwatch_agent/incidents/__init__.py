@@ -1,0 +1,1 @@
+"""The one place that concludes what is wrong: conditions by a list of rules, incidents with begin, end and cause."""

@@ -1,0 +1,151 @@
+"""What is wrong, as plain values: a condition that holds at one moment, and the incident that it belongs to, from its begin to its end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+#: How an incident ended.
+RECOVERED, JOB_ENDED = "recovered", "job_ended"
+#: Kinds of one wait, as it goes on and more is known of it: they share an id.
+_WAITS = frozenset({"hang", "stalled", "waiting"})
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+_NO_TEXTS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class EvidenceItem:
+    """One thing that an incident rests on."""
+
+    #: ``probe``, ``ras``, ``flight_recorder``, ``nccl_log``, ``gpu``, ``host``, ``metrics``, ``ending`` or ``stack``.
+    source: str
+    #: Unix time in s.
+    at: float
+    text: str
+    #: The same as data; JSON types.
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What one rule finds at one moment."""
+
+    #: One of the kinds of the table (``alerts/commwatch_alerts/rules.yaml``).
+    kind: str
+    #: What it is about, within its run or node: group and number of an operation, or a rank, or a device.
+    subject: tuple[str, ...]
+    #: One sentence with numbers.
+    says: str
+    #: When it began, by the evidence: Unix time in s.
+    began_at: float
+    #: Name of the job, and the key of its run on this node; empty: a condition of the node.
+    job_id: str = ""
+    run: str = ""
+    #: Code of the cause, such as ``dead`` or ``sizes``; empty: not known, or the kind says it.
+    cause: str = ""
+    #: Which rows of the table apply; empty: those without a variant.
+    variant: str = ""
+    #: The number that the rows compare with their thresholds.
+    value: float = 0.0
+    #: The culprits, which may be unknown; and those that wait.
+    ranks: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    #: Host names; empty: this one.
+    nodes: tuple[str, ...] = ()
+    group_id: str = ""
+    group: str = ""
+    op: str = ""
+    seq: int | None = None
+    #: How many ranks do nothing because of it, on average; ``None``: not known.
+    idle_ranks: float | None = None
+    #: Share of the time (0 to 1) that it takes from each of them; ``None``: not known.
+    share: float | None = None
+    #: Further labels and numbers of the texts of the table.
+    labels: Mapping[str, str] = _NO_TEXTS
+    numbers: Mapping[str, float] = _NOTHING
+    evidence: tuple[EvidenceItem, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What identifies the incident among those that are open on this node."""
+        return (self.run or self.job_id, family(self.kind), *self.subject)
+
+
+@dataclass(frozen=True)
+class AlertState:
+    """One row of the table that applies to an incident. Times are Unix seconds."""
+
+    #: Name and severity of the row.
+    name: str
+    severity: str
+    #: Since when its condition holds; when that had held long enough; and when it had ended for long enough.
+    active_at: float
+    fired_at: float | None = None
+    resolved_at: float | None = None
+    #: When its condition last held, and the value then.
+    seen_at: float = 0.0
+    value: float = 0.0
+    #: Labels of the alert, fixed when it fires, and its texts.
+    labels: Mapping[str, str] = _NO_TEXTS
+    annotations: Mapping[str, str] = _NO_TEXTS
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One fault or condition of one run of a job, or of a node. Times are Unix seconds."""
+
+    #: Equal on all nodes of the job, and after a restart of the agent.
+    id: str
+    kind: str
+    #: ``info``, ``warning`` or ``critical``: of the worst row that applies.
+    severity: str
+    #: ``pending``: its condition has not held for long enough; ``open``; ``ended``.
+    state: str
+    job_id: str
+    run: str
+    subject: tuple[str, ...]
+    began_at: float
+    #: When it was concluded, and when its condition last held.
+    seen_at: float
+    last_at: float
+    ended_at: float | None = None
+    outcome: str | None = None
+    cause: str = ""
+    says: str = ""
+    ranks: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    group_id: str = ""
+    group: str = ""
+    op: str = ""
+    seq: int | None = None
+    #: Rank seconds lost; share of the time while it lasted; ``None``: not known.
+    cost_rank_s: float | None = None
+    share: float | None = None
+    #: Id of the incident that explains this one.
+    consequence_of: str | None = None
+    evidence: tuple[EvidenceItem, ...] = ()
+    alerts: tuple[AlertState, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """As of a ``Condition``."""
+        return (self.run or self.job_id, family(self.kind), *self.subject)
+
+
+def family(kind: str) -> str:
+    """Return what kinds share that follow each other in one incident: a wait becomes a hang once its culprit is known."""
+    return "wait" if kind in _WAITS else kind
+
+
+def incident_id(run: str, kind: str, subject: tuple[str, ...], number: int) -> str:
+    """Return the id of an incident.
+
+    Args:
+        run: what all nodes know the run by; the name of the host for an incident of a node.
+        number: of earlier incidents with the same run, kind and subject.
+    """
+    parts = (run, family(kind), *subject, *([str(number)] if number else []))
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:16]
