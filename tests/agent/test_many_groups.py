@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER
 from commwatch_agent.history.history import History
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.prometheus.exporter import MOST_GROUP_IDS, Exporter
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation
 
@@ -93,7 +93,7 @@ def test_latest_group_is_known(crowd: tuple[Watch, list[Trainer]]) -> None:
     stuck = operation(start_ns=GROUPS * MS, end_ns=0, group=GROUPS - 1, seq=1)
     trainers[0].call("begin", [stuck])
     watch.tick(GROUPS * MS)
-    found = live_ranks.conclude(watch.aggregate.jobs.values(), GROUPS * MS + 3600 * 1000 * MS)
+    found = judged(seen_here(watch.aggregate.jobs.values(), GROUPS * MS + 3600 * 1000 * MS))
     assert [(verdict.group_id, verdict.ranks) for verdict in found if verdict.kind in ("hang", "stalled")] == [
         (f"{verdict.group}-{GROUPS - 1}", [1]) for verdict in found if verdict.kind in ("hang", "stalled")
     ]

@@ -26,12 +26,12 @@ from typing import BinaryIO
 from commwatch.wire import crossing
 from commwatch_agent.alerting.marks import corruption_of, marks_of
 from commwatch_agent.analysis.corruption import PastCorruption
-from commwatch_agent.analysis.live_ranks import conclude
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.runs import Stored
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.watchers import stack_capture
 from commwatch_agent.watchers.gpus import Gpus
@@ -90,7 +90,7 @@ class Sources:
 
     def _verdicts(self, job: str | None) -> list[Verdict]:
         with self.agent.live(job) as (jobs, now_ns):
-            return conclude(jobs, now_ns)
+            return judged(seen_here(jobs, now_ns))
 
     def _gpus(self, job: str | None) -> object:
         with self.agent.live(job) as (jobs, now_ns):

@@ -1,4 +1,4 @@
-"""Ranks, groups and verdicts from the totals in memory alone: cheap enough for every scrape, because no history is read."""
+"""Ranks, groups and verdicts on ended operations from the totals in memory alone: cheap enough for every scrape, because no history is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from commwatch.wire.identity import process_began_ns
 from commwatch.wire.modes import FULL, MODES
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.corruption import corruptions
-from commwatch_agent.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
+from commwatch_agent.analysis.verdicts import Verdict, disagreement, lateness
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.runs import Run, common_id
@@ -172,13 +172,6 @@ def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
         all(info.aligned for _, info in members),
         first.backend,
     )
-
-
-def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
-    """Return the current verdicts, from the totals in memory alone; the caller locks ``jobs``."""
-    held = list(jobs)
-    seen = groups(held)
-    return combined(verdicts(ranks(held, now_ns), seen), ended_verdicts(held, seen, now_ns))
 
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:

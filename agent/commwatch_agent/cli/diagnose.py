@@ -41,7 +41,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.api import client
     from commwatch_agent.commands import diagnose
-    from commwatch_agent.nodes.merging import conclude
+    from commwatch_agent.incidents.judging import judged
     from commwatch_agent.runtime import agents
     from commwatch_agent.watchers.stack_capture import evidence
 
@@ -54,7 +54,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
         else diagnose.with_peers(client.local_agents(config.dir), keys)
     )
     seen = diagnose.ask(urls, arguments.job, keys)
-    found = conclude(seen)
+    found = judged(seen)
     taken = evidence(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
     print(say(found, seen, taken))

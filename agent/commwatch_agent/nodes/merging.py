@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch_agent.analysis.ended_operations import RankParts, once, put_together
-from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, latest_life, merged_groups, verdicts
+from commwatch_agent.analysis.verdicts import Verdict, latest_life, merged_groups
 from commwatch_agent.core.runs import free_name
 from commwatch_agent.core.views import GroupView, JobView, RankView
 from commwatch_agent.ingest.stragglers import Late
-from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across
+from commwatch_agent.nodes.replica_parts import RankChecks
 
 _T = TypeVar("_T")
 _Part = TypeVar("_Part")
@@ -74,39 +74,6 @@ class Seen:
 def own_records(found: Iterable[Verdict]) -> list[Verdict]:
     """Return an agent's verdicts that the views of its ranks and groups do not give."""
     return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in _OF_RECORDS]
-
-
-def conclude(seen: Seen) -> list[Verdict]:
-    """Return the verdicts on the combined answers."""
-    found = verdicts(seen.ranks, seen.groups)
-    groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
-    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
-    reported: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (
-        *seen.reported,
-        *_across(seen.parts, groups),
-        *corruptions_across(seen.replicas, groups),
-    ):  # drop duplicates from an agent that was queried under two names
-        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
-        if at not in known:
-            reported.setdefault((*at, verdict.group, verdict.seq, verdict.parameter, *verdict.ranks), verdict)
-    return combined(found, _without_doubt(list(reported.values())))
-
-
-def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
-    """Yield verdicts without those that one of some ranks has wrong weights, where more ranks together show which one."""
-    known = [verdict for verdict in found if verdict.cause == "weights"]
-    for verdict in found:
-        about = (verdict.job_id, verdict.group_id, verdict.parameter)
-        same = [set(each.ranks) for each in known if (each.job_id, each.group_id, each.parameter) == about]
-        if verdict.cause != "one_of" or not any(ranks <= set(verdict.ranks) for ranks in same):
-            yield verdict
-
-
-def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
-    for job, group_id, late in late_across(parts):
-        if (job, group_id) in groups:
-            yield lateness(late, groups[job, group_id])
 
 
 def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:

@@ -20,6 +20,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
@@ -100,7 +101,7 @@ class Exporter(Collector):
                 self._job(families, job)
             self._efficiencies(families, find)
             _ups(families, self._aggregate.jobs.values())
-            verdicts = live_ranks.conclude(self._aggregate.jobs.values(), self._now_ns())
+            verdicts = judged(seen_here(self._aggregate.jobs.values(), self._now_ns()))
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
             self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
         _verdicts(families, [*verdicts, *self._ras_verdicts()])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from commwatch_agent.analysis import ended_operations, live_ranks
+from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
-from commwatch_agent.analysis.verdicts import Verdict, combined, verdicts
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.server.services import Services
 
@@ -17,11 +18,10 @@ _COLUMNS = 64
 
 def of_node(services: Services, job: str | None) -> list[Verdict]:
     """Return the verdicts of this agent; ``None``: of all jobs."""
-    agent = services.queries
-    groups = agent.groups(job)
-    with agent.live(job) as (jobs, now_ns):
-        ended = live_ranks.ended_verdicts(jobs, groups, now_ns)
-    return combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
+    more = services.ras.verdicts(job)
+    with services.queries.live(job) as (jobs, now_ns):
+        seen = seen_here(jobs, now_ns, more)
+    return judged(seen)
 
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:

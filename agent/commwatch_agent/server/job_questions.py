@@ -19,7 +19,8 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ti
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
-from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
+from commwatch_agent.incidents.judging import judged
+from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
 from commwatch_agent.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
@@ -124,7 +125,7 @@ def verdicts(
         [*parts, *(part for *_, answer in found for part in answer.parts)],
         [*replicas, *(part for *_, answer in found for part in answer.replicas)],
     )
-    return JobWide(nodes, conclude(seen))
+    return JobWide(nodes, judged(seen))
 
 
 def pipelines(agent: QueryService, *, own: list[Pipeline], heard: Heard) -> JobWide[list[Pipeline]]:

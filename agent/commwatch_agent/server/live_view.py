@@ -15,7 +15,8 @@ from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch_agent.analysis.wait_graph import age
 from commwatch_agent.core.views import RankView
-from commwatch_agent.nodes.merging import Seen, conclude, merged_ranks
+from commwatch_agent.incidents.judging import judged
+from commwatch_agent.nodes.merging import Seen, merged_ranks
 from commwatch_agent.server.node_now import NodeNow, Oldest, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
@@ -89,7 +90,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
     ranks.sort(key=lambda one: one.line.rank)
     groups = [group for node in nodes for group in node.groups]
     reported = [verdict for node in nodes for verdict in node.reported]
-    found = conclude(Seen(views, groups, [*reported, *more], {}))
+    found = judged(Seen(views, groups, [*reported, *more], {}))
     stepping = [one.line for one in ranks if one.line.step_s is not None]
     comm, comm_ranks = _mean_of_known([line.comm for line in stepping])
     exposed, exposed_ranks = _mean_of_known([line.exposed for line in stepping])

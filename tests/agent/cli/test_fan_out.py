@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.commands.diagnose import ask
-from commwatch_agent.nodes.merging import conclude
+from commwatch_agent.incidents.judging import judged
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 
@@ -115,7 +115,7 @@ def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         slow = [stack.enter_context(strange(trickling)) for _ in range(EACH)]
         seen = ask([*dead, *mute, *slow, *good], None)
     assert sorted(view.rank for view in seen.ranks) == list(range(HEALTHY))
-    assert conclude(seen) == []
+    assert judged(seen) == []
     assert set(seen.silent) == {*dead, *mute, *slow}
     assert all("refused" in seen.silent[url] for url in dead)
     assert {seen.silent[url] for url in mute} == {"timed out"}

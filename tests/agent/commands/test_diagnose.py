@@ -17,7 +17,8 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.diagnose import CannotDiagnose, ask, text
-from commwatch_agent.nodes.merging import Seen, conclude
+from commwatch_agent.incidents.judging import judged
+from commwatch_agent.nodes.merging import Seen
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
@@ -45,7 +46,7 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
             wait_for(lambda: sum(len(rank["failed"]) for rank in running.get("/api/v1/ranks")) == 2, "the failures")
             seen = ask([running.url], None)
             assert [failed.size_bytes for rank in seen.ranks for failed in rank.failed] == [8, 16]
-            assert conclude(seen) == []  # they raised when this machine was started
+            assert judged(seen) == []  # they raised when this machine was started
             done = commwatch("diagnose", "--dir", tmp_path)
             assert (done.returncode, done.stderr) == (0, "")
             done = commwatch("diagnose", "--dir", tmp_path, "--job", "jbo")
@@ -140,9 +141,9 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
             told = each.get("/api/v1/parts?job=job&limit=20")
             assert told["limit"] == 20
             assert [(part["group_id"], len(part["seq"])) for part in told["parts"]] == [("w", 20), ("w", 20)]
-            assert conclude(ask([each.url], None)) == []
+            assert judged(ask([each.url], None)) == []
         for urls in ([a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
-            (verdict,) = conclude(ask(urls, None))
+            (verdict,) = judged(ask(urls, None))
             assert (verdict.kind, verdict.group, verdict.ranks, verdict.waiting) == (
                 "straggler",
                 "world",
@@ -170,7 +171,7 @@ def test_told_verdicts_count_once(tmp_path: Path) -> None:
         writers.append(write_ring(rings_of(tmp_path), made, names, rank=rank, wall_offset_ns=0))
     with agent(tmp_path) as running:
         wait_for(lambda: running.get("/api/v1/jobs") and running.get("/api/v1/verdicts"), "the verdict")
-        (verdict,) = conclude(ask([running.url, running.url.replace("127.0.0.1", "localhost")], None))
+        (verdict,) = judged(ask([running.url, running.url.replace("127.0.0.1", "localhost")], None))
         assert verdict.ranks == [0]
     for writer in writers:
         end_rank(writer)

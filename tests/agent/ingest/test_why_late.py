@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from commwatch_agent.analysis import live_ranks
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample, reason
@@ -126,7 +126,7 @@ def test_verdict() -> None:
         book.samples.extend(
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
         )
-    (verdict,) = live_ranks.conclude(aggregate.jobs.values(), now)
+    (verdict,) = judged(seen_here(aggregate.jobs.values(), now))
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
 

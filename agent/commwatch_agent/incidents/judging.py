@@ -1,0 +1,59 @@
+"""What ranks do wrong right now, on one node or on all nodes of a job: one function over what agents have seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.ended_operations import RankParts
+from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, merged_groups, verdicts
+from commwatch_agent.core.views import GroupView
+from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.nodes.merging import Seen, late_across
+from commwatch_agent.nodes.replica_parts import corruptions_across
+
+
+def seen_here(jobs: Iterable[Job], now_ns: int, more: Iterable[Verdict] = ()) -> Seen:
+    """Return what this agent has in memory of jobs.
+
+    Args:
+        jobs: locked by the caller.
+        now_ns: the monotonic clock.
+        more: verdicts of other sources, such as NCCL's RAS.
+    """
+    held = list(jobs)
+    groups = live_ranks.groups(held)
+    return Seen(live_ranks.ranks(held, now_ns), groups, [*live_ranks.ended_verdicts(held, groups, now_ns), *more], {})
+
+
+def judged(seen: Seen) -> list[Verdict]:
+    """Return the verdicts on what one agent or several have seen, the longest first."""
+    found = verdicts(seen.ranks, seen.groups)
+    groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
+    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
+    reported: dict[tuple[object, ...], Verdict] = {}
+    for verdict in (
+        *seen.reported,
+        *_across(seen.parts, groups),
+        *corruptions_across(seen.replicas, groups),
+    ):  # drop duplicates from an agent that was queried under two names
+        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
+        if at not in known:
+            reported.setdefault((*at, verdict.group, verdict.seq, verdict.parameter, *verdict.ranks), verdict)
+    return combined(found, _without_doubt(list(reported.values())))
+
+
+def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
+    """Yield verdicts without those that one of some ranks has wrong weights, where more ranks together show which one."""
+    known = [verdict for verdict in found if verdict.cause == "weights"]
+    for verdict in found:
+        about = (verdict.job_id, verdict.group_id, verdict.parameter)
+        same = [set(each.ranks) for each in known if (each.job_id, each.group_id, each.parameter) == about]
+        if verdict.cause != "one_of" or not any(ranks <= set(verdict.ranks) for ranks in same):
+            yield verdict
+
+
+def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
+    for job, group_id, late in late_across(parts):
+        if (job, group_id) in groups:
+            yield lateness(late, groups[job, group_id])
