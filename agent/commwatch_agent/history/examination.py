@@ -29,6 +29,7 @@ _KEYS = {
     "rollup": "rowid",
     "step": "ring, seq",
     "run_exit": "job, run",
+    "incident": "id, agent",
     "node_sample": "at_ns",
     "clock": "id",
 }

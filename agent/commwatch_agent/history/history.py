@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -21,6 +21,7 @@ from commwatch_agent.history.extents import ANY, Filter
 from commwatch_agent.history.opening import connect
 from commwatch_agent.history.rows import (
     COARSE_NS,
+    IncidentRow,
     RingRow,
     Rollup,
     as_run,
@@ -40,6 +41,8 @@ _STEP_SUMS = """COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN 
 _SOUND_CHUNK = SOUND["chunk"].replace(", ", ", chunk.").replace("chunk.'", "'")
 
 
+#: States of an incident, and most incidents of an answer.
+STATES, MOST_INCIDENTS = ("pending", "open", "ended"), 1000
 #: Rows that are read at a time where many are wanted.
 _TOGETHER = 4096
 
@@ -221,6 +224,33 @@ class History:
             "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
             (from_ns, until_ns, json.dumps(rings)),
         )
+
+    def incidents(
+        self,
+        *,
+        agent: str | None = None,
+        runs: Collection[str] | None = None,
+        states: Collection[str] = STATES,
+        most: int = MOST_INCIDENTS,
+    ) -> list[IncidentRow]:
+        """Return incidents, the latest first.
+
+        Args:
+            agent: run directory of an agent; ``None``: of all.
+            runs: keys of runs; ``None``: of all, and of the node.
+            states: only in these states.
+            most: only so many.
+        """
+        where, values = [SOUND["incident"], "state IN (SELECT value FROM json_each(?))"], [json.dumps(list(states))]
+        if agent is not None:
+            where, values = [*where, "agent = ?"], [*values, agent]
+        if runs is not None:
+            where, values = [*where, "run IN (SELECT value FROM json_each(?))"], [*values, json.dumps(list(runs))]
+        columns = "id, agent, job, run, state, began_ns, last_ns, data"
+        found = self._db.execute(
+            f"SELECT {columns} FROM incident WHERE {' AND '.join(where)} ORDER BY last_ns DESC LIMIT ?", (*values, most)
+        )
+        return [IncidentRow(*row) for row in found]
 
     def node_samples(self, from_ns: int, until_ns: int) -> Iterator[CounterSample]:
         """Yield the measurements of the node in ``[from_ns, until_ns)``, oldest first."""

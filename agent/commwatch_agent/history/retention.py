@@ -19,8 +19,8 @@ from commwatch_agent.history.soundness import numbers
 
 #: Rows of a slice, which takes some milliseconds; groups of rows that are counted in a slice.
 _ROWS, _CHUNKS, _GROUPS = 500, 50, 1_000
-#: Runs whose exit codes are kept.
-MOST_EXITS = 10_000
+#: Runs whose exit codes are kept, and incidents that are kept.
+MOST_EXITS = MOST_INCIDENTS = 10_000
 #: Part of their time by which the summaries of a job are shortened, at least so many ns, as long as it has too many.
 _CUT, _LEAST_CUT_NS = 20, 60 * 10**9
 #: Rows of a ring whose size is looked at.
@@ -265,12 +265,15 @@ def _merge_oldest(db: sqlite3.Connection, before_ns: int) -> bool:
 
 
 def _forget_rings(db: sqlite3.Connection, before_ns: int) -> None:
-    """Delete ended rings whose latest records came before ``before_ns``, and exit codes that did."""
+    """Delete ended rings whose latest records came before ``before_ns``, and exit codes and incidents that did."""
     for ring in rings(db, "arrived_ns < ?", (before_ns,)):
         if not ring.running:
             for table, column in (("grp", "ring"), ("name", "ring"), ("owner", "ring"), ("ring", "id")):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
-    db.execute("DELETE FROM run_exit WHERE arrived_ns < ?", (before_ns,))
+    for table in ("run_exit", "incident"):
+        db.execute(f"DELETE FROM {table} WHERE arrived_ns < ?", (before_ns,))
     # Anyone who may write to the run directory can leave exit codes of any number of jobs there.
     latest = "SELECT job, run FROM run_exit ORDER BY arrived_ns DESC, at_ns DESC LIMIT -1 OFFSET ?"
     db.execute(f"DELETE FROM run_exit WHERE (job, run) IN ({latest})", (MOST_EXITS,))
+    latest = "SELECT id, agent FROM incident ORDER BY arrived_ns DESC, last_ns DESC LIMIT -1 OFFSET ?"
+    db.execute(f"DELETE FROM incident WHERE (id, agent) IN ({latest})", (MOST_INCIDENTS,))

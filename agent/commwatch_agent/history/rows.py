@@ -33,6 +33,24 @@ _PROCESS = "host", "boot_id", "pid_namespace", "pid", "started_ticks"
 _CLOCK_SET_NS = 60_000_000_000
 
 
+class IncidentRow(NamedTuple):
+    """One incident as it is stored; times in ns of Unix time."""
+
+    id: str
+    #: Run directory of the agent that it is of.
+    agent: str
+    #: Name and key of its run; both are empty for an incident of the node.
+    job: str
+    run: str
+    #: ``pending``, ``open`` or ``ended``.
+    state: str
+    began_ns: int
+    #: When its condition last held.
+    last_ns: int
+    #: All of it, as JSON.
+    data: str
+
+
 class RingRow(NamedTuple):
     """A ring in the history. ``started_ns`` and ``seen_ns`` are wall time."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from commwatch_agent.core.cells import CELL_SUMS
 
 #: Histories of other versions are not read: an agent sets an older one aside, and leaves a newer one.
-SCHEMA_VERSION = 9
-#: ``crc`` is the checksum of a row. ``run`` is the key of a ring's run; ``job`` the run's name, as it is shown. ``arrived_ns`` is when the
-#: data of a row came, by the clock of arrivals; the table ``clock`` has its latest ``arrival.Moment``. The last index on that is of the roll-ups
-#: that will be merged: an hour of them, among a week of others.
+SCHEMA_VERSION = 10
+#: ``crc`` is the checksum of a row. ``run`` is the key of a ring's run; ``job`` the run's name, as it is shown. ``agent`` is the run
+#: directory of the agent that concluded an incident. ``arrived_ns`` is when the data of a row came, by the clock of arrivals; the table
+#: ``clock`` has its latest ``arrival.Moment``. The last index on that is of the roll-ups that will be merged: an hour of them, among a week
+#: of others.
 SCHEMA = f"""
 CREATE TABLE ring (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
@@ -47,6 +48,11 @@ CREATE INDEX step_end ON step (end_ns);
 CREATE INDEX step_arrived ON step (arrived_ns, ring);
 CREATE TABLE run_exit (job TEXT NOT NULL, run TEXT NOT NULL, code INTEGER NOT NULL, at_ns INTEGER NOT NULL, crc INTEGER NOT NULL,
     arrived_ns INTEGER NOT NULL, PRIMARY KEY (job, run)) WITHOUT ROWID;
+CREATE TABLE incident (id TEXT NOT NULL, agent TEXT NOT NULL, job TEXT NOT NULL, run TEXT NOT NULL, state TEXT NOT NULL,
+    began_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, data TEXT NOT NULL, crc INTEGER NOT NULL, arrived_ns INTEGER NOT NULL,
+    PRIMARY KEY (id, agent)) WITHOUT ROWID;
+CREATE INDEX incident_run ON incident (run, job);
+CREATE INDEX incident_arrived ON incident (arrived_ns);
 CREATE TABLE node_sample (at_ns INTEGER PRIMARY KEY, counters TEXT NOT NULL, crc INTEGER NOT NULL, arrived_ns INTEGER NOT NULL);
 CREATE INDEX node_sample_arrived ON node_sample (arrived_ns);
 CREATE TABLE clock (id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, monotonic_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,

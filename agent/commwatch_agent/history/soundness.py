@@ -33,6 +33,8 @@ SOUND = {
     "extent": "sound('extent', extent.crc, extent.ring, extent.from_ns, extent.until_ns, ops, groups, longest_ns, seq_from, seq_until)",
     "rollup": f"sound('rollup', crc, slot_ns, coarse, ring, small_id, op, size_log2, {', '.join(CELL_SUMS)}, CAST(durations AS BLOB), bins)",
     "step": "sound('step', crc, ring, seq, start_ns, end_ns, comm_ns, exposed_ns, CAST(groups AS BLOB), p2p_wait_ns, long)",
+    "incident": "sound('incident', crc, CAST(id AS BLOB), CAST(agent AS BLOB), CAST(job AS BLOB), CAST(run AS BLOB), CAST(state AS BLOB),"
+    " began_ns, last_ns, CAST(data AS BLOB))",
     "node_sample": "sound('node_sample', crc, at_ns, CAST(counters AS BLOB))",
     "clock": "sound('clock', crc, CAST(boot_id AS BLOB), monotonic_ns, wall_ns, arrived_ns)",
 }

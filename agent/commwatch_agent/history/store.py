@@ -29,7 +29,15 @@ from commwatch_agent.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, St
 from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.opening import DamagedHistory, OldHistory, StoreError, Transaction, connect
 from commwatch_agent.history.retention import slices
-from commwatch_agent.history.rows import RingRow, first_step_ns, raw_since, rings, rollup_row, since_last_step
+from commwatch_agent.history.rows import (
+    IncidentRow,
+    RingRow,
+    first_step_ns,
+    raw_since,
+    rings,
+    rollup_row,
+    since_last_step,
+)
 from commwatch_agent.history.sharing import remove_empty, share, unshared
 from commwatch_agent.history.soundness import is_malformed, mark, seal, set_aside
 
@@ -263,6 +271,12 @@ class Writer:
         row = ended.job, ended.run, ended.code, int(ended.at * 1e9)
         values = (*row, seal(row), self.arrived_ns)
         self._note(("exit", *row[:2]), ("INSERT OR REPLACE INTO run_exit VALUES (?,?,?,?,?,?)", values))
+
+    def incident(self, stored: IncidentRow) -> None:
+        """Store an incident in its latest state."""
+        values = (*stored, seal(stored), self.arrived_ns)
+        statement = "INSERT OR REPLACE INTO incident VALUES (?,?,?,?,?,?,?,?,?,?)"
+        self._note(("incident", stored.id, stored.agent), (statement, values))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """Store a group's names and members."""

@@ -111,7 +111,10 @@ class Incident:
     seen_at: float
     last_at: float
     ended_at: float | None = None
+    #: ``RECOVERED`` or ``JOB_ENDED``.
     outcome: str | None = None
+    #: Number of earlier incidents with the same run, kind and subject.
+    number: int = 0
     cause: str = ""
     says: str = ""
     ranks: tuple[int, ...] = ()

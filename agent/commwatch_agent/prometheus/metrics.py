@@ -339,12 +339,25 @@ METRICS = {
         Spec(
             "commwatch_alert_evaluation_seconds_total",
             "counter",
-            "Total time spent evaluating the alert rules, in seconds.",
+            "Total time spent concluding what is wrong, in seconds.",
         ),
         Spec(
-            "commwatch_alert_evaluation_failures_total",
+            "commwatch_incident_open",
+            "gauge",
+            "Number of open incidents, with one series per culprit (an empty rank if there is none).",
+            ("job_id", "kind", "severity", "rank"),
+        ),
+        Spec(
+            "commwatch_incidents_total",
             "counter",
-            "Total number of alert rules that could not be evaluated, counted in each round.",
+            "Total number of incidents that have opened.",
+            ("job_id", "kind"),
+        ),
+        Spec(
+            "commwatch_incident_cost_seconds_total",
+            "counter",
+            "Total time that ranks have lost to incidents, in rank seconds.",
+            ("job_id", "kind"),
         ),
         Spec(
             "commwatch_collector_up",

@@ -1,0 +1,248 @@
+"""Concludes once a second what is wrong, and keeps it: open incidents in memory, all in the history; alerts are made of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from socket import gethostname
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from commwatch_agent.alerting.look import Look
+from commwatch_agent.history.rows import IncidentRow
+from commwatch_agent.incidents.alerts import alerts_of
+from commwatch_agent.incidents.explanations import explained
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.lifecycle import Around, Table, advanced
+from commwatch_agent.incidents.stored import incidents_of, row_of
+from commwatch_agent.prometheus.families import Families
+from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
+
+#: Seconds after the start in which nothing ends because it is not found: gauges over the last minute have to fill up.
+SETTLED_S = 60.0
+#: Seconds between writes of an incident that only goes on; for so long its alerts wait until it is in the history.
+_REFRESH_S, _UNSTORED_S = 60.0, 5.0
+#: A difference between the clocks that has changed by so many seconds means that the wall clock was set.
+_STEP_S = 1.0
+#: Most ended incidents in memory, and most series of one incident.
+_MOST_ENDED, _MOST_RANKS = 1000, 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an agent concludes, and where it delivers the alerts."""
+
+    table: Table
+    #: Gets all firing alerts after each look, and those that have ended, once. Must not block.
+    deliver: Callable[[Sequence[Alert]], object] = lambda alerts: None
+
+
+class IncidentWatch(Collector):
+    """Concludes, keeps and tells what is wrong; one thread calls ``tick``, any thread the other methods.
+
+    Args:
+        look: returns what holds, given Unix time and monotonic seconds.
+        agent: run directory of this agent, by which it finds its incidents in the history.
+        kept: incidents of this agent in the history.
+        clock: monotonic time in s.
+        wall: Unix time in s.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        look: Callable[[float, float], Look],
+        agent: str,
+        kept: Iterable[IncidentRow] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.plan, self._look, self._agent = plan, look, agent
+        self._clock, self._wall, self._host = clock, wall, gethostname()
+        self._began_s = clock()
+        self._offset_s = wall() - clock()
+        self._lock = threading.Lock()
+        self._incidents: list[Incident] = list(incidents_of(kept))
+        #: By id: those that are to be stored, and since when they wait (monotonic).
+        self._unstored: dict[str, tuple[Incident, float]] = {}
+        #: By id: what was stored last, and when.
+        self._written: dict[str, tuple[tuple[object, ...], float]] = {
+            each.id: (_gist(each), self._began_s) for each in self._incidents
+        }
+        self._told_ends = {alert.id for each in self._incidents for alert in alerts_of(each) if alert.state == RESOLVED}
+        self._items: dict[str, list[EvidenceItem]] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._costs: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._seconds = 0.0
+
+    def change(self, plan: Plan) -> None:
+        """Use another plan from the next look on. Incidents of kinds that it lacks end."""
+        self.plan = plan
+
+    def tick(self) -> None:
+        """Look, conclude, and deliver; call this about once a second."""
+        now_s, now = self._clock(), self._wall()
+        before = self._in_step(now - now_s)
+        look = self._look(now, now_s)
+        settled = now_s - self._began_s >= SETTLED_S
+        around = Around(now, self._ended_runs(look, before, settled), look.common, self._host, settled)
+        with self._lock:
+            items, self._items = self._items, {}
+        before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]
+        after = _pruned(explained(advanced(look.conditions, before, self.plan.table, around)))
+        self._count(before, after)
+        with self._lock:
+            self._incidents = after
+            self._note_changes(now_s)
+        self._deliver(now_s)
+        self._seconds += self._clock() - now_s
+
+    def _in_step(self, offset_s: float) -> list[Incident]:
+        """Return the incidents; if the wall clock was set, with times by the new one."""
+        delta_s, self._offset_s = offset_s - self._offset_s, offset_s
+        if abs(delta_s) < _STEP_S:
+            return self._incidents
+        return [each if each.ended_at is not None else _shifted(each, delta_s) for each in self._incidents]
+
+    def _ended_runs(self, look: Look, known: Iterable[Incident], settled: bool) -> set[str]:
+        """Return the keys of the runs that are over: none of their ranks is alive, or they are no longer in memory."""
+        live = {job.run or name for name, job in look.jobs.items() if not job.ended}
+        of_jobs = {job.run or name for name, job in look.jobs.items()}
+        gone = {each.run or each.job_id for each in known if each.job_id} if settled else set()
+        return (of_jobs | gone) - live
+
+    def _count(self, before: Iterable[Incident], after: Iterable[Incident]) -> None:
+        costs = {each.id: (each.state, each.cost_rank_s or 0.0) for each in before}
+        for each in after:
+            state, cost = costs.get(each.id, ("", 0.0))
+            if each.state == "pending":
+                continue
+            self._counts[each.job_id, each.kind] += state in ("", "pending")
+            if each.cost_rank_s is not None:
+                self._costs[each.job_id, each.kind] += max(
+                    0.0, each.cost_rank_s - (cost if state == "open" else 0.0)
+                ) * (state != "ended")
+
+    # -- history --------------------------------------------------------------------------------
+
+    def _note_changes(self, now_s: float) -> None:
+        """Note which incidents are to be stored."""
+        for each in self._incidents:
+            gist, written_s = self._written.get(each.id, (None, float("-inf")))
+            if _gist(each) != gist or (each.ended_at is None and now_s - written_s >= _REFRESH_S):
+                self._unstored.setdefault(each.id, (each, now_s))
+                self._unstored[each.id] = each, self._unstored[each.id][1]
+        here = {each.id for each in self._incidents}
+        self._written = {each: kept for each, kept in self._written.items() if each in here}
+
+    def unstored(self) -> list[tuple[Incident, IncidentRow]]:
+        """Return the incidents that are to be written to the history; call ``stored`` once they are."""
+        with self._lock:
+            return [(each, row_of(each, self._agent)) for each, _ in self._unstored.values()]
+
+    def stored(self, rows: Iterable[tuple[Incident, IncidentRow]]) -> None:
+        """Take in that incidents are in the history."""
+        with self._lock:
+            for incident, _ in rows:
+                self._written[incident.id] = _gist(incident), self._clock()
+                if incident.id in self._unstored and self._unstored[incident.id][0] is incident:
+                    del self._unstored[incident.id]
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def incidents(self) -> list[Incident]:
+        """Return the incidents in memory: pending, open, and those that ended while their job is in memory."""
+        with self._lock:
+            return list(self._incidents)
+
+    def add_evidence(self, incident_id: str, items: Sequence[EvidenceItem]) -> None:
+        """Add evidence that took time to get, such as a stack."""
+        with self._lock:
+            self._items.setdefault(incident_id, []).extend(items)
+
+    def alerts(self) -> tuple[tuple[Alert, ...], tuple[Alert, ...]]:
+        """Return the alerts that are pending or firing, and the resolved ones, newest first."""
+        found = [alert for each in self.incidents() for alert in alerts_of(each)]
+        past = sorted(
+            (alert for alert in found if alert.state == RESOLVED), key=lambda alert: -(alert.resolved_at or 0.0)
+        )
+        return _once(found), tuple(past)
+
+    def _deliver(self, now_s: float) -> None:
+        """Deliver the alerts of incidents that are in the history; a crash must not lose an alert that was delivered."""
+        with self._lock:
+            waiting = {at for at, (_, since_s) in self._unstored.items() if now_s - since_s < _UNSTORED_S}
+        found = [alert for each in self.incidents() if each.id not in waiting for alert in alerts_of(each)]
+        ends = [alert for alert in found if alert.state == RESOLVED and alert.id not in self._told_ends]
+        self._told_ends |= {alert.id for alert in ends}
+        due = [*(alert for alert in _once(found) if alert.state == FIRING), *ends]
+        if due:
+            self.plan.deliver(due)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that the registry does not collect at registration."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the number of alerts and incidents, their cost, and that of concluding."""
+        families = Families()
+        active = Counter((one.name, one.labels.get("severity", ""), one.state) for one in self.alerts()[0])
+        for labels, number in active.items():
+            families.add("alerts", labels, number)
+        is_open = [each for each in self.incidents() if each.state == "open"]
+        series = Counter(
+            (each.job_id, each.kind, each.severity, rank)
+            for each in is_open
+            for rank in [str(rank) for rank in each.ranks[:_MOST_RANKS]] or [""]
+        )
+        for about, number in series.items():
+            families.add("incident_open", about, number)
+        for of_kind, count in list(self._counts.items()):
+            families.add("incidents_total", of_kind, count)
+        for of_kind, cost in list(self._costs.items()):
+            families.add("incident_cost_seconds_total", of_kind, cost)
+        families.add("alert_evaluation_seconds_total", (), self._seconds)
+        yield from families.values()
+
+
+def _gist(incident: Incident) -> tuple[object, ...]:
+    """Return what of an incident is written at once when it changes."""
+    alerts = [(each.name, each.severity, each.fired_at, each.resolved_at) for each in incident.alerts]
+    about = (incident.kind, incident.cause, incident.ranks, incident.consequence_of, incident.job_id)
+    return incident.state, incident.severity, *about, len(incident.evidence), alerts
+
+
+def _shifted(incident: Incident, by_s: float) -> Incident:
+    """Return an incident with its times moved."""
+    alerts = tuple(
+        replace(
+            each,
+            active_at=each.active_at + by_s,
+            seen_at=each.seen_at + by_s,
+            fired_at=None if each.fired_at is None else each.fired_at + by_s,
+            resolved_at=None if each.resolved_at is None else each.resolved_at + by_s,
+        )
+        for each in incident.alerts
+    )
+    times = {name: getattr(incident, name) + by_s for name in ("began_at", "seen_at", "last_at")}
+    return replace(incident, alerts=alerts, **times)
+
+
+def _pruned(incidents: list[Incident]) -> list[Incident]:
+    """Return the incidents to keep in memory: of the ended ones the latest."""
+    ended = sorted((each for each in incidents if each.ended_at is not None), key=lambda each: -(each.ended_at or 0.0))
+    return [*(each for each in incidents if each.ended_at is None), *ended[:_MOST_ENDED]]
+
+
+def _once(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+    """Return the alerts that are pending or firing, oldest first; of those with equal labels only the first."""
+    active = sorted(
+        (alert for alert in alerts if alert.state in (PENDING, FIRING)),
+        key=lambda alert: (alert.state != FIRING, alert.active_at),
+    )
+    return tuple({tuple(sorted(alert.labels.items())): alert for alert in reversed(active)}.values())[::-1]

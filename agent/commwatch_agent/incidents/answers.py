@@ -1,0 +1,127 @@
+"""Incidents as the API shows them, and those of several nodes merged by id. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_alerts.model import SEVERITIES
+
+#: In this order they are listed.
+_STATES = ("open", "pending", "ended")
+
+
+@dataclass(frozen=True)
+class IncidentView:
+    """One incident. Times are Unix seconds; ``None``: not known, or not yet."""
+
+    id: str
+    #: ``hang``, ``stalled``, ``desync``, ``straggler``, ``rank_lost``, ``comm_bound`` and others (docs/incidents.md).
+    kind: str
+    #: ``info``, ``warning`` or ``critical``.
+    severity: str
+    #: ``pending``: its condition has not held for long enough; ``open``; ``ended``.
+    state: str
+    #: Empty for an incident of a node.
+    job_id: str
+    #: Host names of the nodes that it is about.
+    nodes: list[str]
+    #: The culprits, which may be unknown, and the ranks that wait.
+    ranks: list[int]
+    waiting: list[int]
+    group: str
+    group_id: str
+    op: str
+    seq: int | None
+    #: When it began by the evidence, when it was concluded, when its condition last held, and when it ended.
+    began_at: float
+    seen_at: float
+    last_at: float
+    ended_at: float | None
+    #: ``recovered`` or ``job_ended``; ``None``: it has not ended.
+    outcome: str | None
+    #: Rank seconds lost so far, and the share of the time (0 to 1) while it lasted.
+    cost_rank_s: float | None
+    share: float | None
+    #: Code of the cause, and one sentence with numbers.
+    cause: str
+    says: str
+    #: Id of the incident that explains this one.
+    consequence_of: str | None
+
+
+@dataclass(frozen=True)
+class IncidentDetails(IncidentView):
+    """One incident with its evidence."""
+
+    evidence: list[EvidenceItem]
+
+
+_LISTS = frozenset({"nodes", "ranks", "waiting", "evidence"})
+
+
+def view_of(incident: Incident) -> IncidentView:
+    """Return an incident as lists show it."""
+    return IncidentView(**_values(incident, IncidentView))
+
+
+def details_of(incident: Incident) -> IncidentDetails:
+    """Return an incident with its evidence."""
+    return IncidentDetails(**_values(incident, IncidentDetails))
+
+
+def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, object]:
+    found = {field.name: getattr(incident, field.name) for field in fields(kind)}
+    return {name: list(value) if name in _LISTS else value for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class IncidentFilter:
+    """Which incidents are wanted; ``None``: any."""
+
+    states: Collection[str] | None = None
+    kind: str | None = None
+    #: At least this severity.
+    severity: str | None = None
+    #: Those that lasted at some time in this range, in s of Unix time.
+    since: float = 0.0
+    until: float = float("inf")
+
+    def holds(self, incident: Incident | IncidentView) -> bool:
+        """Return whether an incident is wanted."""
+        severe = self.severity is None or SEVERITIES.index(incident.severity) >= SEVERITIES.index(self.severity)
+        lasted = incident.began_at < self.until and (incident.ended_at is None or incident.ended_at >= self.since)
+        return severe and lasted and self.kind in (None, incident.kind) and (self.states is None or incident.state in self.states)
+
+
+def in_order(views: Iterable[IncidentView]) -> list[IncidentView]:
+    """Return open incidents first, then pending and ended ones; of each the worst and latest first, and consequences after their causes."""
+    known = {each.id: each for each in views}
+
+    def depth(view: IncidentView) -> int:
+        found, at = 0, view.consequence_of
+        while at in known and found < len(known):
+            found, at = found + 1, known[at].consequence_of
+        return found
+
+    return sorted(
+        known.values(),
+        key=lambda each: (_STATES.index(each.state), depth(each), -SEVERITIES.index(each.severity), -each.began_at, each.id),
+    )
+
+
+def merged(parts: Iterable[Iterable[IncidentView]]) -> list[IncidentView]:
+    """Return the incidents of several agents, each once: as the agent has it that knows most of it."""
+    best: dict[str, IncidentView] = {}
+    for part in parts:
+        for each in part:
+            known = best.get(each.id)
+            if known is None or _knowledge(each) > _knowledge(known):
+                best[each.id] = each
+    return in_order(best.values())
+
+
+def _knowledge(view: IncidentView) -> tuple[object, ...]:
+    """Return a key that is larger for an agent that knows more: that it is not over, whom it is about, of how many nodes."""
+    return view.state != "pending", bool(view.ranks), SEVERITIES.index(view.severity), len(view.nodes), view.last_at

@@ -1,0 +1,74 @@
+"""Which incident explains which: a rank that died explains the hang of the others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from commwatch_agent.incidents.incident import Incident
+
+#: An effect may be seen so many seconds before its cause, because they come from different sources.
+_SOON_S = 30.0
+_WAITS = frozenset({"hang", "stalled", "waiting"})
+
+
+def _same_ranks(cause: Incident, effect: Incident) -> bool:
+    return bool(cause.ranks) and set(cause.ranks) <= set(effect.ranks)
+
+
+def _absent(cause: Incident, effect: Incident) -> bool:
+    """Return whether the culprits of a wait are those of the cause, or are not known."""
+    return not effect.ranks or bool(set(cause.ranks) & set(effect.ranks))
+
+
+def _always(cause: Incident, effect: Incident) -> bool:
+    return True
+
+
+def _most_of_it(cause: Incident, effect: Incident) -> bool:
+    """Return whether waiting for a late rank is at least half of a share of communication."""
+    return bool(cause.share and effect.share) and 2 * (cause.share or 0.0) >= (effect.share or 0.0)
+
+
+#: Kind of the cause, kinds of the effects in the same job, and whether the cause explains the effect; the first that does counts.
+_RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
+    ("rank_lost", _WAITS | {"desync"}, _absent),
+    ("desync", _WAITS, _always),
+    ("hang", frozenset({"stalled", "waiting"}), _always),
+    ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
+    ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
+)
+#: Kinds of incidents of a node that explain incidents of the jobs there.
+_OF_NODES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
+    ("gpu_fault", frozenset({"rank_lost"}), _same_ranks),
+    ("link_saturated", frozenset({"bandwidth_low"}), _always),
+)
+
+
+def explained(incidents: Iterable[Incident]) -> list[Incident]:
+    """Return incidents with the id of the one that explains them; a cause that was found stays."""
+    every = list(incidents)
+    return [replace(each, consequence_of=each.consequence_of or _cause_of(each, every)) for each in every]
+
+
+def _cause_of(effect: Incident, every: list[Incident]) -> str | None:
+    if effect.ended_at is not None or not effect.job_id:
+        return None
+    for rules, of_job in ((_RULES, True), (_OF_NODES, False)):
+        for kind, effects, explains in rules:
+            if effect.kind not in effects:
+                continue
+            causes = [
+                each
+                for each in every
+                if each.kind == kind
+                and each.id != effect.id
+                and (each.run or each.job_id) == ((effect.run or effect.job_id) if of_job else "")
+                and each.state != "pending"
+                and (each.ended_at is None or each.ended_at > effect.began_at)
+                and each.began_at <= effect.seen_at + _SOON_S
+                and explains(each, effect)
+            ]
+            if causes:
+                return min(causes, key=lambda each: each.began_at).id
+    return None

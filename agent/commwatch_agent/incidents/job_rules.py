@@ -1,0 +1,172 @@
+"""Conditions of jobs: what ranks do wrong by ``judging.judged``, and ranks that have died. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.incidents.incident import Condition, EvidenceItem
+from commwatch_collectors.spans import ranks as named
+
+#: Where verdicts that come from the ring do not say so.
+PROBE = "probe"
+
+
+class KnownJob(NamedTuple):
+    """What identifies a job of this node."""
+
+    run: str
+    world_size: int
+    #: All its ranks have ended; and whether it failed, as far as that is known.
+    ended: bool
+
+
+def conditions_of(
+    verdicts: Iterable[Verdict],
+    ranks: Iterable[RankView],
+    groups: Iterable[GroupView],
+    jobs: Mapping[str, KnownJob],
+    now: float,
+) -> list[Condition]:
+    """Return the conditions of jobs.
+
+    Args:
+        verdicts: as ``judging.judged`` returns them for the same ranks and groups.
+        jobs: by name.
+        now: Unix time in s.
+    """
+    of_job: dict[str, list[RankView]] = {}
+    for view in ranks:
+        of_job.setdefault(view.job_id, []).append(view)
+    sizes = {(group.job_id, group.group_id): group.size for group in groups}
+    known = [verdict for verdict in verdicts if verdict.job_id in jobs]
+    found = [
+        _condition(verdict, jobs[verdict.job_id], sizes.get((verdict.job_id, verdict.group_id)), now)
+        for verdict in _without_echoes(known)
+    ]
+    for job_id, views in of_job.items():
+        if job_id in jobs:
+            found += _lost(job_id, jobs[job_id], views, now)
+    return found
+
+
+def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:
+    """Return verdicts without those of another source on a wait that the probe sees itself, too."""
+    waits = {"hang", "stalled", "desync"}
+    seen = {verdict.job_id for verdict in verdicts if verdict.source == PROBE and verdict.kind in waits}
+    return [
+        verdict
+        for verdict in verdicts
+        if verdict.source == PROBE or verdict.kind not in waits or verdict.job_id not in seen
+    ]
+
+
+def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: float) -> Condition:
+    idle, share = _idle(verdict, group_size)
+    return Condition(
+        kind=verdict.kind,
+        subject=_subject(verdict),
+        says=verdict.says,
+        began_at=now - verdict.since_s,
+        job_id=verdict.job_id,
+        run=job.run,
+        cause=verdict.cause,
+        value=verdict.since_s if verdict.cost_share is None else verdict.cost_share,
+        ranks=tuple(verdict.ranks),
+        waiting=tuple(verdict.waiting),
+        group_id=verdict.group_id,
+        group=verdict.group,
+        op=verdict.op,
+        seq=verdict.seq,
+        idle_ranks=idle,
+        share=share,
+        evidence=(_item(verdict, now),),
+    )
+
+
+def _subject(verdict: Verdict) -> tuple[str, ...]:
+    """Return what a verdict is about: a rank for a straggler, else an operation of a group."""
+    if verdict.kind == "straggler":
+        return tuple(map(str, verdict.ranks))
+    if verdict.kind == "corruption":
+        return (verdict.group_id, verdict.parameter or verdict.op)
+    return (verdict.group_id or verdict.group, verdict.op if verdict.seq is None else str(verdict.seq))
+
+
+def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float | None]:
+    """Return how many ranks do nothing because of a fault, on average; and the share of their time that it takes."""
+    if verdict.kind == "straggler":
+        share = verdict.cost_share
+        return (None, None) if share is None else (share * len(verdict.waiting), share)
+    if verdict.kind == "corruption":
+        return None, None
+    return float(group_size or len({*verdict.waiting, *verdict.ranks})), 1.0
+
+
+def _item(verdict: Verdict, now: float) -> EvidenceItem:
+    about = {"kind": verdict.kind, "cause": verdict.cause, "ranks": list(verdict.ranks)}
+    return EvidenceItem(verdict.source, now, verdict.says, about)
+
+
+# -- ranks that have died ----------------------------------------------------------------------------
+
+
+def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iterator[Condition]:
+    """Yield the ranks of a job that died or that an exception ended, each by itself; together if they are all."""
+    lost = [view for view in views if view.state == "gone" or view.raised]
+    if job.ended:
+        first = _first_to_fail(lost)
+        if len(first) < len(views) or (len(views) == 1 and first):
+            yield from (_of_rank(job_id, job, view, now) for view in first)
+        elif lost:
+            yield _of_all(job_id, job, lost, now)
+        return
+    yield from (_of_rank(job_id, job, view, now) for view in lost)
+
+
+def _first_to_fail(lost: list[RankView]) -> list[RankView]:
+    """Return the ranks that failed by themselves, before a launcher ended the others."""
+    raised = [view for view in lost if view.raised]
+    first = min((view.ended_at for view in raised or lost if view.ended_at is not None), default=None)
+    if first is None:
+        return raised or lost
+    return [view for view in raised or lost if view.ended_at is not None and view.ended_at - first < 1.0]
+
+
+def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Condition:
+    how = f"ended with {view.raised}" if view.raised else "died (no clean end)"
+    ended_at = now if view.ended_at is None else min(now, view.ended_at)
+    says = f"rank {view.rank} {how}, on {view.host}"
+    data = {"rank": view.rank, "raised": view.raised, "pid": view.pid}
+    return Condition(
+        kind="rank_lost",
+        subject=(str(view.rank),),
+        says=says,
+        began_at=ended_at,
+        job_id=job_id,
+        run=job.run,
+        cause="exception" if view.raised else "died",
+        ranks=(view.rank,),
+        nodes=(view.host,),
+        evidence=(EvidenceItem("ending", ended_at, says, data),),
+    )
+
+
+def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Condition:
+    ended_at = min((view.ended_at for view in lost if view.ended_at is not None), default=now)
+    says = f"all ranks ended without a clean end: {named([view.rank for view in lost])}"
+    return Condition(
+        kind="rank_lost",
+        subject=("all",),
+        says=says,
+        began_at=min(now, ended_at),
+        job_id=job_id,
+        run=job.run,
+        cause="all",
+        variant="all",
+        value=float(len(lost)),
+        numbers={"ranks": float(len(lost))},
+        evidence=(EvidenceItem("ending", ended_at, says, {"ranks": [view.rank for view in lost]}),),
+    )

@@ -1,0 +1,286 @@
+"""From conditions to incidents: how they open, get worse, end and come back; the same for all rules. Pure: times are parameters.
+
+A condition belongs to the incident with its key, or begins one. Each rule of the table that holds for it is an alert of the incident,
+which fires once it has held for ``for``, and stays for ``keep_firing_for``. Times are by a clock that is not set while the agent runs,
+so setting the wall clock neither opens nor ends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from commwatch_agent.incidents.incident import (
+    JOB_ENDED,
+    RECOVERED,
+    AlertState,
+    Condition,
+    EvidenceItem,
+    Incident,
+    incident_id,
+)
+from commwatch_alerts.model import SEVERITIES, Kind, Rule
+from commwatch_alerts.text import render
+
+#: One that comes back so many seconds after its end goes on.
+COMES_BACK_S = 60.0
+#: A condition that is not found for a shorter time counts as found, because samples are apart.
+GAP_S = 15.0
+#: Most items of evidence, and most alerts, of an incident.
+MOST_EVIDENCE, MOST_ALERTS = 24, 16
+#: The kinds of one wait, from the one that says least.
+_WAITS = ("waiting", "stalled", "hang")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The kinds of incidents, and the rules of each that an agent uses."""
+
+    kinds: Mapping[str, Kind]
+    rules: Mapping[str, Sequence[Rule]]
+    #: Returns the URL of the runbook, given the name of a rule.
+    runbook_url: Callable[[str], str] = lambda name: ""
+
+
+@dataclass(frozen=True)
+class Around:
+    """What surrounds the conditions of one moment."""
+
+    #: Unix time in s, by a clock that is not set while the agent runs.
+    now: float
+    #: Keys (``Condition.run``, else the name) of the runs whose ranks have all ended.
+    ended_runs: Collection[str] = ()
+    #: What all nodes know a run by, by its key on this node; runs that are missing are known by their name.
+    common: Mapping[str, str] = {}
+    #: Name of this host.
+    host: str = ""
+    #: Whether all sources have been looked at: otherwise a condition that is not found may still hold.
+    is_settled: bool = True
+
+
+def advanced(
+    conditions: Iterable[Condition], known: Iterable[Incident], table: Table, around: Around
+) -> list[Incident]:
+    """Return the incidents after this moment: pending, open and ended ones.
+
+    Args:
+        conditions: all that hold now.
+        known: as returned for the moment before. Ended ones serve to number later ones with their key.
+    """
+    found: dict[tuple[str, ...], list[Condition]] = {}
+    for condition in conditions:
+        if condition.kind in table.kinds and table.kinds[condition.kind].enabled:
+            found.setdefault(condition.key, []).append(condition)
+    latest = {each.key: each for each in sorted(known, key=lambda each: each.number)}
+    earlier = [each for each in known if latest[each.key] is not each]
+    after = [_unseen(incident, table, around) for key, incident in latest.items() if key not in found]
+    for key, of_key in found.items():
+        before = latest.get(key)
+        seen = _seen(before, of_key, table, around)
+        earlier += [before] if before is not None and before.id != seen.id else []
+        after.append(seen)
+    return [*earlier, *(each for each in after if each is not None)]
+
+
+# -- conditions that hold ---------------------------------------------------------------------------
+
+
+def _seen(known: Incident | None, conditions: list[Condition], table: Table, around: Around) -> Incident:
+    """Return an incident whose conditions hold."""
+    main = max(conditions, key=lambda each: _weight(each, table))
+    run_is_over = (main.run or main.job_id) in around.ended_runs
+    if known is not None and known.ended_at is not None:
+        if run_is_over:
+            return known
+        if around.now - known.ended_at <= COMES_BACK_S:
+            known = replace(known, state="open", ended_at=None, outcome=None)
+    incident = (
+        _begun(main, known, around) if known is None or known.ended_at is not None else _continued(known, main, around)
+    )
+    kind, alerts = table.kinds[incident.kind], _alerts(incident, conditions, table, around)
+    is_open = incident.state == "open" or run_is_over or around.now - incident.seen_at >= kind.opens_after_s
+    incident = replace(
+        incident,
+        state="open" if is_open else "pending",
+        alerts=alerts,
+        severity=_severity(incident, alerts, kind),
+        evidence=_evidence(incident.evidence, (item for each in conditions for item in each.evidence)),
+    )
+    return _ended(incident, around.now, JOB_ENDED) if run_is_over else incident
+
+
+def _weight(condition: Condition, table: Table) -> tuple[int, int]:
+    """Return a key by which, of several conditions of one incident, the one that says most is the largest."""
+    severities = [SEVERITIES.index(rule.severity) for rule in _rules_of(condition, table)]
+    return _rank_of(condition.kind), max(severities, default=-1)
+
+
+def _rank_of(kind: str) -> int:
+    return _WAITS.index(kind) if kind in _WAITS else 0
+
+
+def _rules_of(condition: Condition, table: Table) -> list[Rule]:
+    """Return the rules of the table that hold for a condition."""
+    return [rule for rule in table.rules.get(condition.kind, ()) if rule.holds(condition.variant, condition.value)]
+
+
+def _begun(condition: Condition, earlier: Incident | None, around: Around) -> Incident:
+    run, number = around.common.get(condition.run) or condition.job_id or around.host, 0
+    number = 0 if earlier is None else earlier.number + 1
+    began_at = min(condition.began_at, around.now)
+    return Incident(
+        id=incident_id(run, condition.kind, condition.subject, number),
+        kind=condition.kind,
+        severity=SEVERITIES[0],
+        state="pending",
+        job_id=condition.job_id,
+        run=condition.run,
+        subject=condition.subject,
+        began_at=began_at,
+        seen_at=around.now,
+        last_at=around.now,
+        number=number,
+        cost_rank_s=None if condition.idle_ranks is None else condition.idle_ranks * (around.now - began_at),
+        **_facts(condition, around),
+    )
+
+
+def _continued(known: Incident, condition: Condition, around: Around) -> Incident:
+    passed_s = around.now - known.last_at
+    cost = known.cost_rank_s
+    if condition.idle_ranks is not None:
+        cost = (cost or 0.0) + condition.idle_ranks * passed_s
+    known = replace(known, last_at=around.now, cost_rank_s=cost, job_id=condition.job_id)
+    if _rank_of(condition.kind) < _rank_of(known.kind):  # what was known of the culprits stays true
+        return known
+    facts = _facts(condition, around)
+    if not condition.ranks:
+        facts = {**facts, "ranks": known.ranks}
+    return replace(known, kind=condition.kind, began_at=min(known.began_at, condition.began_at), **facts)
+
+
+def _facts(condition: Condition, around: Around) -> dict[str, Any]:
+    """Return the fields of an incident that are those of its latest condition."""
+    return {
+        "cause": condition.cause,
+        "says": condition.says,
+        "ranks": condition.ranks,
+        "waiting": condition.waiting,
+        "nodes": condition.nodes or (around.host,),
+        "group_id": condition.group_id,
+        "group": condition.group,
+        "op": condition.op,
+        "seq": condition.seq,
+        "share": condition.share,
+    }
+
+
+def _evidence(known: tuple[EvidenceItem, ...], found: Iterable[EvidenceItem]) -> tuple[EvidenceItem, ...]:
+    """Return evidence with what is new: the same data is kept once, as it was first seen."""
+    kept = list(known)
+    for item in found:
+        if len(kept) < MOST_EVIDENCE and all((each.source, each.data) != (item.source, item.data) for each in kept):
+            kept.append(item)
+    return tuple(kept)
+
+
+def _severity(incident: Incident, alerts: Iterable[AlertState], kind: Kind) -> str:
+    """Return the severity of the worst alert that fires, at least the one that an open incident had; without alerts that of the kind."""
+    firing = [each.severity for each in alerts if each.fired_at is not None and each.resolved_at is None]
+    reached = [incident.severity] if incident.state == "open" else []
+    return max([*(firing or [kind.severity]), *reached], key=SEVERITIES.index)
+
+
+# -- conditions that are gone ----------------------------------------------------------------------
+
+
+def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None:
+    """Return an incident of which no condition holds; ``None``: it is dropped."""
+    if incident.ended_at is not None:
+        return incident
+    if (incident.run or incident.job_id) in around.ended_runs:
+        return None if incident.state == "pending" else _ended(incident, around.now, JOB_ENDED)
+    if not around.is_settled:
+        return incident
+    kind = table.kinds.get(incident.kind)
+    if incident.state == "pending":
+        return incident if around.now - incident.last_at < GAP_S else None
+    rules = {(rule.name, rule.severity): rule for rule in table.rules.get(incident.kind, ())}
+    alerts = tuple(_without(incident.alerts, rules, around.now))
+    firing = any(each.fired_at is not None and each.resolved_at is None for each in alerts)
+    ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
+    if around.now - incident.last_at >= ends_after_s and not firing:
+        return _ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
+    return replace(incident, alerts=alerts)
+
+
+def _ended(incident: Incident, at: float, outcome: str) -> Incident:
+    """Return an incident that ends, and its alerts with it."""
+    alerts = tuple(
+        replace(each, resolved_at=max(at, each.seen_at)) if each.resolved_at is None else each
+        for each in incident.alerts
+        if each.fired_at is not None
+    )
+    return replace(incident, state="ended", ended_at=max(at, incident.began_at), outcome=outcome, alerts=alerts)
+
+
+# -- alerts ----------------------------------------------------------------------------------------
+
+
+def _alerts(
+    incident: Incident, conditions: Iterable[Condition], table: Table, around: Around
+) -> tuple[AlertState, ...]:
+    """Return the alerts of an incident whose conditions hold."""
+    holding = {
+        (rule.name, rule.severity): (rule, condition)
+        for condition in conditions
+        for rule in _rules_of(condition, table)
+    }
+    active = {(each.name, each.severity): each for each in incident.alerts if each.resolved_at is None}
+    rules = {(rule.name, rule.severity): rule for of_kind in table.rules.values() for rule in of_kind}
+    after = [each for each in incident.alerts if each.resolved_at is not None]
+    after += _without([each for at, each in active.items() if at not in holding], rules, around.now)
+    for at, (rule, condition) in holding.items():
+        state = _held(active.get(at), rule, condition, around)
+        about = {"runbook_url": table.runbook_url(rule.name), "incident": incident.id}
+        after.append(replace(state, annotations={**state.annotations, **about}))
+    return tuple(after[-MOST_ALERTS:])
+
+
+def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Around) -> AlertState:
+    """Return the state of an alert whose condition holds."""
+    state = AlertState(rule.name, rule.severity, around.now) if known is None else known
+    labels = labels_of(condition, rule, around)
+    fires = state.fired_at is None and around.now - state.active_at >= rule.for_s
+    texts = {
+        name: render(text, labels, condition.value, condition.numbers)
+        for name, text in (("summary", rule.summary), ("description", rule.description))
+    }
+    return replace(
+        state,
+        fired_at=around.now if fires else state.fired_at,
+        seen_at=around.now,
+        value=condition.value,
+        labels=labels if state.fired_at is None else state.labels,
+        annotations={**texts, "cause": condition.says},
+    )
+
+
+def labels_of(condition: Condition, rule: Rule, around: Around) -> dict[str, str]:
+    """Return the labels of an alert."""
+    of_job = {"job_id": condition.job_id, "group": condition.group} if condition.job_id else {"instance": around.host}
+    rank = {"rank": str(condition.ranks[0])} if len(condition.ranks) == 1 else {}
+    labels = {**of_job, **rank, **condition.labels, "alertname": rule.name, "severity": rule.severity}
+    return {name: value for name, value in labels.items() if value}
+
+
+def _without(alerts: Iterable[AlertState], rules: Mapping[tuple[str, str], Rule], now: float) -> Iterator[AlertState]:
+    """Yield the states of alerts whose conditions do not hold."""
+    for each in alerts:
+        rule = rules.get((each.name, each.severity))
+        keep_s = 0.0 if rule is None else GAP_S if each.fired_at is None else max(GAP_S, rule.keep_firing_for_s)
+        if each.resolved_at is not None or now - each.seen_at < keep_s:
+            yield each
+        elif each.fired_at is not None:
+            yield replace(each, resolved_at=now)

@@ -1,0 +1,53 @@
+"""Incidents as rows of the history. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields
+from typing import Any
+
+from commwatch_agent.history.rows import IncidentRow
+from commwatch_agent.incidents.incident import AlertState, EvidenceItem, Incident
+
+_TUPLES = ("ranks", "waiting", "nodes", "subject")
+
+
+def row_of(incident: Incident, agent: str) -> IncidentRow:
+    """Return an incident as it is stored.
+
+    Args:
+        agent: run directory of this agent.
+    """
+    return IncidentRow(
+        incident.id,
+        agent,
+        incident.job_id,
+        incident.run,
+        incident.state,
+        int(incident.began_at * 1e9),
+        int(incident.last_at * 1e9),
+        json.dumps(asdict(incident)),
+    )
+
+
+def incidents_of(rows: Iterable[IncidentRow]) -> Iterator[Incident]:
+    """Yield the incidents of rows; rows that cannot be read are left out."""
+    for row in rows:
+        try:
+            yield from_json(json.loads(row.data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+
+
+def from_json(given: dict[str, Any]) -> Incident:
+    """Return an incident from JSON types, as ``asdict`` returns them; unknown fields are left out.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not one.
+    """
+    known = {field.name: given[field.name] for field in fields(Incident) if field.name in given}
+    known |= {name: tuple(known[name]) for name in _TUPLES}
+    known["evidence"] = tuple(EvidenceItem(**item) for item in known.get("evidence", ()))
+    known["alerts"] = tuple(AlertState(**state) for state in known.get("alerts", ()))
+    return Incident(**known)
