@@ -24,6 +24,7 @@ from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.server.web import application
 from commwatch_alerts import catalogue
 from commwatch_alerts.check import OF_A_SCRAPE, labels
+from commwatch_alerts.durations import duration
 from commwatch_alerts.export import runbook
 from commwatch_alerts.model import SEVERITIES
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
@@ -215,15 +216,39 @@ def test_links_lead_somewhere() -> None:
                 assert not anchor or anchor[1:] in anchors(target), f"{document.name}: {link}{anchor}"
 
 
+def at_once_or(duration_s: float) -> str:
+    """A duration in a table."""
+    return duration(duration_s) if duration_s else "at once"
+
+
+def test_every_kind() -> None:
+    """Every kind with its alerts, severity, durations and meaning is in docs/alerts.md, in order, and no other is."""
+    alerts: dict[str, dict[str, None]] = {name: {} for name in ALERTS.kinds}
+    for rule in ALERTS.alerts:
+        alerts[rule.kind][f"`{rule.name}`"] = None
+    assert [row for row in rows("alerts.md") if len(row) == 6 and row[2] in SEVERITIES] == [
+        [
+            kind.name,
+            ", ".join(alerts[kind.name]) or "none",
+            kind.severity,
+            at_once_or(kind.opens_after_s),
+            duration(kind.ends_after_s),
+            kind.help,
+        ]
+        for kind in ALERTS.kinds.values()
+    ]
+
+
 def test_every_alert() -> None:
-    """Every alert with its severity, ``for`` and evaluator, and every threshold, is in docs/alerts.md, and no other is."""
+    """Every alert with its severity, ``for``, evaluator and kind, and every threshold, is in docs/alerts.md, and no other is."""
     documented = list(rows("alerts.md"))
-    assert [row[:4] for row in documented if row[1] in SEVERITIES] == [
+    assert [row[:5] for row in documented if row[1] in SEVERITIES] == [
         [
             rule.name,
             rule.severity,
-            catalogue.duration(rule.for_s) if rule.for_s else "at once",
+            at_once_or(rule.for_s),
             "Prometheus" if rule.prometheus_only else "both",
+            f"`{rule.kind}`",
         ]
         for rule in ALERTS.alerts
     ]

@@ -20,6 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 if TYPE_CHECKING:
+    from commwatch_alerts.model import KindSettings
     from commwatch_alerts.receivers.settings import ReceiverConfig
 
 
@@ -88,6 +89,8 @@ class Config:
     receivers: tuple[ReceiverConfig, ...] = field(default_factory=tuple)
     #: Thresholds of alerts that differ from the default, by the names in the list of alerts.
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    #: Settings of kinds of incidents that differ from the default, by the names in the list of alerts.
+    kinds: Mapping[str, KindSettings] = field(default_factory=dict)
     #: A file with a list of alerts that replaces the built-in one.
     rules: Path | None = None
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
@@ -167,7 +170,7 @@ _ENVIRONMENT = {
 }
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
-    "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",
+    "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "kinds", "labels", "links", "peers", "raw_bytes", "receivers",
     "require_token", "require_token_for_metrics", "rules", "summary_bytes", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
 

@@ -14,6 +14,7 @@ from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.reference.links import UnknownLink, find
 
 if TYPE_CHECKING:
+    from commwatch_alerts.model import KindSettings
     from commwatch_alerts.receivers.settings import ReceiverConfig
 
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
@@ -147,6 +148,17 @@ def _checked_thresholds(value: Any, where: str) -> dict[str, float]:
     return value
 
 
+def _checked_kinds(value: Any, where: str) -> dict[str, KindSettings]:
+    # Here, because they import pydantic, which most commands do without.
+    from commwatch_alerts import kind_settings
+    from commwatch_alerts.tables import BadTable
+
+    try:
+        return kind_settings.checked(value)
+    except BadTable as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
 def _checked_labels(value: Any, where: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: needs a table of labels and texts, not {value!r}")
@@ -194,6 +206,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "gpus": _checked_gpus,
     "links": _checked_links,
     "thresholds": _checked_thresholds,
+    "kinds": _checked_kinds,
     "labels": _checked_labels,
     "receivers": _checked_receivers,
     "otlp_endpoint": _checked_endpoint,

@@ -41,7 +41,7 @@ def change(now: Config, wanted: Config, *, rules_differ: bool = False, certifica
     taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
     left = [key for key in differ if key not in taken]
     config = replace(now, **{key: getattr(wanted, key) for key in taken})
-    for differs, keys in ((rules_differ, ("rules", "thresholds")), (certificate_differs, _TLS)):
+    for differs, keys in ((rules_differ, ("rules", "thresholds", "kinds")), (certificate_differs, _TLS)):
         if differs and not set(keys) & {*taken, *left}:
             taken.append(keys[0])
     return Change(config, tuple(taken), tuple(left))

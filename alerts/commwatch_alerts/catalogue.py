@@ -1,24 +1,25 @@
-"""Read the list of alerts, with the thresholds of the settings. Pure, except for ``shipped``, which reads a file."""
+"""Read the list of kinds and alerts, with the thresholds and kinds of the settings. Pure, except for ``shipped``, which reads a file."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationInfo, model_validator
 
-from commwatch_alerts.model import SEVERITIES, OneLineError, Record, Rule
+from commwatch_alerts.durations import Duration
+from commwatch_alerts.kind_settings import kind_with, rules_with
+from commwatch_alerts.model import SEVERITIES, Kind, KindSettings, OneLineError, Record, Rule
 from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
 from commwatch_alerts.text import FORMATS, VALUE, BadTemplate, fields
 
 _THRESHOLD = re.compile(r"\$([a-z][a-z0-9_]*)")
 _IN_TEXT = re.compile(r"\{\$([a-z][a-z0-9_]*):([a-z]+)\}")
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _ALERT_NAME, _RECORD_NAME = re.compile(r"[A-Z][A-Za-z0-9]+"), re.compile(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+")
 _NAME, _LABEL = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -28,19 +29,10 @@ class CatalogueError(OneLineError):
     """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key."""
 
 
-def seconds(text: str) -> float | None:
-    """Return the seconds of a duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if ``text`` is not a duration."""
-    found = _DURATION.fullmatch(text)
-    if not text or found is None:
-        return None
-    hours, minutes, rest = (int(part or 0) for part in found.groups())
-    return float(hours * 3600 + minutes * 60 + rest)
-
-
 def _threshold(name: str, known: ValidationInfo) -> float:
     thresholds: Mapping[str, Threshold] = known.context or {}
     if name not in thresholds:
-        raise ValueError(f"unknown threshold '${name}'; known are {', '.join(thresholds)}")
+        raise ValueError(f"unknown threshold '{name}'; known are {', '.join(thresholds)}")
     return thresholds[name].value
 
 
@@ -60,25 +52,30 @@ def _line(template: str, known: ValidationInfo) -> str:
     return _IN_TEXT.sub(put_in, " ".join(template.split()))
 
 
+def _limit(name: Any, known: ValidationInfo) -> float:
+    """Return the value of a threshold."""
+    if not isinstance(name, str):
+        raise ValueError(f"needs the name of a threshold, not {name!r}")
+    return _threshold(name, known)
+
+
 _Number = Annotated[float, needs("a number", math.isfinite)]
 _Text = Annotated[str, AfterValidator(str.strip), needs("a text", bool)]
 _Flag = Annotated[bool, needs("true or false")]
-_Duration = Annotated[
-    float,
-    BeforeValidator(lambda value: seconds(value) if isinstance(value, str) else None),
-    needs("a duration such as 90s or 5m"),
-]
 _Expr = Annotated[_Text, AfterValidator(_filled)]
 _Template = Annotated[_Text, AfterValidator(_line)]
 _Label = Annotated[str, needs("a label", _LABEL.fullmatch)]
 _Name = Annotated[str, needs("a name of lower-case letters, digits and underscores", _NAME.fullmatch)]
+_NameOfThreshold = Annotated[float | None, BeforeValidator(_limit)]
 _List = Annotated[list[Any], needs("a list")]
+_Severity = Annotated[str, one_of(SEVERITIES)]
 
 
 class _Top(BaseModel):
     model_config = TABLE
 
     thresholds: Annotated[dict[_Name, Any], needs("a table")] | None = None
+    kinds: Annotated[dict[_Name, Any], needs("a table")] | None = None
     records: _List | None = None
     alerts: _List | None = None
 
@@ -110,6 +107,18 @@ class Threshold:
     help: str
 
 
+class _Kind(BaseModel):
+    """The keys of a kind; the fields are those of ``Kind``, which adds its name."""
+
+    model_config = TABLE
+
+    severity: _Severity
+    opens_after_s: Duration = Field(alias="opens_after")
+    ends_after_s: Duration = Field(alias="ends_after")
+    help: _Text
+    runbook: _Text
+
+
 class _Record(BaseModel):
     """The keys of a record; the fields are those of ``Record``."""
 
@@ -126,12 +135,16 @@ class _Alert(BaseModel):
     model_config = TABLE
 
     name: Annotated[str, needs("a name such as CommShareHigh", _ALERT_NAME.fullmatch)] = Field(alias="alert")
+    kind: _Name
+    variant: _Name = ""
+    above: _NameOfThreshold = None
+    below: _NameOfThreshold = None
     expr: _Expr
-    severity: Annotated[str, one_of(SEVERITIES)]
+    severity: _Severity
     summary: _Template
     description: _Template
-    for_s: _Duration = Field(0.0, alias="for")
-    keep_firing_for_s: _Duration = Field(0.0, alias="keep_firing_for")
+    for_s: Duration = Field(0.0, alias="for")
+    keep_firing_for_s: Duration = Field(0.0, alias="keep_firing_for")
     also: Annotated[dict[_Name, _Expr], needs("a table")] = Field(default_factory=dict)
     on: Annotated[tuple[_Label, ...], Strict(False), needs("a list of labels")] = Field((), alias="also_on")
     prometheus_only: _Flag = False
@@ -158,11 +171,17 @@ class _Alert(BaseModel):
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The list, with the values of thresholds in its expressions and texts."""
+    """The list, with the values of thresholds in its expressions and texts, and with the settings of kinds."""
 
     records: tuple[Record, ...]
     alerts: tuple[Rule, ...]
     thresholds: tuple[Threshold, ...]
+    #: By name.
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def rows(self, kind: str) -> tuple[Rule, ...]:
+        """Return the rules of a kind that the agent uses."""
+        return tuple(rule for rule in self.alerts if rule.kind == kind and not rule.prometheus_only)
 
 
 def shipped(name: str) -> str:
@@ -170,15 +189,20 @@ def shipped(name: str) -> str:
     return (files("commwatch_alerts") / name).read_text(encoding="utf-8")
 
 
-def read(text: str, thresholds: Mapping[str, float] | None = None) -> Catalogue:
-    """Return the list of alerts in a text.
+def read(
+    text: str,
+    thresholds: Mapping[str, float] | None = None,
+    kinds: Mapping[str, KindSettings] | None = None,
+) -> Catalogue:
+    """Return the list of kinds and alerts in a text.
 
     Args:
         text: YAML in the form of ``rules.yaml``.
         thresholds: values that the settings set, by name.
+        kinds: settings of kinds, by name.
 
     Raises:
-        CatalogueError: the text or a threshold is wrong.
+        CatalogueError: the text, a threshold, or the name of a kind in the settings is wrong.
     """
     try:
         whole = yaml.safe_load(text)
@@ -186,18 +210,16 @@ def read(text: str, thresholds: Mapping[str, float] | None = None) -> Catalogue:
         raise CatalogueError(f"not valid YAML: {' '.join(str(error).split())}") from None
     top = _checked(_Top, whole, "the list")
     known = _thresholds(top.thresholds or {}, thresholds or {})
+    listed = _kinds(top.kinds or {})
     records = tuple(Record(**dict(each)) for each in _entries(_Record, top.records, "record", known))
     alerts = tuple(Rule(**dict(each)) for each in _entries(_Alert, top.alerts, "alert", known))
     _no_twins((record.name for record in records), "records")
     _no_twins((f"{rule.name} ({rule.severity})" for rule in alerts), "alerts")
-    return Catalogue(records, alerts, tuple(known.values()))
-
-
-def duration(duration_s: float) -> str:
-    """Return seconds in the form that ``seconds`` reads, such as ``5m``."""
-    whole = int(duration_s)
-    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
-    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+    _check_names(listed, alerts)
+    given = kinds or {}
+    _known_keys(given, listed, "kinds")
+    settled = {name: kind_with(kind, given[name]) if name in given else kind for name, kind in listed.items()}
+    return Catalogue(records, rules_with(alerts, given), tuple(known.values()), settled)
 
 
 # -- parts of the list ------------------------------------------------------------------------------
@@ -226,10 +248,29 @@ def _no_twins(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
-def _thresholds(table: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Threshold]:
+def _known_keys(given: Iterable[str], known: Collection[str], where: str) -> None:
     for name in given:
-        if name not in table:
-            raise CatalogueError(f"thresholds: unknown '{name}'; known are {', '.join(table)}")
+        if name not in known:
+            raise CatalogueError(f"{where}: unknown '{name}'; known are {', '.join(known)}")
+
+
+def _kinds(table: Mapping[str, Any]) -> dict[str, Kind]:
+    return {name: Kind(name, **dict(_checked(_Kind, entry, f"kinds: {name}"))) for name, entry in table.items()}
+
+
+def _check_names(kinds: Mapping[str, Kind], alerts: Sequence[Rule]) -> None:
+    """Check that alerts name kinds, and that kinds name alerts."""
+    names = dict.fromkeys(rule.name for rule in alerts)
+    for rule in alerts:
+        if rule.kind not in kinds:
+            raise CatalogueError(f"{rule.name}: kind: unknown '{rule.kind}'; known are {', '.join(kinds)}")
+    for kind in kinds.values():
+        if kind.runbook not in names:
+            raise CatalogueError(f"kinds: {kind.name}: runbook: there is no alert '{kind.runbook}'")
+
+
+def _thresholds(table: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Threshold]:
+    _known_keys(given, table, "thresholds")
     found = {}
     for name, entry in table.items():
         where = f"thresholds: {name}"

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from commwatch_alerts.catalogue import Catalogue, duration
+from commwatch_alerts.catalogue import Catalogue
+from commwatch_alerts.durations import duration
 from commwatch_alerts.model import Record, Rule
 from commwatch_alerts.text import to_go
 

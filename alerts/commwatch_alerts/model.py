@@ -83,7 +83,7 @@ class Kind:
 
     #: As in ``/api/v1/incidents``.
     name: str
-    #: One of ``SEVERITIES``: of its incidents, as long as none of its rules that holds is worse.
+    #: One of ``SEVERITIES``: of its incidents while none of its rules holds.
     severity: str
     #: Seconds for which its condition must hold before the incident is open, and seconds without it after which that ends.
     opens_after_s: float
@@ -93,6 +93,18 @@ class Kind:
     #: Heading of the runbook: name of a rule.
     runbook: str
     enabled: bool = True
+
+
+@dataclass(frozen=True)
+class KindSettings:
+    """What the settings change of a kind, for the agent and for Prometheus."""
+
+    #: ``False``: it has no incidents and no alerts.
+    enabled: bool = True
+    #: One of ``SEVERITIES``: worse ones are lowered to it; ``None``: as listed.
+    severity: str | None = None
+    #: Seconds for which its condition must hold, for its incidents and for all its rules; ``None``: as listed.
+    for_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import pytest
 from commwatch_agent.config import Config
 from commwatch_agent.reload import change
 from commwatch_agent.runtime.sd_notify import READY, RELOADING
+from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
@@ -35,8 +36,9 @@ NOW = Config(dir=Path("/run/here"), state=Path("/var/here"))
 #: A list with one alert, which fires at once if its threshold is below 1.
 LIST = """
 thresholds: {least: {default: 5, low: 0, high: 10, unit: count, help: "agents"}}
+kinds: {here: {severity: info, opens_after: 0s, ends_after: 60s, runbook: AgentHere, help: "an agent runs"}}
 alerts:
-  - {alert: AgentHere, expr: commwatch_build_info > $least, severity: warning, summary: here, description: here}
+  - {alert: AgentHere, kind: here, expr: commwatch_build_info > $least, severity: warning, summary: here, description: here}
 """
 
 
@@ -58,6 +60,7 @@ def test_change_of_the_list() -> None:
     """Another list of alerts, or certificate, in the same file is a change, which a change of file or thresholds is anyway."""
     assert change(NOW, NOW, rules_differ=True).says == "applied rules"
     assert change(NOW, replace(NOW, thresholds={"least": 1.0}), rules_differ=True).taken == ("thresholds",)
+    assert change(NOW, replace(NOW, kinds={"here": KindSettings(enabled=False)}), rules_differ=True).taken == ("kinds",)
     assert change(NOW, NOW, certificate_differs=True).taken == ("tls_cert",)
     assert change(NOW, replace(NOW, tls_key=Path("/a")), certificate_differs=True).taken == ("tls_key",)
 
@@ -166,7 +169,7 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
             return {one["name"]: one["id"] for one in here.running.get("/api/v1/alerts")[part]}
 
         before = wait_for(lambda: shown("active"), "the alert")
-        second = "  - {alert: More, expr: commwatch_up >= 0, severity: info, summary: a, description: b}\n"
+        second = "  - {alert: More, kind: here, expr: commwatch_up >= 0, severity: info, summary: a, description: b}\n"
         third = second.replace("More", "Other").replace("commwatch_up", "commwatch_build_info")
         file.write_text(file.read_text() + third)
         assert here.asked(settings) == "applied rules"
@@ -184,6 +187,7 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
         ("keep_days = 'long'", "keep_days: needs a number"),
         ("keep_days = 3\nkeep_dayz = 3", "did you mean keep_days?"),
         ("keep_days = 3\n[thresholds]\nleast = 11", "least"),
+        ("keep_days = 3\n[kinds.hang]\nfor = 5", "hang: for: needs a duration"),
         ("keep_days = 3\nrules = '/none/list.yaml'", "/none/list.yaml: No such file"),
         ("keep_days = 3\ntoken_file = '/none/token'", "token file /none/token: No such file"),
         ("keep_days = 3\nca_file = '/none/ca.pem'", "ca_file /none/ca.pem: No such file"),

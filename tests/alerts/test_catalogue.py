@@ -13,17 +13,23 @@ from commwatch_agent.alerting.alert_rules import labels_by_series
 from commwatch_alerts import catalogue
 from commwatch_alerts.catalogue import CatalogueError, read, shipped
 from commwatch_alerts.check import check
+from commwatch_alerts.durations import duration, seconds
 from commwatch_alerts.export import kubernetes, prometheus
+from commwatch_alerts.model import Kind
 from tests.helpers import examples
 
 LIST = """
 thresholds:
   much: {default: 0.3, low: 0, high: 1, unit: ratio, help: "too much"}
+kinds:
+  wide: {severity: info, opens_after: 5m, ends_after: 60s, runbook: TooMuch, help: "it is too much"}
 records:
   - record: job:commwatch_comm_share_ratio:avg
     expr: avg by (job_id) (commwatch_comm_share_ratio)
 alerts:
   - alert: TooMuch
+    kind: wide
+    above: much
     expr: job:commwatch_comm_share_ratio:avg > $much
     for: 1h5m
     keep_firing_for: 90s
@@ -36,7 +42,7 @@ alerts:
 #: What is changed in it into what, and what the message must say.
 MISTAKES = [
     ("thresholds:", "thresholds", "not valid YAML"),
-    ("records:", "recrods:", "unknown key 'recrods'; known are thresholds, records, alerts"),
+    ("records:", "recrods:", "unknown key 'recrods'; known are thresholds, kinds, records, alerts"),
     (
         "job:commwatch_comm_share_ratio:avg > $much",
         '"a!\\nb"',
@@ -51,8 +57,12 @@ MISTAKES = [
     ('help: "too much"', "help: 7", "thresholds: much: help: needs a text"),
     ("record: job:commwatch_comm_share_ratio:avg", "record: share", "share: record: needs a name such as level:metric"),
     ("alert: TooMuch", "alert: too_much", "too_much: alert: needs a name such as CommShareHigh, not 'too_much'"),
-    ("alert: TooMuch", "name: TooMuch", "alert 1: unknown key 'name'; known are alert, expr"),
-    ("alert: TooMuch\n    expr:", "expr:", "alert 1: lacks the key 'alert'"),
+    (
+        "alert: TooMuch",
+        "name: TooMuch",
+        "alert 1: unknown key 'name'; known are alert, kind, variant, above, below, expr",
+    ),
+    ("alert: TooMuch\n    kind:", "kind:", "alert 1: lacks the key 'alert'"),
     ("default: 0.3", "default: true", "thresholds: much: default: needs a number, not True"),
     ("severity: warning", "severity: page", "TooMuch: severity: needs one of info, warning, critical, not 'page'"),
     ("severity: warning", "colour: red", "TooMuch: unknown key 'colour'"),
@@ -60,8 +70,8 @@ MISTAKES = [
     ("for: 1h5m", "for: 5", "TooMuch: for: needs a duration such as 90s or 5m, not 5"),
     ("for: 1h5m", "for: 5x", "TooMuch: for: needs a duration"),
     ("for: 1h5m", "prometheus_only: maybe", "TooMuch: prometheus_only: needs true or false, not 'maybe'"),
-    ("> $much", "> $mcuh", "TooMuch: expr: unknown threshold '$mcuh'; known are much"),
-    ("{$much:percent}", "{$mcuh:percent}", "TooMuch: summary: unknown threshold '$mcuh'"),
+    ("> $much", "> $mcuh", "TooMuch: expr: unknown threshold 'mcuh'; known are much"),
+    ("{$much:percent}", "{$mcuh:percent}", "TooMuch: summary: unknown threshold 'mcuh'"),
     ("{$much:percent}", "{$much:metres}", "TooMuch: summary: unknown format 'metres'"),
     ("{value:percent} >", "{value} >", "TooMuch: summary: {value} needs a format"),
     ("{value:percent} >", "{values:percent} >", "TooMuch: summary: there is no number 'values'; put it into 'also'"),
@@ -73,6 +83,20 @@ MISTAKES = [
     ("also: {exposed:", "also: {value:", "TooMuch: also: 'value' is reserved for the number of 'expr'"),
     ("also_on: [job_id]", "also_on: job_id", "TooMuch: also_on: needs a list of labels"),
     ("also_on: [job_id]", "on: [job_id]", "TooMuch: unknown key 'True'"),
+    ("    kind: wide\n", "", "TooMuch: lacks the key 'kind'"),
+    ("kind: wide", "kind: tall", "TooMuch: kind: unknown 'tall'; known are wide"),
+    ("kind: wide", "kind: wide\n    variant: Wide", "TooMuch: variant: needs a name of lower-case letters"),
+    ("above: much", "above: mcuh", "TooMuch: above: unknown threshold 'mcuh'; known are much"),
+    ("above: much", "below: 0.3", "TooMuch: below: needs the name of a threshold, not 0.3"),
+    ("runbook: TooMuch", "runbook: TooLittle", "kinds: wide: runbook: there is no alert 'TooLittle'"),
+    (
+        "opens_after: 5m",
+        "opens_after: soon",
+        "kinds: wide: opens_after: needs a duration such as 90s or 5m, not 'soon'",
+    ),
+    ("ends_after: 60s", f"ends_after: {'9' * 400}s", "kinds: wide: ends_after: needs a duration"),
+    ("ends_after: 60s", "ends: 60s", "kinds: wide: unknown key 'ends'; known are severity, opens_after, ends_after"),
+    ("severity: info, opens", "severity: page, opens", "kinds: wide: severity: needs one of info, warning"),
     # -- what only a look at the expressions tells --
     ("avg by (job_id) (commwatch_comm", "avg by (job_id (commwatch_comm", "ratio:avg: expr: not valid PromQL"),
     ("(commwatch_comm_share_ratio)", "(commwatch_com_share_ratio)", "there is no metric 'commwatch_com_share_ratio'"),
@@ -128,7 +152,10 @@ def test_what_an_entry_means() -> None:
     assert rule.summary == "{job_id}: {value:percent} > 30%"
     assert (rule.on, list(rule.also), rule.prometheus_only) == (("job_id",), ["exposed"], False)
     assert [(each.name, each.value) for each in found.thresholds] == [("much", 0.3)]
+    assert (rule.kind, rule.variant, rule.above, rule.below) == ("wide", "", 0.3, None)
+    assert found.kinds == {"wide": Kind("wide", "info", 300, 60, "it is too much", "TooMuch")}
     assert read(LIST, {"much": 0.4}).alerts[0].expr.endswith("> 0.4")
+    assert read(LIST, {"much": 0.4}).alerts[0].above == 0.4
 
 
 @pytest.mark.parametrize(("old", "new", "says"), MISTAKES)
@@ -146,7 +173,7 @@ def test_twins() -> None:
     entry = LIST[LIST.index("  - alert") :]
     with pytest.raises(CatalogueError, match=r"alerts: TooMuch \(warning\) is defined twice"):
         read(LIST + entry)
-    assert len(read(LIST + entry.replace("warning", "critical")).alerts) == 2
+    assert len(read(LIST + entry.replace("severity: warning", "severity: critical")).alerts) == 2
 
 
 @pytest.mark.parametrize("given", [{"much": 2.0}, {"much": float("nan")}, {"other": 0.5}])
@@ -175,13 +202,13 @@ def test_other_yaml(text: str) -> None:
 @given(st.integers(0, 10**6))
 def test_durations(whole: int) -> None:
     """Seconds, written as people do, are the same seconds."""
-    assert catalogue.seconds(catalogue.duration(whole)) == whole
+    assert seconds(duration(whole)) == whole
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "1.5h", "-5m", "5m1h", "5 m", "1d"])
+@pytest.mark.parametrize("text", ["", "5", "m", "1.5h", "-5m", "5m1h", "5 m", "1d", "9" * 400 + "h", "٣s"])
 def test_no_durations(text: str) -> None:
     """What is no duration is none."""
-    assert catalogue.seconds(text) is None
+    assert seconds(text) is None
 
 
 def test_kubernetes_has_the_same() -> None:
@@ -209,6 +236,6 @@ def test_export_has_everything() -> None:
     for made, rule in zip(alerts, found.alerts, strict=True):
         assert made["annotations"]["runbook_url"] == f"https://example.org/r#{rule.name.lower()}"
         assert set(made["annotations"]) == {"summary", "description", "runbook_url"}
-        assert catalogue.seconds(made.get("for", "0s")) == rule.for_s
-        assert catalogue.seconds(made.get("keep_firing_for", "0s")) == rule.keep_firing_for_s
+        assert seconds(made.get("for", "0s")) == rule.for_s
+        assert seconds(made.get("keep_firing_for", "0s")) == rule.keep_firing_for_s
         assert not re.search(r"\$[a-z_]+ *[<>]", made["expr"])

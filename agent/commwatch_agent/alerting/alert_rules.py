@@ -44,7 +44,7 @@ def catalogue(config: Config) -> Catalogue:
     """
     try:
         text = shipped(SHIPPED) if config.rules is None else text_of(config.rules)
-        found = read(text, config.thresholds)
+        found = read(text, config.thresholds, config.kinds)
         if config.rules is not None:
             check(found, labels_by_series())
     except CatalogueError as error:

@@ -116,7 +116,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_alerts.check import check
 
     try:
-        found = read(text_of(arguments.file), config.thresholds)
+        found = read(text_of(arguments.file), config.thresholds, config.kinds)
         check(found, labels_by_series())
     except CatalogueError as error:
         complain(f"{arguments.file}: {error}")

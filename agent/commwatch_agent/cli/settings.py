@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.config import Config, check_variables, explained
 from commwatch_agent.core.terminal_text import line
+from commwatch_alerts.model import KindSettings
 
 if TYPE_CHECKING:
     from commwatch_alerts.receivers.settings import ReceiverConfig
@@ -77,7 +78,18 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
 def _entries(value: object) -> Mapping[str, str | float] | None:
     if isinstance(value, tuple) and not any(isinstance(each, str) for each in value):
         return {receiver.name: _without_secrets(receiver) for receiver in value}
-    return value if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
+        return None
+    return {name: _of_kind(entry) if isinstance(entry, KindSettings) else entry for name, entry in value.items()}
+
+
+def _of_kind(given: KindSettings) -> str:
+    from commwatch_alerts.durations import duration
+
+    parts = [] if given.enabled else ["disabled"]
+    parts += [f"at most {given.severity}"] if given.severity is not None else []
+    parts += [f"for {duration(given.for_s)}"] if given.for_s is not None else []
+    return ", ".join(parts) or "as listed"
 
 
 def _plain(value: object) -> str:

@@ -83,7 +83,7 @@ def test_list_of_ones_own(tmp_path: Path) -> None:
     mine.write_text(shipped("rules.yaml").replace("default: 0.3,", "default: 0.35,", 1))
     (tmp_path / "commwatch.toml").write_text('rules = "mine.yaml"\n')
     assert "> 0.35 " in expression(commwatch("alerts", "export", cwd=tmp_path).stdout)
-    mine.write_text(mine.read_text().replace("severity: warning", "severity: loud", 1))
+    mine.write_text(mine.read_text().replace("severity: warning\n", "severity: loud\n", 1))
     said = one_line(commwatch("alerts", "export", cwd=tmp_path))
     assert f"{mine}: CommShareHigh: severity: needs one of info, warning, critical, not 'loud'" in said
     config = load(HOME, tmp_path / "commwatch.toml")

@@ -25,6 +25,13 @@ host = "10.0.0.1"
 comm_share = 0.4
 efficiency = 0.5
 
+[kinds.straggler]
+enabled = false
+
+[kinds.hang]
+severity = "warning"
+for = "1m30s"
+
 [labels]
 cluster = "east"
 
@@ -85,6 +92,8 @@ def test_where_from(tmp_path: Path) -> None:
     assert found["thresholds.comm_share"] == (0.4, str(file))
     assert found["thresholds.efficiency"] == (0.6, "COMMWATCH_THRESHOLD_EFFICIENCY")
     assert (found["labels.cluster"], found["labels.user"]) == (("east", str(file)), ("ann", "COMMWATCH_LABEL_USER"))
+    assert found["kinds.straggler"] == ("disabled", str(file))
+    assert found["kinds.hang"] == ("at most warning, for 1m30s", str(file))
     assert found["receivers.hook"] == ("webhook: https://hooks.example.com", str(file))
     assert found["receivers.slack"] == ("slack: url_file /etc/slack", str(file))
     assert found["receivers.mail"] == ("email: mail.example.com:587, password_env MAIL_PASSWORD", str(file))
@@ -109,6 +118,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("prot = 1", {}, "unknown key 'prot'; did you mean port?"),
         ("port = 70000", {}, "port: needs a whole number"),
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
+        ("[kinds.hangs]\nenabled = false", {}, "alerts: kinds: unknown 'hangs'; known are hang,"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
         ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE=much: not a number"),
         ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),

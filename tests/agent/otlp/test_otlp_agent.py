@@ -20,8 +20,9 @@ from tests.receivers import OK, Handler, certificate, status
 #: A list with one alert, which fires at once if its threshold is below 1.
 LIST = """
 thresholds: {least: {default: 5, low: 0, high: 10, unit: count, help: "agents"}}
+kinds: {here: {severity: info, opens_after: 0s, ends_after: 60s, runbook: AgentHere, help: "an agent runs"}}
 alerts:
-  - {alert: AgentHere, expr: commwatch_build_info > $least, severity: warning, summary: the agent is here, description: here}
+  - {alert: AgentHere, kind: here, expr: commwatch_build_info > $least, severity: warning, summary: the agent is here, description: here}
 """
 #: Series whose values change from moment to moment.
 MOVING = (

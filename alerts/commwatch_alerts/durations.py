@@ -1,0 +1,36 @@
+"""Durations as people write them: ``90s``, ``5m``, ``1h30m``. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from commwatch_alerts.tables import needs
+
+_DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", re.ASCII)
+
+
+def seconds(text: str) -> float | None:
+    """Return the seconds of a duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if ``text`` is not a duration."""
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        return None
+    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return float(hours * 3600 + minutes * 60 + rest)
+
+
+def duration(duration_s: float) -> str:
+    """Return seconds in the form that ``seconds`` reads, such as ``5m``."""
+    whole = int(duration_s)
+    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
+def _read(value: Any) -> float | None:
+    return seconds(value) if isinstance(value, str) else None
+
+
+#: The type of such a key of a table.
+Duration = Annotated[float, BeforeValidator(_read), needs("a duration such as 90s or 5m")]

@@ -1,0 +1,68 @@
+"""The tables ``[kinds.NAME]`` of the settings: read, and applied to kinds and rules. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from commwatch_alerts.durations import Duration
+from commwatch_alerts.model import SEVERITIES, Kind, KindSettings, Rule
+from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
+
+_UNCHANGED = KindSettings()
+
+
+class _Table(BaseModel):
+    """The keys of a table; the fields are those of ``KindSettings``."""
+
+    model_config = TABLE
+
+    enabled: Annotated[bool, needs("true or false")] = True
+    severity: Annotated[str, one_of(SEVERITIES)] | None = None
+    for_s: Duration | None = Field(None, alias="for")
+
+
+def checked(tables: Any) -> dict[str, KindSettings]:
+    """Return the settings of kinds, by name; the names are checked where the list is read.
+
+    Raises:
+        BadTable: a table is wrong.
+    """
+    if not isinstance(tables, dict):
+        raise BadTable("needs tables: [kinds.NAME] above each")
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = KindSettings(**dict(checked_table(_Table, table, show_values=True)))
+        except BadTable as error:
+            raise BadTable(f"{name}: {error}") from None
+    return found
+
+
+def kind_with(kind: Kind, given: KindSettings) -> Kind:
+    """Return a kind with its settings."""
+    opens_after_s = kind.opens_after_s if given.for_s is None else given.for_s
+    return replace(kind, enabled=given.enabled, severity=_capped(kind.severity, given), opens_after_s=opens_after_s)
+
+
+def rules_with(rules: Sequence[Rule], settings: Mapping[str, KindSettings]) -> tuple[Rule, ...]:
+    """Return the rules with the settings of their kinds, without those of disabled kinds.
+
+    If a rule differs from an earlier one only by its severity and a higher threshold, and its severity is lowered to that
+    of the earlier one, it is left out: the earlier one holds whenever it does.
+    """
+    found: dict[tuple[str, str, str], Rule] = {}
+    for rule in rules:
+        given = settings.get(rule.kind, _UNCHANGED)
+        if given.enabled:
+            severity = _capped(rule.severity, given)
+            for_s = rule.for_s if given.for_s is None else given.for_s
+            found.setdefault((rule.name, severity, rule.variant), replace(rule, severity=severity, for_s=for_s))
+    return tuple(found.values())
+
+
+def _capped(severity: str, given: KindSettings) -> str:
+    return severity if given.severity is None else min(severity, given.severity, key=SEVERITIES.index)
