@@ -27,7 +27,8 @@ from commwatch.wire import events as ev
 from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
 from commwatch_agent.alerting.bundles import Evidence
-from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
+from commwatch_agent.alerting.look import Look
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
 from commwatch_agent.core.api_views import Row
@@ -35,6 +36,7 @@ from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.store import begin
+from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.steps import EXPLICIT
@@ -49,7 +51,6 @@ from commwatch_agent.watchers.inspector import Inspector
 from commwatch_agent.watchers.nccl import NcclLogs
 from commwatch_agent.watchers.profiles import Profiles
 from commwatch_agent.watchers.ras import Ras
-from commwatch_alerts.book import Book
 from tests import prefork
 from tests.bare import opened
 
@@ -182,15 +183,17 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
         file.write(until.to_bytes(8, "little"))
 
 
-def no_alerts() -> tuple[Alerting, Evidence]:
-    """What evaluates no rules, and keeps no evidence."""
-    return Alerting(Plan(), lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
+def no_alerts() -> tuple[IncidentWatch, Evidence]:
+    """What finds nothing wrong, and keeps no evidence."""
+    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s: Look([], {}, {}), "none"), Evidence(
+        Path("none"), "", lambda job: {}
+    )
 
 
 def idle_services(queries: QueryService, **parts: Any) -> Services:
     """The parts of an agent that has nothing to watch, but for those that are given."""
     lock, aggregate, nowhere = threading.RLock(), Aggregate(), Path("none")
-    alerts, evidence = no_alerts()
+    incidents, evidence = no_alerts()
     idle: dict[str, Any] = {
         "worker": idle_worker(queries),
         "logs": NcclLogs(nowhere, aggregate, lock),
@@ -199,7 +202,7 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "inspector": Inspector(None, aggregate, lock),
         "ras": Ras((), aggregate, lock),
         "host": HostWatch(aggregate, lock, lambda: 0),
-        "alerts": alerts,
+        "incidents": incidents,
         "evidence": evidence,
         "peers": Peers(Config(nowhere, nowhere), "id"),
         "id": "id",

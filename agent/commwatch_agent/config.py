@@ -133,11 +133,6 @@ class Config:
         return self.state / f"history-{self.node_name}.sqlite"
 
     @property
-    def alerts(self) -> Path:
-        """File of active and past alerts."""
-        return self.state / f"alerts-{self.node_name}.json"
-
-    @property
     def sent_alerts(self) -> Path:
         """File of the alerts that were sent to receivers."""
         return self.state / f"told-{self.node_name}.json"

@@ -22,13 +22,15 @@ from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import PEER_ADDRESS
 from commwatch_agent.alerting.alert_rules import plan_of
 from commwatch_agent.alerting.bundles import Evidence, Sources
-from commwatch_agent.alerting.evaluation import Alerting, Plan
+from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
+from commwatch_agent.alerting.look import NodeLook
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
 from commwatch_agent.core.runs import renamed
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
+from commwatch_agent.history.history import History
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.store import begin
 from commwatch_agent.ingest.intake import Intake, room_for_rings
@@ -53,9 +55,7 @@ from commwatch_agent.watchers.nccl import logs_of, remove_old
 from commwatch_agent.watchers.profiles import Profiles, kept_in
 from commwatch_agent.watchers.regular_profiles import RegularProfiles
 from commwatch_agent.watchers.watchers import GPUS_S, Watchers
-from commwatch_alerts.book import Book
 from commwatch_alerts.model import Alert
-from commwatch_alerts.promql import UnsupportedExpression
 from commwatch_alerts.receivers.settings import receivers
 from commwatch_collectors.registry import Reading
 
@@ -72,8 +72,8 @@ _STUCK_NS = 10_000_000_000
 _ALIVE_NS = 1_000_000_000
 #: Seconds in all that threads get to finish when the agent ends.
 _END_S = 10.0
-#: Seconds between two evaluations of the alert rules.
-_ALERTS_S = 1.0
+#: Seconds between two looks at what is wrong.
+_INCIDENTS_S = 1.0
 #: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Seconds between two checks for SIGHUP, and whether a thread has ended the agent.
@@ -99,7 +99,7 @@ class Daemon:
     Raises:
         ConfigError: the list of alerts or a setting for OTLP is wrong.
         CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
-            written, or a rule cannot be evaluated.
+            written.
         BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
     """
 
@@ -158,10 +158,9 @@ class Daemon:
         self._delivery = delivery_of(kept, self._address)
         sources = Sources(queries, watchers.nccl, watchers.gpus, watchers.host)
         self._evidence = Evidence(kept.evidence, self._address, sources.sections)
-        with _evaluable():
-            self._alerting = Alerting(self._plan(config), self._registry.collect, Book(kept.alerts))
-        self._delivery.resume(*self._alerting.alerts())
-        self._registry.register(self._alerting)
+        self._incidents = self._watch_of(config, queries)
+        self._delivery.resume(*self._incidents.alerts())
+        self._registry.register(self._incidents)
         self._worker = Worker(queries, self._references, self._damaged)
         self._id, self._queries = secrets.token_hex(8), queries
         self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
@@ -215,7 +214,7 @@ class Daemon:
             inspector=self._watchers.inspector,
             ras=self._watchers.ras,
             host=self._watchers.host,
-            alerts=self._alerting,
+            incidents=self._incidents,
             evidence=self._evidence,
             peers=self._peers,
             id=self._id,
@@ -228,7 +227,7 @@ class Daemon:
         """Return the periodic threads that are neither watchers nor profiles."""
         examination = Examination(self.config.history, self._damaged)
         return [
-            Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
+            Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop),
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
@@ -331,14 +330,12 @@ class Daemon:
 
         Raises:
             ConfigError: the list of alerts is wrong.
-            CannotStart: the token cannot be written, or a rule cannot be evaluated.
+            CannotStart: the token cannot be written.
             BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
         """
         config = change(self.config, wanted).config
-        plan, before = self._plan(config), self._alerting.plan
-        differ = (plan.rules, plan.records) != (before.rules, before.records)
-        with _evaluable():
-            rules = self._alerting.prepared(plan)
+        plan, before = self._plan(config), self._incidents.plan
+        differ = (plan.table.kinds, plan.table.rules) != (before.table.kinds, before.table.rules)
         new_receivers = receivers(config.receivers, self._address)
 
         def apply() -> None:
@@ -346,14 +343,23 @@ class Daemon:
             self._exporter.relabel(config.labels)
             self._delivery.change(new_receivers, _FAREWELL_S)
             self._peers.change(config)
+            self._incidents.change(plan)
 
         access, renewed = self._server.prepared(config)
         found = change(self.config, wanted, rules_differ=differ, certificate_differs=renewed)
-        return found, [access, rules, apply]
+        return found, [access, apply]
 
     def _plan(self, config: Config) -> Plan:
         instance = f"{socket.gethostname()}:{self.port}"
         return self._given_plan or plan_of(config, instance, self._address, self._deliver)
+
+    def _watch_of(self, config: Config, queries: QueryService) -> IncidentWatch:
+        """Return what concludes, with the incidents of this agent in the history."""
+        look = NodeLook(queries, partial(self._watchers.ras.verdicts, None), self._registry.collect)
+        agent = str(config.dir.resolve())
+        with History(config.history, self._damaged) as history:
+            kept = history.incidents(agent=agent)
+        return IncidentWatch(self._plan(config), look, agent, kept)
 
     def _serve(self) -> None:
         """Run the web server, in its thread."""
@@ -415,6 +421,9 @@ class Daemon:
             log.warning("profiles: %s", error)
 
     def _tick(self) -> None:
+        incidents = self._incidents.unstored()
+        for _, row in incidents:
+            self._store.incident(row)
         try:
             self._intake.tick(time.monotonic_ns(), time.time_ns())
         except OSError as error:
@@ -423,6 +432,8 @@ class Daemon:
             self._say(
                 f"history is not being written: {self._store.trouble}" if self._store.trouble else self._intake.waiting
             )
+        if self._store.trouble is None:
+            self._incidents.stored(incidents)
         self._alive()
 
     def _alive(self) -> None:
@@ -447,15 +458,6 @@ class Daemon:
 
     def _ready(self) -> str | None:
         return self._healthy() or self._trouble
-
-
-@contextlib.contextmanager
-def _evaluable() -> Iterator[None]:
-    """Turn ``UnsupportedExpression`` into ``CannotStart``, with a remedy."""
-    try:
-        yield
-    except UnsupportedExpression as error:
-        raise CannotStart(f"alert {error}; remove it from the list, or rewrite it") from None
 
 
 def _are_over(slices: Iterator[None], most_s: float) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from commwatch_alerts.book import from_json
+from commwatch_alerts.alert_json import from_json
 from commwatch_alerts.kept import KeptFile
 from commwatch_alerts.model import RESOLVED, Alert
 from commwatch_alerts.outbox import Batch, Outbox

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from commwatch_alerts.book import as_json, from_json
+from commwatch_alerts.alert_json import as_json, from_json
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rule
 from commwatch_alerts.promql import EvaluationError, Expression, Moment, UnsupportedExpression
 from commwatch_alerts.series import NAME, Labels, Need, Samples, Vector, labels_of, value_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from commwatch_alerts.book import as_json, from_json
+from commwatch_alerts.alert_json import as_json, from_json
 from commwatch_alerts.model import FIRING, INFO, RESOLVED, SEVERITIES, Alert
 
 #: Most alerts in one message; further alerts of a group are only counted.

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily
 
-from commwatch_agent.alerting.evaluation import Alerting, Plan
 from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.history.history import History
-from commwatch_alerts.book import Book
-from commwatch_alerts.model import Rule
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation
 
 HOUR_NS = 3600 * 1000 * MS
@@ -81,26 +77,3 @@ def test_clock_set_on_after_a_job(tmp_path: Path) -> None:
     watch.tick(SECOND_NS)
     watch.intake.tick(2 * SECOND_NS, EPOCH_NS + HOUR_NS)
     assert list(watch.aggregate.jobs) == ["job"]
-
-
-@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-def test_alerts_do_not_look_at_it(tmp_path: Path, step_s: float) -> None:
-    """An alert that must hold for a minute fires after a minute, whatever the wall clock does meanwhile."""
-    told: list[str] = []
-    clock, wall = [0.0], [1_700_000_000.0]
-    plan = Plan(
-        [Rule("Up", "up == 1", 60, 0, "warning", summary="up", description="")],
-        deliver=lambda alerts: told.extend(a.state for a in alerts),
-        every_s=15,
-    )
-    alerting = Alerting(
-        plan,
-        lambda: [GaugeMetricFamily("up", "up", value=1)],
-        Book(tmp_path / "book"),
-        lambda: clock[0],
-        lambda: wall[0],
-    )
-    for second in range(0, 120, 15):
-        clock[0], wall[0] = float(second), 1_700_000_000.0 + second + (step_s if second >= 30 else 0.0)
-        alerting.tick()
-        assert bool(told) == (second >= 60), f"after {second} s"

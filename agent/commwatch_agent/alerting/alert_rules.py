@@ -7,22 +7,22 @@ from functools import partial
 from pathlib import Path
 
 from commwatch.wire import crossing
-from commwatch_agent.alerting.evaluation import Plan
+from commwatch_agent.alerting.incident_watch import Plan
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_alerts.catalogue import Catalogue, CatalogueError, read, shipped
 from commwatch_alerts.check import check
 from commwatch_alerts.export import runbook
 from commwatch_alerts.model import Alert
-from commwatch_alerts.text import render
 
 SHIPPED = "rules.yaml"
 _MOST_BYTES = 1 << 20
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
-    """Return the plan of the alerts that the agent evaluates itself.
+    """Return how the agent concludes, with the thresholds and kinds of the settings.
 
     Args:
         instance: the label ``instance`` of this node's series, as in Prometheus.
@@ -33,7 +33,8 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
         ConfigError: the user's list cannot be read, or it or a threshold is wrong.
     """
     found = catalogue(config)
-    return Plan(found.alerts, found.records, render, partial(runbook, f"{address}/runbook"), deliver, instance)
+    rules = {name: found.rows(name) for name in found.kinds}
+    return Plan(Table(found.kinds, rules, partial(runbook, f"{address}/runbook")), instance, deliver)
 
 
 def catalogue(config: Config) -> Catalogue:

@@ -37,6 +37,8 @@ class Plan:
     """How an agent concludes, and where it delivers the alerts."""
 
     table: Table
+    #: Label ``instance`` of this node in alerts that are about it; empty: no such label.
+    instance: str = ""
     #: Gets all firing alerts after each look, and those that have ended, once. Must not block.
     deliver: Callable[[Sequence[Alert]], object] = lambda alerts: None
 
@@ -90,7 +92,9 @@ class IncidentWatch(Collector):
         before = self._in_step(now - now_s)
         look = self._look(now, now_s)
         settled = now_s - self._began_s >= SETTLED_S
-        around = Around(now, self._ended_runs(look, before, settled), look.common, self._host, settled)
+        around = Around(
+            now, self._ended_runs(look, before, settled), look.common, self._host, self.plan.instance, settled
+        )
         with self._lock:
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]

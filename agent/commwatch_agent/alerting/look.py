@@ -55,7 +55,7 @@ class NodeLook:
         queries: QueryService,
         more: Callable[[], Iterable[Verdict]],
         metrics: Callable[[], Iterable[Metric]],
-        rules: Callable[[Iterable[Metric], float, float], list[Condition]],
+        rules: Callable[[Iterable[Metric], float, float], list[Condition]] = lambda metrics, now, now_s: [],
     ) -> None:
         self._queries, self._more, self._metrics, self._rules = queries, more, metrics, rules
         self._ended = _Ended()

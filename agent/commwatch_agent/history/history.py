@@ -228,6 +228,7 @@ class History:
     def incidents(
         self,
         *,
+        incident_id: str | None = None,
         agent: str | None = None,
         runs: Collection[str] | None = None,
         states: Collection[str] = STATES,
@@ -236,12 +237,15 @@ class History:
         """Return incidents, the latest first.
 
         Args:
+            incident_id: only this one.
             agent: run directory of an agent; ``None``: of all.
             runs: keys of runs; ``None``: of all, and of the node.
             states: only in these states.
             most: only so many.
         """
         where, values = [SOUND["incident"], "state IN (SELECT value FROM json_each(?))"], [json.dumps(list(states))]
+        if incident_id is not None:
+            where, values = [*where, "id = ?"], [*values, incident_id]
         if agent is not None:
             where, values = [*where, "agent = ?"], [*values, agent]
         if runs is not None:

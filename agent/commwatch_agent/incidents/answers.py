@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_alerts.model import SEVERITIES
@@ -71,7 +72,7 @@ def details_of(incident: Incident) -> IncidentDetails:
     return IncidentDetails(**_values(incident, IncidentDetails))
 
 
-def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, object]:
+def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     found = {field.name: getattr(incident, field.name) for field in fields(kind)}
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
 
@@ -92,7 +93,12 @@ class IncidentFilter:
         """Return whether an incident is wanted."""
         severe = self.severity is None or SEVERITIES.index(incident.severity) >= SEVERITIES.index(self.severity)
         lasted = incident.began_at < self.until and (incident.ended_at is None or incident.ended_at >= self.since)
-        return severe and lasted and self.kind in (None, incident.kind) and (self.states is None or incident.state in self.states)
+        return (
+            severe
+            and lasted
+            and self.kind in (None, incident.kind)
+            and (self.states is None or incident.state in self.states)
+        )
 
 
 def in_order(views: Iterable[IncidentView]) -> list[IncidentView]:
@@ -107,8 +113,22 @@ def in_order(views: Iterable[IncidentView]) -> list[IncidentView]:
 
     return sorted(
         known.values(),
-        key=lambda each: (_STATES.index(each.state), depth(each), -SEVERITIES.index(each.severity), -each.began_at, each.id),
+        key=lambda each: (
+            _STATES.index(each.state),
+            depth(each),
+            -SEVERITIES.index(each.severity),
+            -each.began_at,
+            each.id,
+        ),
     )
+
+
+def latest_of(views: Iterable[IncidentView], limit: int) -> list[IncidentView]:
+    """Return incidents ``in_order``, of the ended ones only the latest ``limit``."""
+    ordered = in_order(views)
+    ended = sorted((each for each in ordered if each.ended_at is not None), key=lambda each: -(each.ended_at or 0.0))
+    dropped = {each.id for each in ended[limit:]}
+    return [each for each in ordered if each.id not in dropped]
 
 
 def merged(parts: Iterable[Iterable[IncidentView]]) -> list[IncidentView]:

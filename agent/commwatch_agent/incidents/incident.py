@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 #: How an incident ended.
 RECOVERED, JOB_ENDED = "recovered", "job_ended"
 #: Kinds of one wait, as it goes on and more is known of it: they share an id.
 _WAITS = frozenset({"hang", "stalled", "waiting"})
-_NOTHING: Mapping[str, float] = MappingProxyType({})
-_NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,8 @@ class Condition:
     run: str = ""
     #: Code of the cause, such as ``dead`` or ``sizes``; empty: not known, or the kind says it.
     cause: str = ""
+    #: As long as no alert of the table fires; ``None``: that of the kind.
+    severity: str | None = None
     #: Which rows of the table apply; empty: those without a variant.
     variant: str = ""
     #: The number that the rows compare with their thresholds.
@@ -63,8 +62,8 @@ class Condition:
     #: Share of the time (0 to 1) that it takes from each of them; ``None``: not known.
     share: float | None = None
     #: Further labels and numbers of the texts of the table.
-    labels: Mapping[str, str] = _NO_TEXTS
-    numbers: Mapping[str, float] = _NOTHING
+    labels: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[EvidenceItem, ...] = ()
 
     @property
@@ -88,8 +87,8 @@ class AlertState:
     seen_at: float = 0.0
     value: float = 0.0
     #: Labels of the alert, fixed when it fires, and its texts.
-    labels: Mapping[str, str] = _NO_TEXTS
-    annotations: Mapping[str, str] = _NO_TEXTS
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
+from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import ranks as named
 
 #: Where verdicts that come from the ring do not say so.
@@ -165,6 +166,7 @@ def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Con
         job_id=job_id,
         run=job.run,
         cause="all",
+        severity=INFO,
         variant="all",
         value=float(len(lost)),
         numbers={"ranks": float(len(lost))},

@@ -8,7 +8,7 @@ so setting the wall clock neither opens nor ends anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commwatch_agent.incidents.incident import (
@@ -52,9 +52,10 @@ class Around:
     #: Keys (``Condition.run``, else the name) of the runs whose ranks have all ended.
     ended_runs: Collection[str] = ()
     #: What all nodes know a run by, by its key on this node; runs that are missing are known by their name.
-    common: Mapping[str, str] = {}
-    #: Name of this host.
+    common: Mapping[str, str] = field(default_factory=dict)
+    #: Name of this host, and the label ``instance`` of what this agent says of it.
     host: str = ""
+    instance: str = ""
     #: Whether all sources have been looked at: otherwise a condition that is not found may still hold.
     is_settled: bool = True
 
@@ -104,7 +105,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
         incident,
         state="open" if is_open else "pending",
         alerts=alerts,
-        severity=_severity(incident, alerts, kind),
+        severity=_severity(incident, alerts, main.severity or kind.severity),
         evidence=_evidence(incident.evidence, (item for each in conditions for item in each.evidence)),
     )
     return _ended(incident, around.now, JOB_ENDED) if run_is_over else incident
@@ -185,11 +186,11 @@ def _evidence(known: tuple[EvidenceItem, ...], found: Iterable[EvidenceItem]) ->
     return tuple(kept)
 
 
-def _severity(incident: Incident, alerts: Iterable[AlertState], kind: Kind) -> str:
-    """Return the severity of the worst alert that fires, at least the one that an open incident had; without alerts that of the kind."""
+def _severity(incident: Incident, alerts: Iterable[AlertState], otherwise: str) -> str:
+    """Return the severity of the worst alert that fires, at least the one that an open incident had."""
     firing = [each.severity for each in alerts if each.fired_at is not None and each.resolved_at is None]
     reached = [incident.severity] if incident.state == "open" else []
-    return max([*(firing or [kind.severity]), *reached], key=SEVERITIES.index)
+    return max([*(firing or [otherwise]), *reached], key=SEVERITIES.index)
 
 
 # -- conditions that are gone ----------------------------------------------------------------------
@@ -269,7 +270,9 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
 
 def labels_of(condition: Condition, rule: Rule, around: Around) -> dict[str, str]:
     """Return the labels of an alert."""
-    of_job = {"job_id": condition.job_id, "group": condition.group} if condition.job_id else {"instance": around.host}
+    of_job = (
+        {"job_id": condition.job_id, "group": condition.group} if condition.job_id else {"instance": around.instance}
+    )
     rank = {"rank": str(condition.ranks[0])} if len(condition.ranks) == 1 else {}
     labels = {**of_job, **rank, **condition.labels, "alertname": rule.name, "severity": rule.severity}
     return {name: value for name, value in labels.items() if value}

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.views import StepView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Cursor, Operation, Reader
+from commwatch_agent.incidents.answers import IncidentDetails, IncidentFilter, IncidentView, details_of, latest_of
+from commwatch_agent.incidents.answers import view_of as incident_view
+from commwatch_agent.incidents.stored import incidents_of
 from commwatch_agent.nodes.queries import Cells, view_of
 from commwatch_agent.reference.efficiency import Efficiency, Line
 from commwatch_agent.report.job_advice import lately
@@ -115,6 +118,37 @@ def job_exists(agent: QueryService, job: str | None) -> None:
     """Raise ``ApiError`` (404) if the history has no such job."""
     if job is not None and not agent.has_job(job):
         raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists the jobs")
+
+
+def incidents(
+    agent: QueryService, *, job: str | None, wanted: IncidentFilter, own: list[IncidentView], limit: int
+) -> list[IncidentView]:
+    """Return incidents of a job, or of all jobs and of the node.
+
+    Args:
+        own: those in memory, which may be newer than those in the history.
+        limit: most ended ones.
+    """
+    stored = None if job is None else agent.stored(job)
+    with History(agent.path) as history:
+        rows = history.incidents(runs=None if stored is None else [stored.key])
+    if stored is not None and not stored.key:
+        rows = [row for row in rows if row.job == stored.name and stored.from_s <= row.began_ns / 1e9 < stored.until_s]
+    found = [incident_view(each) for each in incidents_of(rows) if wanted.holds(each)]
+    every = {each.id: each for each in [*found, *(view for view in own if wanted.holds(view))]}
+    shown = [each if job is None else replace(each, job_id=job) for each in every.values()]
+    return latest_of(shown, limit)
+
+
+def incident(agent: QueryService, *, incident_id: str, own: IncidentDetails | None) -> IncidentDetails:
+    """Return one incident; ``own``: as it is in memory. Raises ``ApiError`` (404) if there is none of that id."""
+    if own is not None:
+        return own
+    with History(agent.path) as history:
+        rows = history.incidents(incident_id=incident_id)
+    for each in incidents_of(rows):
+        return details_of(each)
+    raise ApiError(HTTPStatus.NOT_FOUND, f"no incident {incident_id}; /api/v1/incidents lists the incidents")
 
 
 def summary(
@@ -275,6 +309,8 @@ def advice(
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
+        incidents,
+        incident,
         summary,
         cells,
         slots,

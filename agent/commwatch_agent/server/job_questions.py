@@ -6,7 +6,7 @@ They run in the worker process, as the answers of many agents take long to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ti
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
+from commwatch_agent.incidents.answers import IncidentFilter, IncidentView, latest_of, merged
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -144,6 +145,16 @@ def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) ->
     return JobWide(nodes, AlertsView(active[:limit], past[:limit]))
 
 
+def incidents(
+    agent: QueryService, job: str, *, wanted: IncidentFilter, own: list[IncidentView], limit: int, heard: Heard
+) -> JobWide[list[IncidentView]]:
+    """Return the incidents of a job that the agents of its nodes know, each once; arguments as for one node."""
+    found, nodes = read(heard, list[IncidentView])
+    here = history_queries.incidents(agent, job=job, wanted=wanted, own=own, limit=limit)
+    there = [[replace(each, job_id=job) for each in views] for (views,) in found]
+    return JobWide(nodes, latest_of(merged([here, *there]), limit))
+
+
 def slots(agent: QueryService, *, heard: Heard) -> list[SlotSums]:
     """Return the sums of the other nodes' buckets of 10 s."""
     found, _ = read(heard, list[SlotSums])
@@ -230,6 +241,7 @@ JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
         verdicts,
         pipelines,
         alerts,
+        incidents,
         slots,
         past,
     )

@@ -114,7 +114,7 @@ class LiveFeed:
             parts, late, nodes = self._others.now(part.job_id)
             shown = job_now([part, *parts], late)
         here = (None, None if part is None else part.job_id)
-        active = [alert for alert in self._services.alerts.alerts()[0] if alert.labels.get("job_id") in here]
+        active = [alert for alert in self._services.incidents.alerts()[0] if alert.labels.get("job_id") in here]
         alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
         about = (self._clock(), __version__, gethostname(), self._services.ready())
         return _json(Moment, Moment(*about, names, shown, alerts, nodes))

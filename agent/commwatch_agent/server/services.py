@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commwatch_agent.alerting.bundles import Evidence
-from commwatch_agent.alerting.evaluation import Alerting
+from commwatch_agent.alerting.incident_watch import IncidentWatch
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import PushView
 from commwatch_agent.runtime.peers import Peers
@@ -32,7 +32,8 @@ class Services:
     inspector: Inspector
     ras: Ras
     host: HostWatch
-    alerts: Alerting
+    #: What is wrong, and the alerts of that.
+    incidents: IncidentWatch
     #: Bundles of data that were captured when alerts began to fire.
     evidence: Evidence
     #: The agents of other nodes.

@@ -27,6 +27,7 @@ from commwatch_agent.server.routes import (
     alerts,
     diagnosis,
     gpus,
+    incidents,
     jobs,
     profiles,
     reports,
@@ -54,7 +55,10 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
     )
     app.state.services = services
     live = LiveFeed(services)
-    routers = [part.router for part in (jobs, alerts, diagnosis, gpus, profiles, reports, timeline, whatif, witnesses)]
+    routers = [
+        part.router
+        for part in (jobs, alerts, diagnosis, gpus, incidents, profiles, reports, timeline, whatif, witnesses)
+    ]
     for router in (*routers, stream.router(_live_events(live, services.ending), live)):
         app.router.routes += router.routes  # ``include_router`` would copy them with their models, which takes 4 MB
     answer_problems(app)

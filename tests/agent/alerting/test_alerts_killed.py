@@ -18,21 +18,31 @@ from tests.receivers import Server
 
 pytestmark = pytest.mark.long
 
-#: Its windows are warm after some seconds: so long is a restarted agent not to judge what it has found, in which it reads the rings.
+#: An agent that has just started does not judge for some seconds what it does not find, in which it reads the rings.
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch_agent.alerting.evaluation import Plan
-from commwatch_alerts import evaluator
-from commwatch_alerts.model import Rule
+from commwatch_agent.alerting import incident_watch, look
+from commwatch_agent.alerting.incident_watch import Plan
+from commwatch_agent.incidents.incident import Condition
+from commwatch_agent.incidents.lifecycle import Table
+from commwatch_agent.incidents import lifecycle
+from commwatch_alerts.model import Kind, Rule
 from commwatch_agent.config import load
 from commwatch_agent.daemon import Daemon
-evaluator.LEAST_WARM_S = 6.0
+incident_watch.SETTLED_S, lifecycle.GAP_S = 6.0, 1.0
+kind = Kind("straggler", "warning", 0, 0, "", "Here")
 rules = [
-    Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", summary="a rank is here", description=""),
-    Rule("Later", "commwatch_rank_up == 1", 5, 0, "warning", summary="a rank has been here", description=""),
+    Rule("Here", "", 0, 0, "warning", summary="a rank is here", description="", kind=kind.name),
+    Rule("Later", "", 5, 0, "warning", summary="a rank has been here", description="", kind=kind.name),
 ]
-plan = Plan(rules, deliver=lambda alerts: daemon._deliver(alerts), every_s=0.2)
+seen = look.NodeLook.__call__
+def here(self, now, now_s):
+    found = seen(self, now, now_s)
+    there = [Condition(kind.name, ("0",), "here", now, name, job.run) for name, job in found.jobs.items() if not job.ended]
+    return found._replace(conditions=there)
+look.NodeLook.__call__ = here
+plan = Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=lambda alerts: daemon._deliver(alerts))
 daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)
 daemon.run()
 """

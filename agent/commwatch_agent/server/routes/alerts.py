@@ -64,7 +64,7 @@ def alerts(
             and job in (None, alert.labels.get("job_id"))
         )
 
-    active, past = ([alert for alert in some if wanted(alert)] for some in services.alerts.alerts())
+    active, past = ([alert for alert in some if wanted(alert)] for some in services.incidents.alerts())
     if not active and not past:
         job_exists(agent, job)
     active.sort(key=lambda alert: alert.active_at)
@@ -79,7 +79,7 @@ def alerts(
 @router.get("/alerts/{alert_id}/evidence")
 def alert_evidence(services: ServicesOf, alert_id: str) -> Response:
     """Evidence captured when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
-    alert = next((alert for some in services.alerts.alerts() for alert in some if alert.id == alert_id), None)
+    alert = next((alert for some in services.incidents.alerts() for alert in some if alert.id == alert_id), None)
     if alert is None:
         raise ApiError(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts lists the alerts")
     try:

@@ -1,0 +1,267 @@
+"""How incidents open, get worse, end and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch_agent.incidents.incident import Condition, EvidenceItem, Incident
+from commwatch_agent.incidents.lifecycle import COMES_BACK_S, GAP_S, MOST_EVIDENCE, Around, Table, advanced
+from commwatch_alerts.model import CRITICAL, INFO, WARNING, Kind, Rule
+
+T0 = 1_700_000_000.0
+
+
+def rule(name: str, kind: str, for_s: float, keep_s: float, severity: str = WARNING, **about: Any) -> Rule:
+    return Rule(name, "", for_s, keep_s, severity, summary=f"{name} [of {{rank}}]", description="", kind=kind, **about)
+
+
+KINDS = (
+    Kind("hang", WARNING, 0, 60, "", "Hang"),
+    Kind("stalled", INFO, 0, 60, "", "Stalled"),
+    Kind("comm_bound", WARNING, 300, 300, "", "Share"),
+    Kind("rank_lost", WARNING, 0, 60, "", "Lost"),
+)
+RULES = {
+    "hang": [rule("Hang", "hang", 30, 120, CRITICAL, above=10.0)],
+    "stalled": [rule("Stalled", "stalled", 0, 120, above=600.0)],
+    "comm_bound": [
+        rule("Share", "comm_bound", 300, 300, above=0.3),
+        rule("Share", "comm_bound", 300, 300, INFO, variant="quiet", above=0.3),
+        rule("ShareCritical", "comm_bound", 600, 300, CRITICAL, above=0.5),
+    ],
+    "rank_lost": [rule("Lost", "rank_lost", 60, 0)],
+}
+TABLE = Table({kind.name: kind for kind in KINDS}, RULES, "http://agent/runbook#{}".format)
+
+
+def wait(kind: str = "hang", *ranks: int, value: float = 12.0, seq: int = 7, **about: Any) -> Condition:
+    """Ranks 0 and 2 are in an operation for which others do not come."""
+    about = {"waiting": (0, 2), "idle_ranks": 4.0, **about}
+    return Condition(kind, ("g", str(seq)), "stuck", T0 - 10, "train", "key", ranks=ranks, value=value, **about)
+
+
+def share(value: float, variant: str = "") -> Condition:
+    return Condition("comm_bound", (), "much", T0, "train", "key", value=value, variant=variant)
+
+
+class Scene:
+    """Incidents over time."""
+
+    def __init__(self, known: Iterable[Incident] = ()) -> None:
+        self.now, self.known = T0, list(known)
+
+    def see(self, *conditions: Condition, after: float = 0.0, **around: Any) -> list[Incident]:
+        """What there is so many seconds later."""
+        self.now += after
+        self.known = advanced(
+            conditions, self.known, TABLE, Around(self.now, common={"key": "common"}, host="host", **around)
+        )
+        return self.known
+
+    def last(self, *conditions: Condition, for_s: float, every_s: float = 1.0, **around: Any) -> list[Incident]:
+        """The same conditions for so long."""
+        for _ in range(round(for_s / every_s)):
+            self.see(*conditions, after=every_s, **around)
+        return self.known
+
+
+def fired(incident: Incident) -> list[tuple[str, str]]:
+    return [(each.name, each.severity) for each in incident.alerts if each.fired_at and not each.resolved_at]
+
+
+def test_opens_at_once_or_after_a_time() -> None:
+    """A hang is open as it is seen, with the time at which it began; a share only once it has held, and is pending before."""
+    (hang,) = Scene().see(wait("hang", 1))
+    assert (hang.state, hang.severity, hang.began_at, hang.seen_at) == ("open", WARNING, T0 - 10, T0)
+    scene = Scene()
+    assert [each.state for each in scene.see(share(0.4))] == ["pending"]
+    assert [each.state for each in scene.last(share(0.4), for_s=299)] == ["pending"]
+    (bound,) = scene.see(share(0.4), after=1)
+    assert (bound.state, bound.severity, fired(bound)) == ("open", WARNING, [("Share", WARNING)])
+
+
+def test_gets_worse() -> None:
+    """The severity is that of the worst alert that fires, and does not go down while the incident lasts."""
+    scene = Scene()
+    scene.see(wait("hang", 1))
+    assert scene.last(wait("hang", 1), for_s=29)[0].severity == WARNING
+    (hang,) = scene.see(wait("hang", 1), after=1)
+    assert (hang.severity, fired(hang)) == (CRITICAL, [("Hang", CRITICAL)])
+    scene = Scene()
+    scene.last(share(0.6), for_s=601)
+    (bound,) = scene.last(share(0.4), for_s=400)
+    assert (bound.severity, fired(bound)) == (CRITICAL, [("Share", WARNING)])
+
+
+def test_information_only() -> None:
+    """A share of the quiet variant is an incident for information."""
+    (bound,) = Scene().last(share(0.6, "quiet"), for_s=301)
+    assert (bound.state, bound.severity, fired(bound)) == ("open", INFO, [("Share", INFO)])
+
+
+def test_learns_its_culprit() -> None:
+    """A wait that becomes a hang once its culprit is known is one incident, and keeps its id; so is one that loses sight of it."""
+    scene = Scene()
+    (first,) = scene.see(wait("stalled", cause="unseen"))
+    (then,) = scene.see(wait("hang", 1, cause="stopped"), after=5)
+    (later,) = scene.see(wait("stalled", cause="not_joined"), after=5)
+    assert first.id == then.id == later.id
+    assert (first.kind, then.kind, later.kind) == ("stalled", "hang", "hang")
+    assert (first.ranks, then.ranks, later.ranks, later.cause) == ((), (1,), (1,), "stopped")
+
+
+def test_other_operations_are_other_incidents() -> None:
+    """Two waits for two operations are two incidents."""
+    found = Scene().see(wait("hang", 1, seq=7), wait("hang", 1, seq=8))
+    assert len({each.id for each in found}) == 2
+
+
+def test_ends_and_comes_back() -> None:
+    """It ends when its condition has been gone for a while, at the time when that last held; soon after it goes on, later another one begins."""
+    scene = Scene()
+    (hang,) = scene.see(wait("hang", 1))
+    assert [each.state for each in scene.last(for_s=59)] == ["open"]
+    (ended,) = scene.see(after=1)
+    assert (ended.state, ended.ended_at, ended.outcome) == ("ended", T0, "recovered")
+    (again,) = scene.see(wait("hang", 1), after=COMES_BACK_S - 60)
+    assert (again.id, again.state, again.ended_at, again.outcome) == (hang.id, "open", None, None)
+    scene.last(for_s=200)
+    old, new = scene.see(wait("hang", 1))
+    assert (old.id, old.state, new.state, new.number) == (hang.id, "ended", "open", 1)
+    assert new.id != hang.id
+
+
+def test_flicker() -> None:
+    """A condition that comes and goes within a minute is one incident, and its alert fires in time."""
+    scene = Scene()
+    for _ in range(10):
+        scene.last(wait("hang", 1), for_s=5)
+        scene.last(for_s=GAP_S - 1)
+    (hang,) = scene.known
+    assert (hang.state, fired(hang)) == ("open", [("Hang", CRITICAL)])
+
+
+def test_pending_ones_are_forgotten() -> None:
+    """What has not held for long enough leaves nothing."""
+    scene = Scene()
+    scene.last(share(0.4), for_s=200)
+    assert [each.state for each in scene.last(for_s=GAP_S - 1)] == ["pending"]
+    assert scene.last(for_s=2) == []
+
+
+def test_alert_stays_for_a_while() -> None:
+    """An alert fires on for ``keep_firing_for``, and its incident is open for as long."""
+    scene = Scene()
+    scene.last(wait("hang", 1), for_s=40)
+    assert fired(scene.last(for_s=119)[0]) == [("Hang", CRITICAL)]
+    (ended,) = scene.see(after=1)
+    assert (ended.state, ended.ended_at) == ("ended", T0 + 40)
+    assert [each.resolved_at for each in ended.alerts] == [T0 + 160]
+
+
+def test_ends_with_the_job() -> None:
+    """The end of a run ends its open incidents at once, and drops pending ones; what is found only then is kept as ended."""
+    scene = Scene()
+    scene.last(wait("hang", 1), share(0.4), for_s=40)
+    lost = Condition("rank_lost", ("1",), "died", T0 + 39, "train", "key", ranks=(1,))
+    found = {each.kind: each for each in scene.see(lost, ended_runs={"key"})}
+    assert {kind: (each.state, each.outcome) for kind, each in found.items()} == {
+        "hang": ("ended", "job_ended"),
+        "rank_lost": ("ended", "job_ended"),
+    }
+    assert found["hang"].alerts[0].resolved_at == T0 + 40
+    assert scene.last(lost, for_s=300, ended_runs={"key"}) == scene.known
+    assert all(each.state == "ended" for each in scene.known)
+
+
+def test_another_run_of_that_name() -> None:
+    """Two runs of one name have incidents of their own, also of the same rank."""
+    lost = Condition("rank_lost", ("1",), "died", T0, "train", "key", ranks=(1,))
+    found = Scene().see(lost, replace(lost, run="other"))
+    assert len({each.id for each in found}) == 2
+
+
+def test_not_settled() -> None:
+    """While an agent that has just started may not see everything yet, nothing ends, and what was pending goes on."""
+    first = Scene()
+    first.last(wait("hang", 1), share(0.4), for_s=100)
+    second = Scene(first.known)
+    second.now = first.now + 30
+    assert [each.state for each in second.last(for_s=50, is_settled=False)] == ["open", "pending"]
+    found = {each.kind: each for each in second.last(wait("hang", 1), share(0.4), for_s=130)}
+    assert found["comm_bound"].state == "open"
+    assert found["hang"].seen_at == first.known[0].seen_at
+
+
+def test_id_on_all_nodes() -> None:
+    """An incident has the same id on nodes that know its run by other keys."""
+    here = Scene().see(wait("hang", 1))
+    there = advanced(
+        [replace(wait("stalled"), run="other")], [], TABLE, Around(T0 + 3, common={"other": "common"}, host="two")
+    )
+    assert here[0].id == there[0].id
+    assert advanced([wait("hang", 1)], [], TABLE, Around(T0, host="three"))[0].id != here[0].id
+
+
+def test_cost() -> None:
+    """The cost is the time of the ranks that do nothing, from the begin; it is unknown where that is unknown, and stands still in gaps of the evidence only."""
+    scene = Scene()
+    assert scene.see(wait("hang", 1))[0].cost_rank_s == 40.0
+    assert scene.last(wait("hang", 1), for_s=10)[0].cost_rank_s == pytest.approx(80.0)
+    scene.last(for_s=50)
+    assert scene.known[0].cost_rank_s == pytest.approx(80.0)
+    assert Scene().last(share(0.4), for_s=400)[0].cost_rank_s is None
+
+
+def test_evidence_is_kept_once() -> None:
+    """The same evidence is kept as it was first seen; there is a limit."""
+    scene = Scene()
+    item = EvidenceItem("probe", T0, "for 10 s", {"cause": "stopped"})
+    scene.see(wait("hang", 1, evidence=(item,)))
+    later = EvidenceItem("probe", T0 + 1, "for 11 s", {"cause": "stopped"})
+    assert scene.see(wait("hang", 1, evidence=(later,)), after=1)[0].evidence == (item,)
+    for n in range(2 * MOST_EVIDENCE):
+        scene.see(wait("hang", 1, evidence=(EvidenceItem("probe", T0, "", {"n": n}),)), after=1)
+    assert len(scene.known[0].evidence) == MOST_EVIDENCE
+
+
+def test_texts_and_labels() -> None:
+    """An alert has the labels of its incident as they were when it fired, and texts of now."""
+    scene = Scene()
+    scene.last(wait("hang"), for_s=31)
+    (hang,) = scene.see(wait("hang", 1), after=1)
+    (alert,) = hang.alerts
+    assert alert.labels == {"job_id": "train", "alertname": "Hang", "severity": "critical"}
+    assert alert.annotations["summary"] == "Hang of 1"
+    assert alert.annotations["runbook_url"] == "http://agent/runbook#Hang"
+    assert alert.annotations["incident"] == hang.id
+
+
+def test_kinds_that_are_off() -> None:
+    """A kind that the settings switch off has no incidents, and open ones end."""
+    off = replace(TABLE, kinds={**TABLE.kinds, "hang": replace(TABLE.kinds["hang"], enabled=False)})
+    assert advanced([wait("hang", 1)], [], off, Around(T0)) == []
+    known = Scene().see(wait("hang", 1))
+    (ended,) = advanced([wait("hang", 1)], known, off, Around(T0 + 1))
+    assert ended.state == "ended"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(("hang", "stalled")), st.floats(0.5, 90)), max_size=40))
+def test_any_history(moments: list[tuple[bool, str, float]]) -> None:
+    """Whatever comes: at most one incident of a subject is not over, times are in order, costs do not fall, ids differ."""
+    scene, costs = Scene(), dict[str, float]()
+    for there, kind, after in moments:
+        scene.see(*([wait(kind, 1)] if there else []), after=after)
+        assert sum(each.ended_at is None for each in scene.known) <= 1
+        assert len({each.id for each in scene.known}) == len(scene.known)
+        for each in scene.known:
+            assert each.began_at <= each.last_at <= scene.now
+            assert each.ended_at is None or each.began_at <= each.ended_at <= scene.now
+            assert (each.cost_rank_s or 0.0) >= costs.get(each.id, 0.0)
+            costs[each.id] = each.cost_rank_s or 0.0
