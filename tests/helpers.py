@@ -58,7 +58,7 @@ MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
 EPOCH_NS = 1_700_000_000_000_000_000
 #: For an agent that looks at once which agents of other nodes there are.
-SOON_MET = {"commwatch_agent.daemon._PEERS_S": 0.5}
+SOON_MET: dict[str, float | str] = {"commwatch_agent.daemon._PEERS_S": 0.5}
 #: For an agent that takes the clock of every trainer for right: rings whose times are those of a test.
 ANY_CLOCK = {"commwatch_agent.ingest.rings.clock._AGREE_NS": 1 << 62}
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
@@ -425,7 +425,7 @@ def agent(
     beside: int | None = None,
     said: Path | None = None,
     fetch: Fetch = fetch,
-    constants: Mapping[str, float] | None = None,
+    constants: Mapping[str, float | str] | None = None,
 ) -> Iterator[RunningAgent]:
     """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs.
 

@@ -81,7 +81,7 @@ class Commwatch:
         cwd: Path | None = None,
         streams: Sequence[int] = (0, 1, 2),
         beside: int | None = None,
-        constants: Mapping[str, float] | None = None,
+        constants: Mapping[str, float | str] | None = None,
     ) -> None:
         server, argv, where = str(_server("agent", env)), [_program(), *arguments], cwd or Path.cwd()
         self._connection = prefork_process.connected(server, 0, argv, env, where, streams, beside, constants)

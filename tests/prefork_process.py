@@ -58,7 +58,7 @@ def connected(
     cwd: Path,
     streams: Sequence[int],
     beside: int | None = None,
-    constants: Mapping[str, float] | None = None,
+    constants: Mapping[str, float | str] | None = None,
 ) -> socket.socket:
     """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
     umask = os.umask(0o077)
@@ -214,7 +214,7 @@ def _be_rank(script: str) -> None:
     autoload()
 
 
-def _set(constants: Mapping[str, float]) -> None:
+def _set(constants: Mapping[str, float | str]) -> None:
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         place = importlib.import_module(module)

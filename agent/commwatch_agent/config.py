@@ -91,8 +91,6 @@ class Config:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     #: Settings of kinds of incidents that differ from the default, by the names in the list of alerts.
     kinds: Mapping[str, KindSettings] = field(default_factory=dict)
-    #: A file with a list of alerts that replaces the built-in one.
-    rules: Path | None = None
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
     labels: Mapping[str, str] = field(default_factory=dict)
     #: Base URL to which metrics, alerts and verdicts are pushed over OTLP/HTTP; not set: nothing is pushed.
@@ -140,6 +138,11 @@ class Config:
 
 #: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
+#: Settings that no longer exist, and what to do instead.
+REMOVED = {
+    "rules": "commwatch no longer reads lists of alerts; put rules of your own into Prometheus (rule_files), "
+    "and change ours with [thresholds] and [kinds.NAME]"
+}
 #: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
 _OF_THE_PROBE = (
     "COMMWATCH_BUDGET", "COMMWATCH_CHECKSUMS", "COMMWATCH_CHECKSUM_BUDGET", "COMMWATCH_CHECKSUM_EVERY", "COMMWATCH_DISABLE", "COMMWATCH_GROUP",
@@ -166,7 +169,7 @@ _ENVIRONMENT = {
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "kinds", "labels", "links", "peers", "raw_bytes", "receivers",
-    "require_token", "require_token_for_metrics", "rules", "summary_bytes", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
+    "require_token", "require_token_for_metrics", "summary_bytes", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
 
 
@@ -195,6 +198,9 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
     if found is not None:
         given.update(_read(found))
         origins.update(dict.fromkeys(given, str(found)))
+    for key, instead in REMOVED.items():
+        if env.get(variable := f"COMMWATCH_{key.upper()}"):
+            raise ConfigError(f"{variable}: {instead}")
     for key, variable in _ENVIRONMENT.items():
         if env.get(variable):
             given[key] = checked(key, _from_text(key, env[variable], variable), variable)
@@ -265,6 +271,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     known = [one.name for one in fields(Config)]
     for key in table:
+        if key in REMOVED:
+            raise ConfigError(f"{file}: {key}: {REMOVED[key]}")
         if key not in known:
             raise ConfigError(f"{file}: unknown key '{key}'; {_nearest(key, known)}")
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):

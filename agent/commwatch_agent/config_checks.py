@@ -39,7 +39,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 #: Settings that are files.
 FILES = (
-    "rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert",
+    "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert",
     "otlp_headers_file", "otlp_ca_file", "otlp_client_cert",
 )  # fmt: skip
 _SWITCHES = ("require_token", "require_token_for_metrics", "insecure", "discover_peers", "otlp_logs")

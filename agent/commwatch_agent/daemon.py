@@ -97,7 +97,7 @@ class Daemon:
         reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
 
     Raises:
-        ConfigError: the list of alerts or a setting for OTLP is wrong.
+        ConfigError: a threshold, a kind or a setting for OTLP is wrong.
         CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
             written.
         BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
@@ -329,13 +329,12 @@ class Daemon:
         """Return what the settings ``wanted`` change, and functions that apply it.
 
         Raises:
-            ConfigError: the list of alerts is wrong.
+            ConfigError: a threshold or a kind is wrong.
             CannotStart: the token cannot be written.
             BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
         """
         config = change(self.config, wanted).config
-        plan, before = self._plan(config), self._incidents.plan
-        differ = (plan.table.kinds, plan.table.rules) != (before.table.kinds, before.table.rules)
+        plan = self._plan(config)
         new_receivers = receivers(config.receivers, self._address)
 
         def apply() -> None:
@@ -346,7 +345,7 @@ class Daemon:
             self._incidents.change(plan)
 
         access, renewed = self._server.prepared(config)
-        found = change(self.config, wanted, rules_differ=differ, certificate_differs=renewed)
+        found = change(self.config, wanted, certificate_differs=renewed)
         return found, [access, apply]
 
     def _plan(self, config: Config) -> Plan:

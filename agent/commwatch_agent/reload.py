@@ -27,13 +27,12 @@ class Change:
         return "; ".join(parts) or "nothing has changed"
 
 
-def change(now: Config, wanted: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
+def change(now: Config, wanted: Config, *, certificate_differs: bool = False) -> Change:
     """Return which settings take effect now, and which need a restart.
 
     Args:
         now: the settings in effect.
         wanted: the settings that were read.
-        rules_differ: the list of alerts has changed, possibly under an unchanged path.
         certificate_differs: the certificate has changed, possibly under an unchanged path.
     """
     differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(wanted, one.name)]
@@ -41,7 +40,6 @@ def change(now: Config, wanted: Config, *, rules_differ: bool = False, certifica
     taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
     left = [key for key in differ if key not in taken]
     config = replace(now, **{key: getattr(wanted, key) for key in taken})
-    for differs, keys in ((rules_differ, ("rules", "thresholds", "kinds")), (certificate_differs, _TLS)):
-        if differs and not set(keys) & {*taken, *left}:
-            taken.append(keys[0])
+    if certificate_differs and not set(_TLS) & {*taken, *left}:
+        taken.append(_TLS[0])
     return Change(config, tuple(taken), tuple(left))

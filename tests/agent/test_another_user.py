@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, wait_for
+from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, wait_for, write_ring
 from tests.live import HandMade
 
-#: Fires at once, so that there are alerts, evidence, and what a receiver was told.
-LIST = """
-alerts:
-  - {alert: AgentHere, expr: commwatch_build_info > 0, severity: warning, summary: here, description: here}
-"""
+#: The alert on a lost rank fires at once, so that there are alerts, evidence, and what a receiver was told.
+AT_ONCE = "[kinds.rank_lost]\nfor = '0s'\n"
 #: What somebody else makes of requests, of paths and of a process: statuses, and why not or ``done``.
 AS_SOMEBODY_ELSE = """
 import encodings.idna, json, os, signal, sys, urllib.error, urllib.request
@@ -56,14 +53,13 @@ print(json.dumps({
 @contextmanager
 def busy(place: Path, settings: str = "") -> Iterator[RunningAgent]:
     """An agent with all files that it ever writes: rings, a history, alerts, evidence, a requested profile."""
-    (place / "list.yaml").write_text(LIST)
     receiver = "[[receivers]]\nkind = 'command'\nname = 'nothing'\ncommand = ['true']\n"
-    (place / "commwatch.toml").write_text(f"rules = '{place}/list.yaml'\n{settings}\n{receiver}")
-    for name in ("list.yaml", "commwatch.toml"):  # settings that others may write are refused
-        (place / name).chmod(0o644)
+    (place / "commwatch.toml").write_text(f"{settings}\n{AT_ONCE}{receiver}")
+    (place / "commwatch.toml").chmod(0o644)  # settings that others may write are refused
     flags = ("--state", str(place / "state"), "--config", str(place / "commwatch.toml"))
     with agent(place / "run", *flags) as running, HandMade(running.directory, "job") as job:
         job.run(20)
+        write_ring(running.directory / "rings", [], job="lost").release()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {running.token}"}
         wait_for(lambda: 'job_id="job"' in running.get("/metrics"), "the job")
         urllib.request.urlopen(

@@ -53,7 +53,7 @@ MISTAKES = {
     "kind_with_unknown_key": "hang: unknown key 'after'; known are enabled, severity, for",
     "kind_of_other_severity": "hang: severity: needs one of info, warning, critical, not 'page'",
     "kind_for_a_number": "hang: for: needs a duration such as 90s or 5m, not 300",
-    "rules_as_number": "a file",
+    "rules_of_ones_own": "rules: commwatch no longer reads lists of alerts; put rules of your own into Prometheus (rule_files)",
     "ras_without_a_port": "addresses such as localhost:28028",
     "receivers_not_tables": "[[receivers]]",
     "receivers_with_a_secret": 'token_file = "PATH"',

@@ -155,7 +155,7 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
     ],
     "profile": [(["no {EVIL}"], True), (["--ranks", "{EVIL}"], True)],
     "alerts export": [([], False), (["--output", "/proc/{EVIL}"], True), (["--format", "k8s", "--label", "{EVIL}"], True)],
-    "alerts check": [(["{dump}"], True), (["no {EVIL}"], True)],
+    "alerts check": [([], False), (["{dump}"], True), (["no {EVIL}"], True)],
     "alerts test": [(["--receiver", "{EVIL}"], False)],
     "top": [(["--once"], True), (["--json"], False), (["--once", "--job", "no {EVIL}"], False), (["--address", "{EVIL}", "--once"], True)],
     "config show": [(["--state", "{EVIL}"], True), (["--json"], False), (["--config", "{EVIL}"], True)],

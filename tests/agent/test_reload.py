@@ -29,17 +29,13 @@ from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
+from tests.live import HandMade
 from tests.receivers import Server
 from tests.terminal import IN_A_SESSION
 
 NOW = Config(dir=Path("/run/here"), state=Path("/var/here"))
-#: A list with one alert, which fires at once if its threshold is below 1.
-LIST = """
-thresholds: {least: {default: 5, low: 0, high: 10, unit: count, help: "agents"}}
-kinds: {here: {severity: info, opens_after: 0s, ends_after: 60s, runbook: AgentHere, help: "an agent runs"}}
-alerts:
-  - {alert: AgentHere, kind: here, expr: commwatch_build_info > $least, severity: warning, summary: here, description: here}
-"""
+#: Alerts on lost ranks: none, or at once.
+NONE, AT_ONCE = "[kinds.rank_lost]\nenabled = false\n", "[kinds.rank_lost]\nfor = '0s'\n"
 
 
 # -- what becomes of settings -------------------------------------------------------------------
@@ -56,11 +52,14 @@ def test_change() -> None:
     assert change(found.config, asked).taken == ()
 
 
-def test_change_of_the_list() -> None:
-    """Another list of alerts, or certificate, in the same file is a change, which a change of file or thresholds is anyway."""
-    assert change(NOW, NOW, rules_differ=True).says == "applied rules"
-    assert change(NOW, replace(NOW, thresholds={"least": 1.0}), rules_differ=True).taken == ("thresholds",)
-    assert change(NOW, replace(NOW, kinds={"here": KindSettings(enabled=False)}), rules_differ=True).taken == ("kinds",)
+def test_change_of_alerts() -> None:
+    """Other thresholds and kinds are taken."""
+    assert change(NOW, replace(NOW, thresholds={"comm_share": 0.4})).taken == ("thresholds",)
+    assert change(NOW, replace(NOW, kinds={"hang": KindSettings(enabled=False)})).taken == ("kinds",)
+
+
+def test_change_of_a_certificate() -> None:
+    """Another certificate in the same file is a change, which a change of the file is anyway."""
     assert change(NOW, NOW, certificate_differs=True).taken == ("tls_cert",)
     assert change(NOW, replace(NOW, tls_key=Path("/a")), certificate_differs=True).taken == ("tls_key",)
 
@@ -120,23 +119,21 @@ def status(url: str, **headers: str) -> int:
 
 
 def test_taken_up(tmp_path: Path) -> None:
-    """Thresholds, receivers, labels, access and the token's file of a running agent change at SIGHUP, and it says what and what not."""
-    (tmp_path / "list.yaml").write_text(LIST)
+    """Thresholds, kinds, receivers, labels, access and the token's file of a running agent change at SIGHUP, and it says what and what not."""
     given = tmp_path / "given"
     given.write_text("given-given-given-given")
     given.chmod(0o600)
-    start = f"rules = '{tmp_path}/list.yaml'\n"
-    with Server() as hook, scene(tmp_path, start) as here:
+    with Server() as hook, scene(tmp_path, NONE) as here:
         running = here.running
         write_ring(tmp_path / "run" / "rings", []).release()
         wait_for(lambda: any(name.startswith("commwatch_job_info") for name in running.samples()), "the job")
         assert running.get("/api/v1/alerts")["active"] == []
         said = here.asked(
-            f"{start}port = 1\nkeep_days = 2\nrequire_token = true\nallowed_hosts = ['agent.example']\ntoken_file = '{given}'\n"
+            f"port = 1\nkeep_days = 2\nrequire_token = true\nallowed_hosts = ['agent.example']\ntoken_file = '{given}'\n"
             f"[[receivers]]\nkind = 'webhook'\nname = 'hook'\nurl = '{hook.url}'\n"
-            "[thresholds]\nleast = 0.5\n[labels]\ncluster = 'east'\n"
+            f"[thresholds]\ncomm_share = 0.4\n{AT_ONCE}[labels]\ncluster = 'east'\n"
         )
-        taken = "token_file, require_token, allowed_hosts, keep_days, receivers, thresholds, labels"
+        taken = "token_file, require_token, allowed_hosts, keep_days, receivers, thresholds, kinds, labels"
         # Of the port the flag says more than the file.
         assert said == f"applied {taken}"
         assert status(running.url + "/api/v1/alerts") == HTTPStatus.UNAUTHORIZED
@@ -144,9 +141,9 @@ def test_taken_up(tmp_path: Path) -> None:
         assert status(running.url + "/api/v1/alerts", Host="agent.example", **shown) == HTTPStatus.OK
         wait_for(lambda: hook.asked, "the alert")
         (alert,) = hook.asked[0].json["alerts"]
-        assert (alert["labels"]["alertname"], alert["status"]) == ("AgentHere", "firing")
+        assert (alert["labels"]["alertname"], alert["status"]) == ("RankLost", "firing")
         assert any('cluster="east"' in name for name in running.samples())
-        assert here.asked(f"{start}interval = 1\n").endswith("receivers, thresholds, labels")
+        assert here.asked(f"interval = 1\n{NONE}").endswith("receivers, thresholds, kinds, labels")
         assert status(running.url + "/api/v1/alerts") == HTTPStatus.OK
 
 
@@ -158,27 +155,25 @@ def test_needs_a_restart(tmp_path: Path) -> None:
             assert here.asked("gpus = 'off'\nkeep_ended = 1\n") == "a restart is needed for keep_ended, gpus"
 
 
-def test_list_in_the_same_file(tmp_path: Path) -> None:
-    """The list of alerts is read again, too: alerts that it no longer has are over, and those that stay go on as they were."""
-    file = tmp_path / "list.yaml"
-    file.write_text(LIST.replace("default: 5", "default: 0"))
-    settings = f"rules = '{file}'\n"
-    with scene(tmp_path, settings) as here:
+def test_other_kinds(tmp_path: Path) -> None:
+    """Alerts of kinds that are disabled are over, and those of other kinds go on as they were."""
+    with scene(tmp_path, AT_ONCE) as here, HandMade(tmp_path / "run") as job:
 
         def shown(part: str) -> dict[str, str]:
             return {one["name"]: one["id"] for one in here.running.get("/api/v1/alerts")[part]}
 
+        job.run(30)
+        write_ring(tmp_path / "run" / "rings", []).release()
         before = wait_for(lambda: shown("active"), "the alert")
-        second = "  - {alert: More, kind: here, expr: commwatch_up >= 0, severity: info, summary: a, description: b}\n"
-        third = second.replace("More", "Other").replace("commwatch_up", "commwatch_build_info")
-        file.write_text(file.read_text() + third)
-        assert here.asked(settings) == "applied rules"
+        assert set(before) == {"RankLost"}
+        share = "[thresholds]\ncomm_share = 0.05\n[kinds.comm_bound]\nfor = '0s'\n"
+        assert here.asked(AT_ONCE + share) == "applied thresholds, kinds"
         both = wait_for(lambda: len(now := shown("active")) == 2 and now, "the other alert")
         assert before.items() <= both.items()
-        file.write_text(LIST.replace("AgentHere", "Gone"))
-        assert here.asked(settings) == "applied rules"
-        wait_for(lambda: shown("active") == {}, "the end of both")
-        assert set(shown("past")) == {"AgentHere", "Other"}
+        assert here.asked(NONE + share) == "applied kinds"
+        wait_for(lambda: set(shown("active")) == {"CommShareHigh"}, "the end of the first")
+        assert shown("active").items() <= both.items()
+        assert set(shown("past")) == {"RankLost"}
 
 
 @pytest.mark.parametrize(
@@ -186,9 +181,10 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
     [
         ("keep_days = 'long'", "keep_days: needs a number"),
         ("keep_days = 3\nkeep_dayz = 3", "did you mean keep_days?"),
-        ("keep_days = 3\n[thresholds]\nleast = 11", "least"),
+        ("keep_days = 3\n[thresholds]\ncomm_share = 11", "comm_share"),
         ("keep_days = 3\n[kinds.hang]\nfor = 5", "hang: for: needs a duration"),
-        ("keep_days = 3\nrules = '/none/list.yaml'", "/none/list.yaml: No such file"),
+        ("keep_days = 3\n[kinds.hangs]\nenabled = false", "unknown 'hangs'"),
+        ("keep_days = 3\nrules = 'list.yaml'", "put rules of your own into Prometheus (rule_files)"),
         ("keep_days = 3\ntoken_file = '/none/token'", "token file /none/token: No such file"),
         ("keep_days = 3\nca_file = '/none/ca.pem'", "ca_file /none/ca.pem: No such file"),
         ("keep_days = 3\nclient_cert = '/none/client.pem'", "client_cert /none/client.pem: No such file"),
@@ -198,11 +194,9 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
 )
 def test_wrong_settings(tmp_path: Path, bad: str, named: str) -> None:
     """Settings with something wrong in them change nothing at all, and one line says what is wrong and where."""
-    (tmp_path / "list.yaml").write_text(LIST)
-    start = f"rules = '{tmp_path}/list.yaml'\n"
-    with scene(tmp_path, start) as here:
-        assert named in here.asked(bad if bad.count("rules") else f"{start}{bad}\n")
-        assert here.asked(f"{start}keep_days = 3\n") == "applied keep_days"
+    with scene(tmp_path, "") as here:
+        assert named in here.asked(f"{bad}\n")
+        assert here.asked("keep_days = 3\n") == "applied keep_days"
         assert here.running.get("/healthz") == "ok\n"
 
 

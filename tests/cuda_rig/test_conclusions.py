@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.alerts.impatient import impatient
+from tests.alerts.impatient import impatient_agent
 from tests.cuda_rig.job import command_of, environment
 from tests.helpers import BOTH_HOOKS, PATIENCE_S, RunningAgent, agent, wait_for
 
@@ -123,9 +123,7 @@ def test_host_far_ahead(libraries: Path | None, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hook")
 def test_share_alert(libraries: Path | None, tmp_path: Path) -> None:
     """With communication of 40% of a step the alert fires, with the share that was played or measured by the job itself; at 9% it is resolved."""
-    (tmp_path / "list.yaml").write_text(impatient(), encoding="utf-8")
-    (tmp_path / "commwatch.toml").write_text(f'rules = "{tmp_path}/list.yaml"\n', encoding="utf-8")
-    watched = agent(tmp_path, "--config", str(tmp_path / "commwatch.toml"))
+    watched = agent(tmp_path, constants=impatient_agent(tmp_path / "list.yaml"))
     with watched as running, job(libraries, tmp_path, "share", PLAYED_NCCL_US="40000"):
         wait_for(lambda: "firing" in states(running, "active"), "the alert", 3 * PATIENCE_S)
         steps = running.get("/api/v1/steps?job=share&limit=50")

@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
+from commwatch_alerts.catalogue import read
+from commwatch_alerts.export import prometheus as exported
 from commwatch_alerts.model import FIRING, RESOLVED
 from tests import prefork
-from tests.alerts.impatient import impatient
+from tests.alerts.impatient import impatient, impatient_agent
 from tests.e2e.hosts import Host
 from tests.e2e.quiet import PAUSE_S, QuietJob
 from tests.e2e.test_shares import SIZE, TAKES_S
 from tests.e2e.test_verdicts import Job, Trouble
 from tests.e2e.torchjob import JOBS
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, fetch, needs, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, needs, wait_for
 from tests.prometheus import Prometheus, prometheus
 from tests.receivers import Server, alertmanager
 
@@ -35,8 +37,8 @@ HIGH = "CommShareHigh"
 #: What a job that waits for its link may be told of, and no more.
 WAITING = {HIGH, "CommShareCritical", "ExposedCommHigh"}
 SHARE = f'job:commwatch_comm_share_ratio:avg{{job_id="{JOB}"}}'
-#: The agents evaluate their rules each second, not each 15 s; conditions have to hold for five rounds.
-SOON, FOR_S = {"commwatch_agent.alerting.evaluation._ROUND_S": 1.0}, 5
+#: Conditions have to hold for five rounds of an agent.
+FOR_S = 5
 #: Rounds of the agent by Prometheus' reckoning, and how many of them a healthy job is watched for.
 ROUNDS = "changes(commwatch_alert_evaluation_seconds_total[1h])"
 HEALTHY_ROUNDS = 3 * FOR_S
@@ -76,12 +78,15 @@ class Scene:
         return self.prom.value(ROUNDS) or 0.0
 
 
+def soon(directory: Path) -> dict[str, float | str]:
+    """For an agent that evaluates its rules each second, not each 15 s."""
+    return {"commwatch_agent.alerting.evaluation._ROUND_S": 1.0, **impatient_agent(directory / "list.yaml", FOR_S)}
+
+
 def settings(directory: Path, manager: str, webhook: str) -> Path:
-    """Settings of an agent with a list of its own, and with a receiver of all its alerts, even the least severe."""
-    (directory / "list.yaml").write_text(impatient(FOR_S), encoding="utf-8")
+    """Settings of an agent with a receiver of all its alerts, even the least severe."""
     file = directory / "commwatch.toml"
     file.write_text(
-        f'rules = "{directory}/list.yaml"\n'
         f'[[receivers]]\nkind = "alertmanager"\nurl = "{manager}"\nseverity = "info"\n'
         f'[[receivers]]\nkind = "webhook"\nurl = "{webhook}"\nseverity = "info"\n'
     )
@@ -99,11 +104,10 @@ def scene(hosts: list[Host], directory: Path, share: float) -> Iterator[Scene]:
         of_agent = stack.enter_context(alertmanager(directory / "second", told["over alertmanager"].url))
         config = settings(directory, of_agent.url, told["directly"].url)
         rules = directory / "exported.yaml"
-        exported = commwatch("alerts", "export", "--config", config, "--output", rules)
-        assert exported.returncode == 0, exported.stderr
+        rules.write_text(exported(read(impatient(FOR_S))), encoding="utf-8")
         run = directory / "run"
         run.mkdir(mode=0o700)
-        running = stack.enter_context(agent(run, "--config", str(config), "--quiet", constants=SOON))
+        running = stack.enter_context(agent(run, "--config", str(config), "--quiet", constants=soon(directory)))
         prom = stack.enter_context(prometheus(directory, [running.url], (rules,), tells=(of_prometheus.url,)))
         stack.enter_context(job(hosts, run, TAKES_S / share - TAKES_S))
         yield Scene(running, prom, told)
@@ -186,10 +190,7 @@ def test_hang(tmp_path: Path) -> None:
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
     stopped = Trouble("stop", 1, "hang", "stopped", "")
     env = clean_env(COMMWATCH_THRESHOLD_HANG_SECONDS="10")
-    (tmp_path / "list.yaml").write_text(impatient(FOR_S), encoding="utf-8")
-    config = tmp_path / "commwatch.toml"
-    config.write_text(f'rules = "{tmp_path}/list.yaml"\n')
-    with agent(tmp_path, "--quiet", "--config", str(config), env=env, constants=SOON) as running:
+    with agent(tmp_path, "--quiet", env=env, constants=soon(tmp_path)) as running:
         job = Job(tmp_path, "hang", stopped.does, stopped.culprit, stopped.good)
         try:
             (alert,) = wait_for(

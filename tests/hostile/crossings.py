@@ -195,7 +195,6 @@ DIRECT: dict[str, dict[str, list[str]]] = {
 #: By file: the calls of the gate with their trust; folders and new files are checked one by one, or belong to this process.
 GATE: dict[str, list[str]] = {
     "agent/commwatch_agent/deploy/probe_folder.py": ["folder(operator)"],
-    "agent/commwatch_agent/alerting/alert_rules.py": ["read(operator)"],
     "agent/commwatch_agent/alerting/bundles.py": ["create()", "folder()", "open_file(own)", "read(own)"],
     "agent/commwatch_agent/alerting/marks.py": ["folder()", "read(ANYBODY)"],
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": ["open_file(trust)"],

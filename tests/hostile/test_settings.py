@@ -19,17 +19,12 @@ from tests.receivers import alert
 
 pytestmark = pytest.mark.long
 
-#: A command runs as soon as an agent evaluates its alerts.
+#: A command runs as soon as an alert fires.
 HOSTILE = """
-rules = "{place}/rules.yaml"
 [[receivers]]
 kind = "command"
 name = "mine"
 command = ["touch", "{place}/it-ran"]
-"""
-ALWAYS = """
-alerts:
-  - {alert: Always, expr: commwatch_build_info > 0, severity: warning, summary: always, description: always}
 """
 
 
@@ -78,11 +73,10 @@ COMMANDS = (
 
 @pytest.fixture
 def place(public: Path) -> Path:
-    """A folder with settings that run a command at once."""
+    """A folder with settings that run a command."""
     folder = public / "place"
     folder.mkdir(mode=0o755)
     (folder / "commwatch.toml").write_text(HOSTILE.format(place=folder))
-    (folder / "rules.yaml").write_text(ALWAYS)
     for path in folder.iterdir():
         path.chmod(0o644)
     return folder
@@ -108,7 +102,6 @@ def test_settings_of_another(
 
 #: A setting that names a file, and the content of that file.
 NAMED = {
-    "rules": ALWAYS,
     "token_file": "0123456789abcdef0123\n",
     "otlp_headers_file": "Authorization: Bearer x\n",
     "tls_client_ca": "-",
@@ -118,7 +111,7 @@ NAMED = {
 
 @pytest.mark.parametrize("setting", NAMED)
 def test_files_that_settings_name(setting: str, public: Path) -> None:
-    """A file that the settings name is refused, too: rules, a token, headers, certificates."""
+    """A file that the settings name is refused, too: a token, headers, certificates."""
     place = public / "place"
     place.mkdir(mode=0o755)
     named = place / "named"

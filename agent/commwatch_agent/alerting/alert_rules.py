@@ -1,24 +1,20 @@
-"""Loads the alert rules of the agent: ours or the user's, with the thresholds from the settings."""
+"""Loads the kinds and alerts of the agent, with the thresholds and kinds of the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-from commwatch.wire import crossing
 from commwatch_agent.alerting.incident_watch import Plan
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_alerts.catalogue import Catalogue, CatalogueError, read, shipped
-from commwatch_alerts.check import check
 from commwatch_alerts.export import runbook
 from commwatch_alerts.model import Alert
 
 SHIPPED = "rules.yaml"
-_MOST_BYTES = 1 << 20
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
@@ -30,7 +26,7 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
         deliver: see ``Plan.deliver``.
 
     Raises:
-        ConfigError: the user's list cannot be read, or it or a threshold is wrong.
+        ConfigError: a threshold or a kind in the settings is wrong.
     """
     found = catalogue(config)
     rules = {name: found.rows(name) for name in found.kinds}
@@ -38,33 +34,15 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
 
 
 def catalogue(config: Config) -> Catalogue:
-    """Return the rules in force: the user's list if the settings name one, else ours.
+    """Return the kinds and alerts in force.
 
     Raises:
-        ConfigError: the user's list cannot be read, or it or a threshold is wrong.
+        ConfigError: a threshold or a kind in the settings is wrong.
     """
     try:
-        text = shipped(SHIPPED) if config.rules is None else text_of(config.rules)
-        found = read(text, config.thresholds, config.kinds)
-        if config.rules is not None:
-            check(found, labels_by_series())
+        return read(shipped(SHIPPED), config.thresholds, config.kinds)
     except CatalogueError as error:
-        raise ConfigError(f"{config.rules or 'alerts'}: {error}") from None
-    return found
-
-
-def text_of(file: Path) -> str:
-    """Return the text of a file with rules.
-
-    Raises:
-        CatalogueError: the file cannot be read, or is not UTF-8.
-    """
-    try:
-        return crossing.read(file, _MOST_BYTES, crossing.operator()).decode()
-    except OSError as error:
-        raise CatalogueError(error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise CatalogueError("not UTF-8 text") from None
+        raise ConfigError(f"alerts: {error}") from None
 
 
 def labels_by_series() -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""``commwatch alerts``: export the list of alerts to Prometheus or Kubernetes, check a list, test the receivers."""
+"""``commwatch alerts``: export the list of alerts to Prometheus or Kubernetes, check it, test the receivers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch.wire.errors import UsageError
-from commwatch_agent.config import Config
+from commwatch_agent.config import REMOVED, Config
 from commwatch_agent.config_checks import ConfigError
-from commwatch_agent.core.terminal_text import complain, line
+from commwatch_agent.core.terminal_text import line
 from commwatch_agent.core.units import counted
 from commwatch_agent.runtime.whole_files import write
 
@@ -25,7 +25,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     alerts = commands.add_parser(
         "alerts",
         help="export or check the list of alerts, or test the receivers",
-        description="Export or check the list of alerts (docs/alerts.md), with the thresholds of your settings, or test the receivers.",
+        description="Export or check the list of alerts (docs/alerts.md), with your thresholds and kinds, or test the receivers.",
     )
     verbs = alerts.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_export(verbs, common)
@@ -66,10 +66,11 @@ def _add_check(verbs: Any, common: argparse.ArgumentParser) -> None:
     check = verbs.add_parser(
         "check",
         parents=[common],
-        help="check a list: keys, thresholds, PromQL, metrics, texts",
-        description="Check a list of alerts that you have changed. If something is wrong, print one line and exit with code 1.",
+        help="check the list with your settings",
+        description="Check the list of alerts with the thresholds and kinds of your settings. "
+        "If something is wrong, print one line and exit with code 2.",
     )
-    check.add_argument("file", type=Path, metavar="FILE", help="a list such as rules.yaml")
+    check.add_argument("file", nargs="?", metavar="FILE", help=argparse.SUPPRESS)
     check.set_defaults(command=_check)
 
 
@@ -111,21 +112,20 @@ def labels(given: list[str]) -> dict[str, str]:
 
 
 def _check(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.alert_rules import labels_by_series, text_of
-    from commwatch_alerts.catalogue import CatalogueError, read
+    from commwatch_agent.alerting.alert_rules import catalogue, labels_by_series
     from commwatch_alerts.check import check
 
-    try:
-        found = read(text_of(arguments.file), config.thresholds, config.kinds)
-        check(found, labels_by_series())
-    except CatalogueError as error:
-        complain(f"{arguments.file}: {error}")
-        return 1
-    print(
-        line(
-            f"{arguments.file}: {counted(len(found.alerts), 'alert')}, {counted(len(found.records), 'recording rule')}"
-        )
+    if arguments.file is not None:
+        raise ConfigError(f"{arguments.file}: {REMOVED['rules']}")
+    found = catalogue(config)
+    check(found, labels_by_series())
+    kinds = [kind for kind in found.kinds.values() if kind.enabled]
+    counts = (
+        counted(len(kinds), "kind"),
+        counted(len(found.alerts), "alert"),
+        counted(len(found.records), "recording rule"),
     )
+    print(", ".join(counts))
     return 0
 
 

@@ -37,6 +37,7 @@ from commwatch_agent.cli import (
     top,
     whatif,
 )
+from commwatch_agent.config import REMOVED
 from commwatch_agent.core.terminal_text import OneLine, complain, guard_output, line
 
 #: Positional arguments that take any number of values.
@@ -107,7 +108,9 @@ class _Command(_Parser):
             setattr(found, many, [*getattr(found, many), *rest])
         elif rest:
             flag = next((part.partition("=")[0] for part in rest if part.startswith("-")), "")
-            self.error(f"unrecognized arguments: {' '.join(rest)}{_like(flag, [*self._option_string_actions])}")
+            instead = REMOVED.get(flag.removeprefix("--"))
+            hint = f"; {instead}" if instead else _like(flag, [*self._option_string_actions])
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return found, []
 
 

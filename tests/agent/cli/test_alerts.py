@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commwatch_agent.alerting.alert_rules import catalogue
-from commwatch_agent.config import load
-from commwatch_agent.config_checks import ConfigError
-from commwatch_alerts.catalogue import shipped
+from commwatch_alerts.catalogue import read, shipped
 from tests.agent.test_config import one_line
 from tests.alerts.promtool import check
 from tests.helpers import clean_env, commwatch
-
-HOME = {"HOME": "/home/someone"}
-
 
 QUIET = "job:commwatch_comm_share_ratio:quiet5m"
 
@@ -77,34 +71,51 @@ def test_wrong_thresholds(tmp_path: Path, variable: str, text: str, says: str) -
     assert says in one_line(commwatch("alerts", "export", cwd=tmp_path, env=env))
 
 
+def test_kinds(tmp_path: Path) -> None:
+    """A disabled kind has no alerts in the exported list, and the duration of a kind is that of its alerts."""
+    config = tmp_path / "my.toml"
+    config.write_text("[kinds.straggler]\nenabled = false\n[kinds.comm_bound]\nfor = '90s'\n")
+    exported = commwatch("alerts", "export", "--config", config).stdout
+    rules = {rule["alert"]: rule for rule in yaml.safe_load(exported)["groups"][0]["rules"] if "alert" in rule}
+    assert rules["CommShareHigh"]["for"] == "1m30s"
+    assert "StragglerRank" not in rules
+    config.write_text("[kinds.stragglers]\nenabled = false\n")
+    said = one_line(commwatch("alerts", "export", "--config", config))
+    assert "alerts: kinds: unknown 'stragglers'; known are hang," in said
+
+
 def test_list_of_ones_own(tmp_path: Path) -> None:
-    """The setting ``rules`` names another list, from where the command was given; one with a mistake is refused, with its file."""
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(shipped("rules.yaml").replace("default: 0.3,", "default: 0.35,", 1))
-    (tmp_path / "commwatch.toml").write_text('rules = "mine.yaml"\n')
-    assert "> 0.35 " in expression(commwatch("alerts", "export", cwd=tmp_path).stdout)
-    mine.write_text(mine.read_text().replace("severity: warning\n", "severity: loud\n", 1))
-    said = one_line(commwatch("alerts", "export", cwd=tmp_path))
-    assert f"{mine}: CommShareHigh: severity: needs one of info, warning, critical, not 'loud'" in said
-    config = load(HOME, tmp_path / "commwatch.toml")
-    mine.unlink()
-    with pytest.raises(ConfigError, match=r"mine\.yaml: No such file"):
-        catalogue(load(HOME, rules=config.rules))
+    """A list of one's own is refused, wherever it is named: one line says that such rules belong in Prometheus."""
+    where = "commwatch no longer reads lists of alerts; put rules of your own into Prometheus (rule_files)"
+    file, config = tmp_path / "rules.yaml", tmp_path / "commwatch.toml"
+    file.write_text(shipped("rules.yaml"))
+    assert f"{file}: {where}" in one_line(commwatch("alerts", "check", file))
+    assert f"none: {where}" in one_line(commwatch("alerts", "check", "none"))
+    env = clean_env(COMMWATCH_RULES=str(file))
+    config.write_text(f"rules = '{file}'\n")
+    for command in (("alerts", "check"), ("alerts", "export"), ("agent",), ("report",), ("config", "check")):
+        assert f"COMMWATCH_RULES: {where}" in one_line(commwatch(*command, env=env))
+        assert f"{config}: rules: {where}" in one_line(commwatch(*command, "--config", config))
+    done = commwatch("agent", "--rules", file)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert where in done.stderr.splitlines()[-1]
 
 
 def test_check(tmp_path: Path) -> None:
-    """For a correct list the command prints the number of alerts; for a wrong one it prints the error in one line, with exit code 1."""
-    file = tmp_path / "rules.yaml"
-    file.write_text(shipped("rules.yaml"))
-    done = commwatch("alerts", "check", file)
+    """The command checks the list with the settings, and prints how many kinds and alerts are in force; what is wrong is one line."""
+    config = tmp_path / "commwatch.toml"
+    done = commwatch("alerts", "check", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{file}: ")
-    file.write_text(shipped("rules.yaml").replace("(commwatch_comm_share_ratio)", "(commwatch_coms_share_ratio)", 1))
-    said = one_line(commwatch("alerts", "check", file), code=1)
-    assert f"{file}: job:commwatch_comm_share_ratio:avg: expr: there is no metric 'commwatch_coms_share_ratio'" in said
-    assert "No such file" in one_line(commwatch("alerts", "check", tmp_path / "none"), code=1)
-    file.write_bytes(b"\xff\xfe")
-    assert "UTF-8" in one_line(commwatch("alerts", "check", file), code=1)
+    found = read(shipped("rules.yaml"))
+    assert (
+        done.stdout == f"{len(found.kinds)} kinds, {len(found.alerts)} alerts, {len(found.records)} recording rules\n"
+    )
+    config.write_text("[kinds.comm_bound]\nenabled = false\n")
+    less = len([rule for rule in found.alerts if rule.kind != "comm_bound"])
+    printed = commwatch("alerts", "check", cwd=tmp_path).stdout
+    assert printed.startswith(f"{len(found.kinds) - 1} kinds, {less} alerts, ")
+    config.write_text("[thresholds]\ncomm_share = 2\n")
+    assert "comm_share: needs a number from 0 to 1, not 2" in one_line(commwatch("alerts", "check", cwd=tmp_path))
 
 
 def test_wrong_flags(tmp_path: Path) -> None:

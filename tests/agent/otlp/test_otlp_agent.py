@@ -12,18 +12,11 @@ import pytest
 
 from tests.agent.prometheus.test_metrics import Samples
 from tests.agent.prometheus.test_metrics import samples as on_page
-from tests.helpers import agent, clean_env, commwatch, fetch, free_port, wait_for
+from tests.helpers import agent, clean_env, commwatch, fetch, free_port, wait_for, write_ring
 from tests.live import HandMade
 from tests.otlp import Attribute, Receiver, attributes, samples
 from tests.receivers import OK, Handler, certificate, status
 
-#: A list with one alert, which fires at once if its threshold is below 1.
-LIST = """
-thresholds: {least: {default: 5, low: 0, high: 10, unit: count, help: "agents"}}
-kinds: {here: {severity: info, opens_after: 0s, ends_after: 60s, runbook: AgentHere, help: "an agent runs"}}
-alerts:
-  - {alert: AgentHere, kind: here, expr: commwatch_build_info > $least, severity: warning, summary: the agent is here, description: here}
-"""
 #: Series whose values change from moment to moment.
 MOVING = (
     "commwatch_host_",
@@ -103,13 +96,12 @@ def test_same_as_the_page(tmp_path: Path) -> None:
 
 def test_alert_and_verdict(tmp_path: Path) -> None:
     """An alert and a verdict are log records when they begin and when they end."""
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(LIST)
     with Receiver() as receiver:
-        file = settings(tmp_path, receiver.url, f'rules = "{rules}"', "[thresholds]", "least = 0")
+        file = settings(tmp_path, receiver.url, "[kinds.rank_lost]", "for = '0s'")
         with agent(tmp_path / "run", "--config", str(file)) as running, HandMade(tmp_path / "run") as job:
+            write_ring(tmp_path / "run" / "rings", [], job="lost").release()
             (alert,) = wait_for(lambda: told(receiver, "commwatch.alert.begin"), "the begin of the alert")
-            assert (alert["alertname"], alert["text"], alert["value"]) == ("AgentHere", "the agent is here", 1.0)
+            assert (alert["alertname"], alert["text"], alert["value"]) == ("RankLost", "Job lost has lost rank 0", 0.0)
             assert str(alert["evidence_url"]).startswith(running.url)
             job.run(3)
             job.hang(0)
@@ -119,7 +111,7 @@ def test_alert_and_verdict(tmp_path: Path) -> None:
             assert (verdict["job_id"], verdict["ranks"], verdict["waiting"]) == ("train", [1], [0])
             (judged,) = running.get("/api/v1/verdicts")
             assert str(verdict["text"]).partition(" (")[0] == judged["says"].partition(" (")[0]
-            settings(tmp_path, receiver.url, f'rules = "{rules}"', "[thresholds]", "least = 5")
+            settings(tmp_path, receiver.url, "[kinds.rank_lost]", "enabled = false")
             os.kill(running.process.pid, signal.SIGHUP)
             (over,) = wait_for(lambda: told(receiver, "commwatch.alert.end"), "the end of the alert")
             assert over["id"] == alert["id"]
