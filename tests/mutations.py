@@ -94,10 +94,10 @@ MUTATIONS = (
     Mutation("if not calls.running:  # nested calls", "if True:  # nested calls", "collectors/probe/test_torch_steps.py"),
     Mutation('"_reduce_scatter_base_": ("reduce_scatter", Measure.SECOND)', '"_reduce_scatter_base_": ("reduce_scatter", Measure.FIRST)', "e2e/test_wire.py"),
     # Alerts and their messages.
-    Mutation("at_s - active.since_s >= rule.for_s", "at_s - active.since_s > rule.for_s", "alerts/test_evaluator.py"),
-    Mutation("if at_s - ended_s < rule.keep_firing_for_s:", "if at_s - ended_s < 0:", "alerts/test_evaluator.py"),
-    Mutation("place = q * (len(ordered) - 1)", "place = q * len(ordered)", "alerts/test_promql.py"),
-    Mutation("if watched is None or (alert.state == FIRING and away_s > AWAY_S):", "if watched is None:", "alerts/test_evaluator.py"),
+    Mutation("self.above is None or value > self.above", "self.above is None or value >= self.above", "alerts/test_kinds.py"),
+    Mutation("min(severity, given.severity, key", "max(severity, given.severity, key", "alerts/test_kinds.py"),
+    Mutation("        if given.enabled:", "        if True:", "alerts/test_kinds.py"),
+    Mutation("hours * 3600 + minutes * 60 + rest", "hours * 3600 + minutes + rest", "alerts/test_catalogue.py"),
     # How jobs end.
     Mutation("if ending is not None and ending.until_ns >= began}", "if ending is not None}", "agent/analysis/test_runs_of_one_name.py"),
     Mutation("key=lambda code: (code == 0, code))", "key=lambda code: code)", "agent/nodes/test_answers.py"),

@@ -1,4 +1,4 @@
-"""Check that a list fits the agents: PromQL that they can evaluate, metrics and labels that exist. Pure."""
+"""Check that a list fits the agents: valid PromQL, over metrics and labels that exist. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import promql_parser as promql
 
 from commwatch_alerts.catalogue import Catalogue, CatalogueError
 from commwatch_alerts.model import Record, Rule
-from commwatch_alerts.promql import Expression, UnsupportedExpression
 from commwatch_alerts.text import VALUE, fields
 
-#: Labels that a scrape adds; ``instance`` identifies the node. They are missing where an agent evaluates rules itself.
+#: Labels that a scrape adds; ``instance`` identifies the node.
 OF_A_SCRAPE = frozenset({"instance", "job"})
 #: Metrics that Prometheus adds for each target.
 _OF_PROMETHEUS = {"up": OF_A_SCRAPE}
-#: Longest range in seconds that agents evaluate, because they keep the samples in memory.
-_LONGEST_S = 600
 Labels = frozenset[str]
 
 
@@ -33,7 +30,6 @@ def check(catalogue: Catalogue, metrics: Mapping[str, Iterable[str]]) -> None:
     known = {name: frozenset(labels) | OF_A_SCRAPE for name, labels in metrics.items()}
     for record in catalogue.records:
         known[record.name] = labels(record.expr, _seen_by(record, known), f"{record.name}: expr")
-        _evaluates(record, record.expr, f"{record.name}: expr")
     for rule in catalogue.alerts:
         _check_alert(rule, _seen_by(rule, known))
 
@@ -69,31 +65,16 @@ def _seen_by(entry: Record | Rule, known: Mapping[str, Labels]) -> Mapping[str, 
 
 def _check_alert(rule: Rule, known: Mapping[str, Labels]) -> None:
     there = labels(rule.expr, known, f"{rule.name}: expr")
-    _evaluates(rule, rule.expr, f"{rule.name}: expr")
     for name, expr in rule.also.items():
         where = f"{rule.name}: also: {name}"
         missing = set(rule.on) - (labels(expr, known, where) & there)
         if missing:
             raise CatalogueError(f"{where}: it and the alert have no common label '{min(missing)}' ('also_on')")
-        _evaluates(rule, expr, where)
     for key, template in (("summary", rule.summary), ("description", rule.description)):
         for field in sorted(fields(template), key=lambda field: field.name):
             if field.format is None and field.name != VALUE and field.name not in there:
                 has = f"it has {', '.join(sorted(there))}" if there else "it has none"
                 raise CatalogueError(f"{rule.name}: {key}: the alert has no label '{field.name}'; {has}")
-
-
-def _evaluates(entry: Record | Rule, expr: str, where: str) -> None:
-    """Raise CatalogueError if an agent cannot evaluate the expression, unless only Prometheus evaluates the entry."""
-    if entry.prometheus_only:
-        return
-    try:
-        needs = Expression(expr).needs
-    except UnsupportedExpression as error:
-        raise CatalogueError(f"{where}: an agent cannot evaluate this: {error}; set prometheus_only: true") from None
-    if max((need.range_s for need in needs), default=0) > _LONGEST_S:
-        longest = f"ranges over {_LONGEST_S // 60} minutes"
-        raise CatalogueError(f"{where}: an agent cannot evaluate {longest}; set prometheus_only: true")
 
 
 class _Shape:

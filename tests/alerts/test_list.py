@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ from commwatch_alerts.export import prometheus
 from commwatch_alerts.model import Rule
 from commwatch_alerts.text import to_go
 from tests.alerts.cases import CASES, MANY, RANK, THRESHOLDS, Case, gauge, series
-from tests.alerts.promtool import check, evaluate
+from tests.alerts.impatient import impatient
+from tests.alerts.promtool import check, evaluate, promtool
 from tests.helpers import examples, needs
 
 LIST = read(shipped("rules.yaml"))
@@ -52,7 +54,7 @@ def test_cases_are_complete() -> None:
 
 
 def test_metrics_and_labels_exist() -> None:
-    """The list names only series that agents serve, labels that those have, and what an agent evaluates itself."""
+    """The list names only series that agents serve, labels that those have."""
     check_list(LIST, labels_by_series())
 
 
@@ -95,6 +97,25 @@ def test_keeps_firing(tmp_path: Path) -> None:
     evaluate(
         tmp_path, LIST, [Case("CommShareHigh", "kept", there, ("warning",), 300, {"job_id": "j"}, 0.5, ends_s=915)]
     )
+
+
+def test_recorded_job(tmp_path: Path) -> None:
+    """Of a recorded job that waits for its link, is freed and loses a rank, Prometheus raises the bottleneck and the loss, and no other alert."""
+    recorded = (Path(__file__).parents[1] / "fixtures" / "alerts" / "two_ranks.txt").read_text(encoding="utf-8")
+    lines = [line.split(" ", 1) for line in recorded.splitlines() if not line.startswith("#")]
+    file = written(tmp_path, prometheus(read(impatient(), THRESHOLDS)))
+    fired = 'group by (alertname) (count_over_time(ALERTS{alertstate="firing"}[12m]))'
+    expected = ("BusBandwidthLow", "CommShareCritical", "CommShareHigh", "ExposedCommHigh", "RankLost")
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in expected]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": series, "values": values} for series, values in lines],
+        "promql_expr_test": [{"expr": fired, "eval_time": "11m", "exp_samples": samples}],
+    }
+    whole = {"rule_files": [str(file)], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(json.dumps(whole))
+    done = promtool("test", "rules", tmp_path / "test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 AWKWARD = 'a"b\\c{{ $value }}\n{d}[e] é $1 %s'
