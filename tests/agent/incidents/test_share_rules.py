@@ -1,0 +1,151 @@
+"""Conditions on shares of the step time: at the thresholds, per job, with what is known of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from commwatch_agent.incidents.share_rules import comm_bound, exposed_comm, gpu_underused
+from tests.agent.incidents.metric_series import at_end, variants
+from tests.alerts.cases import Series, counter, gauge, rank_info, series, share
+
+
+def comm(value: float, job: str = "j", rank: str = "0", **more: str) -> Series:
+    """The communication share of a rank."""
+    return gauge("comm_share_ratio", value, job_id=job, rank=rank, **more)
+
+
+def exposed(value: float, job: str = "j", rank: str = "0", **more: str) -> Series:
+    """The exposed share of a rank."""
+    return gauge("exposed_comm_share_ratio", value, job_id=job, rank=rank, **more)
+
+
+def late(value: float, rank: str = "0", **more: str) -> Series:
+    """A straggler."""
+    return gauge("straggler_wait_ratio", value, job_id="j", rank=rank, group="dp", group_id="d", **more)
+
+
+def waits(each_s: float, rank: str = "0", group: str = "dp") -> Series:
+    """A rank that waits in a group for so many of each 15 s."""
+    return counter("collective_wait_seconds_total", each_s, job_id="j", rank=rank, group=group)
+
+
+@pytest.mark.parametrize(("value", "number"), [(0.3, 0), (0.301, 1), (0.6, 1)])
+def test_comm_share_at_the_threshold(value: float, number: int) -> None:
+    """A job is bound by communication above the threshold, not at it, and one condition has the value for all rows."""
+    found = at_end(comm_bound, share(value))
+    assert [one.value for one in found] == pytest.approx([value] * number)
+
+
+def test_mildest_row_counts() -> None:
+    """If a setting puts the critical threshold below the other one, the condition is there from the lower one on."""
+    assert at_end(comm_bound, share(0.25), comm_share_critical=0.2)
+    assert at_end(comm_bound, share(0.25), comm_share=0.2)
+    assert not at_end(comm_bound, share(0.25), comm_share=0.4)
+
+
+def test_two_jobs() -> None:
+    """Jobs are judged each by itself: one is bound, another hides its communication, a third communicates little."""
+    loud, quiet = comm(0.4, "a") | comm(0.6, "a", "1") | exposed(0.3, "a"), comm(0.8, "b") | exposed(0.02, "b")
+    found = at_end(comm_bound, loud, quiet, comm(0.1, "c"))
+    assert {one.job_id: (one.variant, one.value) for one in found} == {"a": ("", 0.5), "b": ("quiet", 0.8)}
+    assert [dict(one.labels) for one in found] == [{"job_id": "a"}, {"job_id": "b"}]
+
+
+def test_what_it_costs() -> None:
+    """A job loses what compute waits for; if that is not known, at most its share, and of idle ranks nothing is known."""
+    (known,) = at_end(comm_bound, share(0.5), exposed(0.2), exposed(0.2, rank="1"))
+    (unknown,) = at_end(comm_bound, share(0.5))
+    assert [known.share, known.idle_ranks] == pytest.approx([0.2, 2 * 0.2])
+    assert (unknown.share, unknown.idle_ranks) == (0.5, None)
+
+
+def test_in_words() -> None:
+    """The sentence has the parts of the share: what ranks wait for, and what compute waits for."""
+    (plain,) = at_end(comm_bound, share(0.5))
+    assert plain.says == "communication takes 50% of the step time"
+    alive = rank_info() | rank_info(rank="1")
+    (waiting,) = at_end(comm_bound, share(0.5), exposed(0.15), waits(6), waits(0, "1"), alive)
+    assert waiting.says == (
+        "communication takes 50% of the step time: 30% transfer, 20% waiting for late ranks; compute waits for it 15% of the time"
+    )
+    (straggler,) = at_end(comm_bound, share(0.5), late(0.45, "3"), late(0.1, "5"))
+    assert straggler.says == "communication takes 50% of the step time: 5% transfer, 45% waiting for rank 3"
+    assert dict(straggler.numbers) == {"late": 0.45}
+
+
+def test_waiting_is_a_part_of_the_share() -> None:
+    """Waiting counts for ranks that live, in all their groups; it is at most the share, and left out where it is little."""
+    alive = rank_info() | rank_info(rank="1")
+    both = waits(3, group="dp") | waits(3, group="tp") | waits(0, "1")
+    gone = waits(15, "7")
+    (found,) = at_end(comm_bound, share(0.5), both, gone, alive)
+    assert found.numbers["waiting"] == pytest.approx(0.2)
+    (most,) = at_end(comm_bound, share(0.5), waits(12), rank_info())
+    assert most.numbers["waiting"] == pytest.approx(0.5)
+    (little,) = at_end(comm_bound, share(0.5), waits(0.6), rank_info())
+    assert "waiting" not in little.numbers
+
+
+def test_waiting_after_a_restart() -> None:
+    """Waiting that a new life of a rank counts from 0 is not negative, and not the whole of it."""
+    again = series("commwatch_collective_wait_seconds_total", "100+3x68 0+3x19", job_id="j", rank="0", group="dp")
+    (found,) = at_end(comm_bound, comm(0.5), again, rank_info())
+    assert found.numbers["waiting"] == pytest.approx(19 * 3 / (20 * 15))
+
+
+def test_quiet_for_five_minutes() -> None:
+    """What was hidden, or was waiting for one rank, at some time of the last five minutes needs no warning; earlier does not count."""
+    for name, low, high in (("exposed_comm_share_ratio", 0.05, 0.2), ("straggler_wait_ratio", 0.3, 0.0)):
+        for ago, expected in ((20, "quiet"), (21, "")):
+            values = f"{low}x{88 - ago} {high}x{ago - 1}"
+            found = at_end(comm_bound, share(0.5), series(f"commwatch_{name}", values, job_id="j", rank="0"))
+            assert variants(found) == [expected], (name, ago)
+
+
+def test_quiet_is_remembered_of_series_that_end() -> None:
+    """A straggler that is no longer one, and an exposed share that is no longer known, count for five minutes."""
+    was_late = series("commwatch_straggler_wait_ratio", "0.4x79 stale", job_id="j", rank="0")
+    was_hidden = series("commwatch_exposed_comm_share_ratio", "0.05x79 stale", job_id="j", rank="0")
+    for there in (was_late, was_hidden):
+        (found,) = at_end(comm_bound, share(0.5), there)
+        assert (found.variant, dict(found.numbers)) == ("quiet", {})
+
+
+def test_shares_of_an_ended_job() -> None:
+    """A job whose series are gone has no condition."""
+    assert at_end(comm_bound, series("commwatch_comm_share_ratio", "0.9x80 stale _x3", job_id="j", rank="0")) == []
+
+
+def test_exposed_comm() -> None:
+    """Exposed communication counts by itself, above its threshold; all communication is named if it is known."""
+    (found,) = at_end(exposed_comm, exposed(0.3), exposed(0.2, rank="1"), share(0.4))
+    assert (found.value, found.share, found.idle_ranks) == (0.25, 0.25, 0.5)
+    assert found.says == "compute waits for communication 25% of the step time; all communication takes 40%"
+    (alone,) = at_end(exposed_comm, exposed(0.3), exposed(0.1, job="k"))
+    assert (alone.job_id, alone.says, dict(alone.numbers)) == (
+        "j",
+        "compute waits for communication 30% of the step time",
+        {},
+    )
+    assert at_end(exposed_comm, exposed(0.2)) == []
+
+
+def test_gpu_underused() -> None:
+    """GPUs count as often as ranks compute on them, only those of the job, and only while communication is the bottleneck."""
+    gpus = gauge("gpu_utilization_ratio", 0.2, gpu="0") | gauge("gpu_utilization_ratio", 0.8, gpu="1")
+    idle = gauge("gpu_utilization_ratio", 0.0, gpu="2")
+    ranks = rank_info() | rank_info(rank="1") | rank_info(rank="2", gpu="1") | rank_info(rank="3", gpu="")
+    (found,) = at_end(gpu_underused, gpus, idle, ranks, share(0.4))
+    assert [found.value, found.numbers["share"]] == pytest.approx([0.4, 0.4])
+    assert found.says == "the GPUs run kernels 40% of the time, while communication takes 40% of the step time"
+    assert at_end(gpu_underused, gpus, ranks, share(0.3)) == []
+    assert at_end(gpu_underused, gpus, ranks) == []
+    assert at_end(gpu_underused, gpus, share(0.4)) == []
+
+
+def test_gpus_of_two_nodes() -> None:
+    """GPUs of one index on two nodes are different ones."""
+    here, there = ({"instance": name, "gpu": "0"} for name in ("a:9477", "b:9477"))
+    gpus = gauge("gpu_utilization_ratio", 0.1, **here) | gauge("gpu_utilization_ratio", 0.5, **there)
+    (found,) = at_end(gpu_underused, gpus, rank_info(**here), rank_info(rank="1", **there), share(0.4))
+    assert found.value == pytest.approx(0.3)
