@@ -28,6 +28,7 @@ class Trouble(NamedTuple):
     cause: str
     says: str
     good: int = GOOD
+    group: str = "default_pg"
 
 
 TROUBLES = (
@@ -35,6 +36,16 @@ TROUBLES = (
     Trouble("stop_inside", 1, "hang", "stopped", "stalled: rank 1 has entered; its process is stopped"),
     Trouble("die", 2, "hang", "dead", "process dead: rank 2"),
     Trouble("leave", 0, "hang", "gone", "rank gone: rank 0"),
+    Trouble(
+        "destroy",
+        1,
+        "hang",
+        "destroyed",
+        "group destroyed: rank 1 has destroyed the group and will not join; its process lives",
+    ),
+    Trouble(
+        "destroy_group", 2, "hang", "destroyed", "group destroyed: rank 2 has destroyed the group", group="ranks 0-2"
+    ),
     Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python code is not running"),
     Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
     Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
@@ -102,9 +113,29 @@ def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
     verdict = wait_for(judged, f"the verdict on {trouble.does}")
     assert (verdict["kind"], verdict["ranks"]) == (trouble.kind, [trouble.culprit]), verdict
     assert trouble.says in verdict["says"]
-    assert (verdict["job_id"], verdict["group"]) == (trouble.does, "default_pg")
+    assert (verdict["job_id"], verdict["group"]) == (trouble.does, trouble.group)
     assert set(verdict["waiting"]) <= set(range(RANKS)) - {trouble.culprit}
     assert verdict["seq"] == trouble.good
+
+
+def test_left(troubled: RunningAgent) -> None:
+    """A rank that has destroyed its default group has left while its process lives, and has ended afterwards; one that destroyed another group runs."""
+
+    def states(job: str) -> list[str]:
+        return [each["state"] for each in troubled.get("/api/v1/ranks") if each["job_id"] == job]
+
+    wait_for(lambda: states("destroy") == ["running", "left", "running"], "the rank that has left")
+    wait_for(lambda: verdicts_of(troubled, "destroy_group"), "the verdict")
+    assert states("destroy_group") == ["running"] * RANKS
+    leaving = Job(troubled.directory, "leaving", "destroy", 1, GOOD)
+    try:
+        wait_for(lambda: states("leaving") == ["running", "left", "running"], "the rank that has left")
+        leaving.ranks[1].kill()
+        wait_for(lambda: states("leaving") == ["running", "ended", "running"], "its end")
+        (verdict,) = wait_for(lambda: verdicts_of(troubled, "leaving"), "the verdict")
+        assert (verdict["cause"], verdict["ranks"]) == ("gone", [1])
+    finally:
+        leaving.end()
 
 
 def test_healthy(troubled: RunningAgent) -> None:

@@ -90,7 +90,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
         job_id=job_id,
         rank=totals.rank,
         restart=int(identity["restart"]),
-        state="running" if totals.alive else "ended" if totals.closed_properly else "gone",
+        state=_state(totals),
         host=str(identity.get("host", "")),
         local_rank=identity.get("local_rank"),
         pid=int(identity.get("pid", 0)),
@@ -121,7 +121,14 @@ def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
         ended_at=None if totals.ending is None else totals.ending.until_ns / 1e9,
         started_at=(started_ns(totals) + totals.offset_ns) / 1e9,
         raised=(totals.ending and totals.ending.raised) or None,
+        destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),
     )
+
+
+def _state(totals: RankTotals) -> str:
+    if totals.alive:
+        return "running"
+    return "left" if totals.has_left else "ended" if totals.closed_properly else "gone"
 
 
 def endings(job: Job) -> dict[int, Ending]:

@@ -16,7 +16,17 @@ from typing import NamedTuple
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import in_order, latest
 from commwatch_agent.analysis.ended_operations import Disagreement
-from commwatch_agent.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
+from commwatch_agent.analysis.wait_graph import (
+    HANG_S,
+    LOST,
+    RECENT_S,
+    Absent,
+    Wait,
+    absence,
+    at_fault,
+    raised_in,
+    waits,
+)
 from commwatch_agent.core.units import counted, percent, seconds
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.stragglers import Late
@@ -26,13 +36,17 @@ from commwatch_collectors.spans import spans
 #: Even certain faults are reported only after this time, because a table may have been read halfway.
 CERTAIN_S = 2.0
 #: Why a rank is absent, worst first; the worst cause names the culprits.
-_CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
+_CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "unseen")
 #: Those of a rank that may itself wait for others.
 _ALIVE = frozenset({"not_joined", "silent"})
 #: By cause, of one rank and of several.
 _SAYS = {
     "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
     "gone": ("rank gone: rank {} has ended and will not join", "rank gone: ranks {} have ended and will not join"),
+    "destroyed": (
+        "group destroyed: rank {} has destroyed the group and will not join; its process lives",
+        "group destroyed: ranks {} have destroyed the group and will not join; their processes live",
+    ),
     "stopped": (
         "stalled: rank {} has not joined; its process is stopped",
         "stalled: ranks {} have not joined; their processes are stopped",
@@ -62,8 +76,8 @@ class Verdict:
 
     #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
     kind: str
-    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``, ``received``, ``sent``,
-    #: ``result``, ``one_of``, ``diverged`` or ``late``.
+    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``,
+    #: ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
     cause: str
     job_id: str
     group_id: str
@@ -303,10 +317,10 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
         return None
     top = latest([at[rank] for rank in members])
     late = [rank for rank in members if at[rank] != top]
-    states = {view.rank: view.state for view in here}
-    if not late or not any(states[rank] == "running" for rank in members if rank not in late):
+    views = {view.rank: view for view in here}
+    if not late or not any(views[rank].state == "running" for rank in members if rank not in late):
         return None  # no live rank waits
-    kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
+    kind, cause, culprits, says = _blame({rank: absence(views[rank], group.group_id) for rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
     last = latest([at[rank] for rank in late])
@@ -339,15 +353,21 @@ def _judge(
         return
     if wait.missing:
         job_id = wait.group.job_id
-        blamed = {root for rank in wait.missing for root in at_fault(rank, job_id, groups, known)}
-        kind, cause, culprits, says = _blame({rank: known.get((job_id, rank)) for rank in sorted(blamed)})
+        absent = [Absent(rank, wait.group.group_id) for rank in wait.missing]
+        blamed = {root for each in absent for root in at_fault(each, job_id, groups, known)}
+        why = {rank: absence(known.get((job_id, rank)), group_id) for rank, group_id in sorted(blamed)}
+        kind, cause, culprits, says = _blame(why)
         # A missing rank may go on without one that has ended properly.
-        certain = cause == "dead" or (cause == "gone" and blamed <= set(wait.missing))
+        certain = cause == "dead" or (cause in LOST and why.keys() <= set(wait.missing))
         is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
         if is_due or not wait.raised:
             yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
     elif wait.since_s > wait.limit_s:
-        stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
+        stopped = [
+            rank
+            for rank in wait.inside
+            if absence(known.get((wait.group.job_id, rank)), wait.group.group_id) == "stopped"
+        ]
         if stopped:
             yield _Found(
                 wait.inside, _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped)), wait.since_s
@@ -359,13 +379,13 @@ def _judge(
         yield _Found(wait.inside, verdict, wait.since_s)
 
 
-def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
-    """Return kind, cause, culprits and text of a verdict on ranks that have not come."""
+def _blame(missing: Mapping[int, str]) -> tuple[str, str, list[int], str]:
+    """Return kind, cause, culprits and text of a verdict on ranks that have not come, each with why (``absence``)."""
     causes: dict[str, list[int]] = {}
-    for rank, view in missing.items():
-        causes.setdefault(absence(view), []).append(rank)
+    for rank, why in missing.items():
+        causes.setdefault(why, []).append(rank)
     there = [cause for cause in _CAUSES if cause in causes]
-    kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
+    kind = "hang" if there[0] in {*LOST, "stopped"} else "stalled"
     return kind, there[0], causes[there[0]], "; ".join(_says(each, causes[each]) for each in there)
 
 

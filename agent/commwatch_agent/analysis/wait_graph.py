@@ -15,6 +15,8 @@ HANG_S, USUAL_TIMES = 10.0, 5.0
 RECENT_S = 60.0
 #: A rank whose probe has sent no heartbeat for this time does not run Python.
 SILENT_S = 5.0
+#: Why a rank is absent that will not come any more.
+LOST = frozenset({"dead", "gone", "destroyed"})
 
 
 class Wait(NamedTuple):
@@ -129,64 +131,79 @@ def _after_lost_messages(group: GroupView, view: RankView, known: Mapping[tuple[
     """Yield the latest messages of a rank if they raised because the other rank has ended or died; one for each such rank."""
     raised = {each.peer: each for each in view.failed if each.group_id == group.group_id and each.is_latest}
     for peer, each in raised.items():
-        if peer is not None and each.ago_s < RECENT_S and _is_lost(known.get((group.job_id, peer))):
+        if peer is not None and each.ago_s < RECENT_S and _is_lost(known.get((group.job_id, peer)), group.group_id):
             yield Wait(group, {view.rank: each}, [peer], raised=True)
 
 
-def at_fault(
-    rank: int, job_id: str, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
-) -> set[int]:
-    """Return the ranks at fault if ``rank`` is missing: those that it has lost, or else the rank itself.
+class Absent(NamedTuple):
+    """A rank that does not come to a group."""
 
-    A rank has lost another one if its latest operation raised and the other one has ended or died. That one may have ended because it
-    had lost a third.
+    rank: int
+    group_id: str
+
+
+def at_fault(
+    absent: Absent, job_id: str, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+) -> set[Absent]:
+    """Return what is at fault if a rank is absent: that it has lost others, which are absent elsewhere, or else the rank itself.
+
+    A rank has lost another one if its latest operation raised and the other one has ended or died, or has destroyed the group. That one
+    may have done so because it had lost a third.
 
     Args:
         groups: by job and ``group_id``.
         known: the ranks of all jobs, by job and rank.
     """
-    losses: dict[int, set[int]] = {}
-    todo = [rank]
+    losses: dict[int, set[Absent]] = {}
+    todo = [absent]
+    where: dict[int, Absent] = {}
     while todo:
         each = todo.pop()
-        if each not in losses:
-            losses[each] = _lost_by(known.get((job_id, each)), groups, known)
-            todo += losses[each]
-    first = {each for each, lost in losses.items() if not lost}
+        if each.rank not in losses:
+            where[each.rank] = each
+            losses[each.rank] = _lost_by(known.get((job_id, each.rank)), each.group_id, groups, known)
+            todo += losses[each.rank]
+    first = {where[rank] for rank, lost in losses.items() if not lost}
     if first:
         return first
-    return {rank} if any(rank in lost for lost in losses.values()) else losses[rank]  # they have lost each other
+    if any(each.rank == absent.rank for lost in losses.values() for each in lost):  # they have lost each other
+        return {absent}
+    return losses[absent.rank]
 
 
 def _lost_by(
-    view: RankView | None, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
-) -> set[int]:
-    lost = set[int]()
-    if view is None or absence(view) not in ("not_joined", "gone"):
+    view: RankView | None,
+    group_id: str,
+    groups: Mapping[tuple[str, str], GroupView],
+    known: Mapping[tuple[str, int], RankView],
+) -> set[Absent]:
+    """Return which ranks a rank has lost that does not come to a group."""
+    lost = set[Absent]()
+    if view is None or absence(view, group_id) not in ("not_joined", "gone", "destroyed"):
         return lost
     for each in view.failed:
         group = groups.get((view.job_id, each.group_id))
         if each.is_latest and each.op not in ev.P2P and group is not None:
-            lost.update(_lost_members(group, each.seq, known))
-        elif each.is_latest and each.peer is not None and _is_lost(known.get((view.job_id, each.peer))):
-            lost.add(each.peer)
+            lost.update(Absent(rank, each.group_id) for rank in _lost_members(group, each.seq, known))
+        elif each.is_latest and each.peer is not None and _is_lost(known.get((view.job_id, each.peer)), each.group_id):
+            lost.add(Absent(each.peer, each.group_id))
     return lost
 
 
 def _lost_members(group: GroupView, seq: int, known: Mapping[tuple[str, int], RankView]) -> list[int]:
-    """Return the members that have ended or died, and are not known to have entered a collective that raised."""
+    """Return the members that will not come any more, and are not known to have entered a collective that raised."""
     lost = []
     for rank in group.members or group.ranks:
         view = known.get((group.job_id, rank))
         # What a killed rank had in flight counts as raised, too.
-        entered = view is not None and view.state == "ended" and any(each.seq == seq for each in raised_in(view, group))
-        if _is_lost(view) and not entered:
+        entered = view is not None and view.state != "gone" and any(each.seq == seq for each in raised_in(view, group))
+        if _is_lost(view, group.group_id) and not entered:
             lost.append(rank)
     return lost
 
 
-def _is_lost(view: RankView | None) -> bool:
-    return absence(view) in ("dead", "gone")
+def _is_lost(view: RankView | None, group_id: str) -> bool:
+    return absence(view, group_id) in LOST
 
 
 def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
@@ -203,10 +220,12 @@ def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[s
     yield Wait(group, {view.rank: op}, [] if met else [op.peer])
 
 
-def absence(view: RankView | None) -> str:
-    """Return why a rank may not have come: one of the causes of ``Verdict``."""
+def absence(view: RankView | None, group_id: str) -> str:
+    """Return why a rank may not have come to a group: one of the causes of ``Verdict``."""
     if view is None:
         return "unseen"
+    if view.state == "left" or (view.state == "running" and group_id in view.destroyed):
+        return "destroyed"
     if view.state != "running":
         return "gone" if view.state == "ended" else "dead"
     if view.process == "stopped":

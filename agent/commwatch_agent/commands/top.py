@@ -31,7 +31,7 @@ STALE_S = 5.0
 #: Width in cells from which the two tables are drawn side by side.
 _WIDE = 150
 _MOST_BAR = 40
-_STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
+_STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "left": 4, "ended": 5}
 _RANKS = (
     Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
     Column("comm"), Column("exposed", drop=1), Column("wait", drop=2), Column("gpu", drop=4),
@@ -283,7 +283,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
     rows = []
     for rank in ranks:
         word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
-        bad = "bad" if word not in ("running", "ended") else "dim" if word == "ended" else ""
+        bad = {"running": "", "left": "dim", "ended": "dim"}.get(word, "bad")
         style = STYLES.get(blamed, "warn") if blamed else bad
         row, op = sums.get(rank.rank), oldest(rank)
         texts = (

@@ -140,6 +140,8 @@ class Names:
         self.replicas: dict[int, Announced] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
         self.raised = ""
+        #: Numbers of the groups that the process has destroyed.
+        self.destroyed: set[int] = set()
 
     def learn(self, entries: Iterable[dict[str, Any]]) -> Learned:
         """Read entries of the names file and skip damaged ones, and those without room. Returns what is new or changed."""
@@ -185,6 +187,8 @@ class Names:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:
             self.raised = str(entry["raised"])[:_MOST_TYPE]
+        elif "destroyed" in entry:
+            self.destroyed |= self.groups.keys() & {count_of(entry["destroyed"])}
 
     def _path(self, before: str | None, value: object) -> str | None:
         """Return a path of an entry; the one before where there is no room for it."""
@@ -216,6 +220,7 @@ class Names:
         self._rest.append(small_id)
         if len(self._rest) > LATEST_KNOWN:
             dropped = self._rest.popleft()
+            self.destroyed.discard(dropped)
             self.account.give(_bytes_of(self.groups.pop(dropped, None)))
 
     def group(self, small_id: int) -> GroupInfo:

@@ -143,7 +143,8 @@ class RankView:
     job_id: str
     rank: int
     restart: int
-    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
+    #: ``running``, ``left`` (it has destroyed its default group, its process lives), ``ended`` (it recorded its end) or ``gone`` (its process
+    #: vanished).
     state: str
     host: str
     local_rank: int | None
@@ -193,6 +194,8 @@ class RankView:
     started_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.
     raised: str | None = None
+    #: ``group_id`` of the groups that it has destroyed.
+    destroyed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

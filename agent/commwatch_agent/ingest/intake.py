@@ -374,6 +374,7 @@ class Intake:
             totals.dropped, totals.probe_ns = counters[ring.DROPPED], counters[ring.PROBE_NS]
             totals.mode, totals.mode_since_ns = min(counters[ring.MODE], COUNTERS), counters[ring.MODE_SINCE_NS]
             totals.closed_properly = counters[ring.CLOSED] > 0
+            totals.has_left = alive and totals.closed_properly and counters[ring.DESTROYED] > 0
             if totals.alive and (totals.closed_properly or not alive):
                 totals.gone_ns = now_ns
             totals.alive = alive and not totals.closed_properly

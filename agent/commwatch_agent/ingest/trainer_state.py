@@ -42,6 +42,8 @@ class TrainerState(Names):
         #: The latest samples of its process and GPU.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False
+        #: It has destroyed its default group, so the ring is closed, but its process lives.
+        self.has_left = False
         #: How it ended; ``None``: not ended.
         self.ending: Ending | None = None
         self.gone_ns: int | None = None  # monotonic time when its trainer was found ended

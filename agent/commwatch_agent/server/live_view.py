@@ -161,7 +161,7 @@ def _lines(ranks: list[RankNow], blamed: Mapping[int, str]) -> list[RankLine]:
     if len(lines) <= MOST_RANKS:
         return lines
     return sorted(
-        lines, key=lambda line: (line.verdict is None, line.state in ("running", "ended"), -(line.wait or 0.0))
+        lines, key=lambda line: (line.verdict is None, line.state in ("running", "left", "ended"), -(line.wait or 0.0))
     )[:MOST_RANKS]
 
 

@@ -157,6 +157,8 @@ class Groups:
         self.on_default: Callable[[bool], object] | None = None
         #: Called with a group before its backends are shut down.
         self.on_shutdown: Callable[[Any], object] | None = None
+        #: Called with a known group that is about to be destroyed.
+        self.on_destroyed: Callable[[Group], object] | None = None
         #: Functions that ``watch`` replaced: where they are, their name, the original and the replacement.
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -224,6 +226,7 @@ class Groups:
         self._wrap(c10d, "_update_default_pg", self._updating)
         self._wrap(c10d, "_shutdown_backend", self._shutting_down)  # before torch 2.7
         self._wrap(c10d.ProcessGroup, "shutdown", self._shutting_down)
+        self._wrap(c10d.ProcessGroup, "abort", self._shutting_down)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = getattr(owner, name, None)
@@ -281,6 +284,9 @@ class Groups:
         def watching(pg: Any, *args: Any, **kwargs: Any) -> Any:
             if self.on_shutdown is not None:
                 self.on_shutdown(pg)
+            group = self.known.get(id(pg))
+            if self.on_destroyed is not None and group is not None and group.ref() is pg:
+                self.on_destroyed(group)
             return original(pg, *args, **kwargs)
 
         return watching
@@ -295,7 +301,7 @@ class Groups:
             if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
         self._replaced.clear()
-        self.on_making = self.on_default = self.on_shutdown = None
+        self.on_making = self.on_default = self.on_shutdown = self.on_destroyed = None
 
 
 def _text(pg: Any, attribute: str) -> str:

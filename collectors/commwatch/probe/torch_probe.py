@@ -99,6 +99,7 @@ class Probe(GraphEvents, ABC):
         if has_runtime():
             self._graphs.watch()
         self.groups.on_default = self._default_changed
+        self.groups.on_destroyed = self._group_destroyed
         self.groups.watch()
         self.checks.watch()
         self.steps.install()
@@ -178,7 +179,19 @@ class Probe(GraphEvents, ABC):
         """Mark the ring closed when the default group is destroyed (the job has ended well), open when there is a new one."""
         writer = self.ring
         if writer is not None and not self.off:
-            writer.counters[ring.CLOSED] = 0 if there_is_one else time.monotonic_ns()
+            when_ns = 0 if there_is_one else time.monotonic_ns()
+            writer.counters[ring.DESTROYED] = writer.counters[ring.CLOSED] = when_ns
+
+    def _group_destroyed(self, group: Group) -> None:
+        """Record that this rank destroys a group, in which others may still wait for it."""
+        writer = self.ring
+        if writer is None or self.off or group.small_id == ev.NO_GROUP:
+            return
+        try:
+            self.apart(partial(writer.name, {"destroyed": group.small_id}))
+        except Exception as error:  # no space, or no thread: the rank will seem to do something else
+            if raised_by_handler(error):
+                raise
 
     def fault(self, error: BaseException, doing: str) -> None:
         """Handle our own failure: switch off, count it, print it once. Training continues.

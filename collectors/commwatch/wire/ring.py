@@ -50,6 +50,8 @@ MOST_NAMES_BYTES, _FIRST_NAMES = 16 << 20, 16 << 10
 
 # Indices of the 8-byte counters.
 CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, MODE, MODE_SINCE_NS = range(9)
+#: When the default group was destroyed; 0: it was not, or there is a new one. Then ``CLOSED`` is set, too, but the process may live on.
+DESTROYED = 9
 COUNTERS = 16
 
 

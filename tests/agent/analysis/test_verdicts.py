@@ -80,6 +80,16 @@ WAITING = [rank(n, op()) for n in (0, 1, 2)]
     [
         (rank(3), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
         (rank(3, process="stopped"), "hang", "stopped", "its process is stopped"),
+        (
+            rank(3, state="left"),
+            "hang",
+            "destroyed",
+            "rank 3 has destroyed the group and will not join; its process lives",
+        ),
+        (rank(3, destroyed=["w"]), "hang", "destroyed", "rank 3 has destroyed the group and will not join"),
+        (rank(3, destroyed=["l"]), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
+        (rank(3, state="gone", destroyed=["w"]), "hang", "dead", "process dead: rank 3"),
+        (rank(3, state="ended", destroyed=["w"]), "hang", "gone", "rank gone: rank 3"),
         (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python code is not running"),
         (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
         (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
@@ -296,6 +306,41 @@ def test_dead_inside_its_message() -> None:
     ended, dead = rank(2, state="ended", failed=[lost("send", 3)]), rank(3, state="gone", failed=[lost("recv", 2)])
     (verdict,) = judged(rank(0, op(group="q")), ended, dead, groups=(group("q", 0, 3), group("p", 2, 3)))
     assert (verdict.cause, verdict.ranks) == ("dead", [3])
+
+
+def test_destroyed_group() -> None:
+    """A rank that has destroyed a group is named by who waits or has failed there, and by no one else; it is not lost elsewhere."""
+    assert judged(rank(0), rank(1), rank(2, state="left"), rank(3, destroyed=["w"])) == []
+    destroyed = rank(3, destroyed=["p"])
+    (verdict,) = judged(rank(1, failed=[raised()]), destroyed, groups=(PAIR,))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "destroyed", [3], [1])
+    for waits in (op("recv", group="p", peer=3, tag=0, waited_s=30.0), op(group="p", age_s=3.0)):
+        (verdict,) = judged(rank(1, waits), destroyed, groups=(PAIR,))
+        assert (verdict.cause, verdict.ranks, verdict.waiting) == ("destroyed", [3], [1])
+    (verdict,) = judged(rank(1, failed=[lost("recv", 3)]), destroyed, groups=(PAIR,))
+    assert (verdict.cause, verdict.ranks) == ("destroyed", [3])
+    behind = rank(0, op(group="l")), rank(1, failed=[raised()]), destroyed
+    assert {(each.cause, tuple(each.ranks)) for each in judged(*behind, groups=(LEFT, PAIR))} == {("destroyed", (3,))}
+    goes_on = rank(0, op(group="l")), rank(1), destroyed
+    (verdict,) = judged(*goes_on, groups=(LEFT, PAIR))
+    assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
+
+
+def test_destroyed_after_an_error() -> None:
+    """A rank that destroyed a group because a collective raised had entered it; those that it had lost are at fault."""
+    error, three = raised("t"), group("t", 1, 2, 3)
+    gave_up = rank(3, failed=[error], destroyed=["t"])
+    found = judged(rank(1, failed=[error]), rank(2, state="gone"), gave_up, groups=(three,))
+    assert [(verdict.cause, verdict.ranks, verdict.waiting) for verdict in found] == [("dead", [2], [1, 3])]
+    (verdict,) = judged(rank(0, op(group="l")), rank(1, state="left", failed=[raised()]), DEAD, groups=(LEFT, PAIR))
+    assert (verdict.cause, verdict.ranks) == ("dead", [3])
+
+
+def test_destroyed_where_ends_are_not_seen() -> None:
+    """A rank that launched less than the others and has destroyed the group is named so."""
+    idle = [rank(n, last_seq={"w": 40}, launched_s={"w": 30.0}) for n in (0, 1, 2)]
+    (verdict,) = judged(*idle, rank(3, last_seq={"w": 37}, launched_s={"w": 31.0}, destroyed=["w"]))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "destroyed", [3], [0, 1, 2])
 
 
 def test_chain_of_losses() -> None:

@@ -39,3 +39,14 @@ def test_addresses_of_agents(address: object) -> None:
     assert names.peers == ("http://node1:9477", "https://[fe80::1]:1")
     names.learn([{"peers": ["http://node2:9477", address]}])
     assert names.peers == ("http://node1:9477", "https://[fe80::1]:1")
+
+
+def test_destroyed_groups() -> None:
+    """A rank can report that it has destroyed a group that it has announced, until the name is dropped; nonsense is skipped."""
+    names = Names()
+    numbers = range(MOST_APART, MOST_APART + LATEST_KNOWN)
+    names.learn([group_entry(0), *(group_entry(number) for number in numbers)])
+    names.learn([{"destroyed": number} for number in (0, MOST_APART, MOST_APART - 1, -1, "x", None, 1 << 40)])
+    assert names.destroyed == {0, MOST_APART}
+    names.learn([group_entry(MOST_APART + LATEST_KNOWN)])
+    assert names.destroyed == {0}

@@ -14,6 +14,8 @@ import commwatch
 
 #: Longer than anybody looks.
 FOREVER_S = 600
+#: The group of ``destroy_group``, beside the default one.
+GROUPS: list[dist.ProcessGroup | None] = []
 
 
 def stop() -> None:
@@ -37,6 +39,18 @@ def leave() -> None:
     """Ended as a script does that is done."""
     commwatch.uninstall()
     os._exit(0)
+
+
+def destroy() -> None:
+    """Done with communication, but not with its work."""
+    dist.destroy_process_group()
+    time.sleep(FOREVER_S)
+
+
+def destroy_group() -> None:
+    """Done with one group, and alive in the other one."""
+    dist.destroy_process_group(GROUPS.pop())
+    time.sleep(FOREVER_S)
 
 
 def hold_gil() -> None:
@@ -89,8 +103,9 @@ def main() -> None:
                 time.sleep(0.05)
             dist.all_reduce(torch.ones(1000))
             commwatch.step()
+    GROUPS.append(dist.new_group() if trouble == "destroy_group" else None)
     for _ in range(good):
-        dist.all_reduce(torch.ones(1000))
+        dist.all_reduce(torch.ones(1000), group=GROUPS[0])
     say("begins")
     try:
         if rank == culprit:
@@ -98,7 +113,7 @@ def main() -> None:
         elif trouble == "stop_inside":
             time.sleep(1)  # the culprit is inside first
         while True:
-            dist.all_reduce(torch.ones(1000))
+            dist.all_reduce(torch.ones(1000), group=GROUPS[0])
             time.sleep(0.02)
     except RuntimeError as error:
         say(str(error)[:200])

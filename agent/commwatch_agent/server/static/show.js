@@ -109,11 +109,12 @@ const RANKS = [
 function ranks(job) {
   const rows = job.ranks.map((rank) => {
     const op = rank.oldest;
-    const lost = !["running", "ended"].includes(rank.state);
+    const over = ["left", "ended"].includes(rank.state);
+    const lost = rank.state !== "running" && !over;
     const gpu = rank.gpu === null ? UNKNOWN : `${rank.gpu}: ${percent(rank.gpu_utilization)}`;
     return {
       key: rank.rank,
-      kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : rank.state === "ended" ? "quiet" : "",
+      kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : over ? "quiet" : "",
       cells: [
         { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
