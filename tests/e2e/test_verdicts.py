@@ -50,6 +50,8 @@ TROUBLES = (
     Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
     Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
     Trouble("other_op", 1, "desync", "ops", "ranks in different ops: ranks 0, 2: all_reduce; rank 1: broadcast"),
+    Trouble("other_op_ends", 0, "desync", "ops", "ranks in different ops: ranks 1-2: all_reduce; rank 0: broadcast"),
+    Trouble("other_root", 2, "desync", "root", "roots differ: ranks 0-1: root 0; rank 2: root 1 (broadcast 20"),
     Trouble("other_size", 1, "desync", "sizes", "rank 1: 40 bytes of float32"),
     Trouble("other_dtype", 2, "desync", "sizes", "rank 2: 4000 bytes of float64"),
 )
@@ -100,6 +102,26 @@ def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = running.get(f"/api/v1/verdicts?job={job}")
     return found
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause", "says"),
+    [
+        ("other_op_ends", "ops", "ranks in different ops: rank 0: broadcast; rank 1: all_reduce"),
+        ("other_root", "root", "roots differ: rank 0: root 0; rank 1: root 1"),
+        ("destroy", "destroyed", "group destroyed: rank 1 has destroyed the group"),
+    ],
+)
+def test_two_ranks(tmp_path: Path, trouble: str, cause: str, says: str) -> None:
+    """Of two ranks, of which only one still waits in the operation, or none, the verdict says what differs, and stays while one waits."""
+    job = Job(tmp_path, trouble, trouble, 0 if trouble == "other_op_ends" else 1, GOOD, ranks=2)
+    try:
+        with agent(tmp_path) as running:
+            (verdict,) = wait_for(lambda: verdicts_of(running, trouble), "the verdict")
+            assert (verdict["cause"], verdict["seq"]) == (cause, GOOD), verdict
+            assert says in verdict["says"]
+    finally:
+        job.end()
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.does)

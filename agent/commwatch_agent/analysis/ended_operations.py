@@ -14,6 +14,7 @@ from itertools import islice
 from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
 from commwatch.wire.numbers import in_order
+from commwatch_agent.analysis.calls.differences import Call
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, GroupJoin, Part
 from commwatch_agent.ingest.jobs import Job
@@ -37,8 +38,8 @@ class Disagreement:
     job_id: str
     group_id: str
     seq: int
-    #: Operation, size in bytes and dtype by rank.
-    ranks: dict[int, tuple[str, int, str | None]]
+    #: What each rank passed.
+    ranks: dict[int, Call]
     #: Seconds since its end.
     ago_s: float
 
@@ -154,7 +155,9 @@ def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
         for group_id, join in job.joins.items():
             for seq, parts in join.odd:
                 ago_s = max(0, now_ns - max(part.end_ns for part in parts)) / 1e9
-                yield Disagreement(job.id, group_id, seq, {part.rank: op_of(part) for part in parts}, ago_s)
+                yield Disagreement(
+                    job.id, group_id, seq, {part.rank: Call(*op_of(part), part.root) for part in parts}, ago_s
+                )
 
 
 def most_collectives(columns: int) -> int:

@@ -9,6 +9,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.identity import process_began_ns
 from commwatch.wire.modes import FULL, MODES
 from commwatch_agent.analysis import ended_operations
+from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.corruption import corruptions
 from commwatch_agent.analysis.verdicts import Verdict, disagreement, lateness
 from commwatch_agent.core.cells import GroupInfo
@@ -27,7 +28,11 @@ def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
         jobs: locked by the caller.
         now_ns: the monotonic clock in ns.
     """
-    return [rank(job.id, totals, now_ns) for job in jobs for totals in of_this_run(job)]
+    found = []
+    for job in jobs:
+        sought = ended_calls.sought(job, now_ns)
+        found += [rank(job.id, totals, now_ns, sought) for totals in of_this_run(job)]
+    return found
 
 
 def of_this_run(job: Job) -> Iterator[RankTotals]:
@@ -82,8 +87,12 @@ def started_ns(totals: RankTotals) -> int:
     return int(totals.identity.get("started_ns", 0))
 
 
-def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
-    """Return the view of a rank from its totals alone: records are those that this agent has read; the GPU's index is missing."""
+def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sought = ended_calls.NOTHING) -> RankView:
+    """Return the view of a rank from its totals alone: records are those that this agent has read; the GPU's index is missing.
+
+    Args:
+        sought: the ended collectives of the rank that the view is to have.
+    """
     identity, place = totals.identity, totals.gpu
     mode, reason = gpu_timing(identity)
     return RankView(
@@ -122,6 +131,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
         started_at=(started_ns(totals) + totals.offset_ns) / 1e9,
         raised=(totals.ending and totals.ending.raised) or None,
         destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),
+        ended=ended_calls.ended(totals, sought, now_ns),
     )
 
 
@@ -250,4 +260,5 @@ def _failed(totals: RankTotals, record: ev.Record, now_ns: int, latest_ns: int) 
         ago_s=max(0, now_ns - record.end_ns) / 1e9,
         peer=record.peer if op in ev.P2P and record.peer >= 0 else None,
         is_latest=latest_ns <= record.end_ns,
+        root=ended_calls.root_of(op, record.peer),
     )

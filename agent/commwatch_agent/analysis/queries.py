@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.summary import identify, merged, summarise
 from commwatch_agent.analysis.time_buckets import FINE, Lengths, SlotSums
 from commwatch_agent.analysis.totals import Totals, Waits, totals_of
@@ -354,8 +355,9 @@ class QueryService:
         with self._lock:
             jobs, now_ns = self._aggregate.jobs.values() if self._aggregate is not None else (), self._now_ns()
             found = [
-                (uid, totals.gpu, live_ranks.rank(job.id, totals, now_ns))
+                (uid, totals.gpu, live_ranks.rank(job.id, totals, now_ns, sought))
                 for job in jobs
+                for sought in [ended_calls.sought(job, now_ns)]
                 for uid, totals in job.rank_totals.items()
             ]
         gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)

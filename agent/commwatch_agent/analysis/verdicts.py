@@ -8,13 +8,12 @@ trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of m
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from commwatch.wire import events as ev
-from commwatch.wire.numbers import in_order, latest
+from commwatch.wire.numbers import latest
+from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.wait_graph import (
     HANG_S,
@@ -24,7 +23,6 @@ from commwatch_agent.analysis.wait_graph import (
     Wait,
     absence,
     at_fault,
-    raised_in,
     waits,
 )
 from commwatch_agent.core.units import counted, percent, seconds
@@ -33,8 +31,6 @@ from commwatch_agent.ingest.stragglers import Late
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 
-#: Even certain faults are reported only after this time, because a table may have been read halfway.
-CERTAIN_S = 2.0
 #: Why a rank is absent, worst first; the worst cause names the culprits.
 _CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "unseen")
 #: Those of a rank that may itself wait for others.
@@ -76,7 +72,7 @@ class Verdict:
 
     #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
     kind: str
-    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order``, ``weights``,
+    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``root``, ``sizes``, ``order``, ``weights``,
     #: ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
     cause: str
     job_id: str
@@ -224,60 +220,23 @@ def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:
 
 def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
     """Return a verdict if ranks have different operations or data at one sequence number of a group, now or lately."""
-    at: dict[int, dict[int, tuple[str, str, float]]] = {}
-    for view in here:
-        for failed in raised_in(view, group):
-            if failed.ago_s < RECENT_S:
-                at.setdefault(failed.seq, {})[view.rank] = (
-                    failed.op,
-                    _data(failed.size_bytes, failed.dtype),
-                    failed.ago_s,
-                )
-        for op in view.in_flight:
-            if op.group_id == group.group_id and op.op not in ev.P2P and op.age_s > CERTAIN_S:
-                at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
-    judged = (_disagreement(group, seq, at[seq]) for seq in in_order(at))
+    judged = (_disagreement(group, seq, calls, age_s) for seq, calls, age_s in calls_in(group, here))
     return next((verdict for verdict in judged if verdict is not None), None)
 
 
 def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
     """Return the verdict on a collective that ended although its ranks disagreed; ``None`` if that was long ago, or no fault."""
-    ranks = {rank: (op, _data(size, dtype), what.ago_s) for rank, (op, size, dtype) in what.ranks.items()}
-    return _disagreement(group, what.seq, ranks) if what.ago_s < RECENT_S else None
+    return _disagreement(group, what.seq, what.ranks, what.ago_s) if what.ago_s < RECENT_S else None
 
 
-def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, float]]) -> Verdict | None:
-    """Return the verdict on (operation, data, age in s) of ranks at one sequence number; ``None``: no fault."""
-    ops = {rank: op for rank, (op, _, _) in ranks.items()}
-    data = {rank: data for rank, (_, data, _) in ranks.items()}
-    if len(set(ops.values())) > 1:
-        cause, odd, says = "ops", _odd(ops), f"ranks in different ops: {_parts(ops)}"
-    elif len(set(data.values())) > 1 and set(ops.values()) <= ev.SAME_SIZE:
-        cause, odd, says = "sizes", _odd(data), f"sizes or dtypes differ: {_parts(data)}"
-    else:
+def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s: float) -> Verdict | None:
+    """Return the verdict on the calls of ranks at one sequence number, ``since_s`` ago; ``None``: no fault."""
+    what = difference(calls)
+    if what is None:
         return None
-    most = Counter(ops.values()).most_common(1)[0][0]
-    about = (group.job_id, group.group_id, group.group, seq, most)
-    since = max(since for _, _, since in ranks.values())
-    says = f"{says} ({most} {seq} of group {group.group}, {since:.0f} s ago)"
-    return Verdict("desync", cause, *about, odd, sorted(set(ranks) - set(odd)), since, says)
-
-
-def _data(size_bytes: int | None, dtype: str | None) -> str:
-    return f"{size_bytes} bytes of {dtype or 'unknown type'}"
-
-
-def _parts(what: dict[int, str]) -> str:
-    """Return as text which ranks have which value, the most frequent first."""
-    names = [name for name, _ in Counter(what.values()).most_common()]
-    return "; ".join(f"{named([rank for rank in what if what[rank] == name])}: {name}" for name in names)
-
-
-def _odd(what: dict[int, str]) -> list[int]:
-    """Return the ranks without the most frequent value; all ranks if two values are equally frequent."""
-    counts = Counter(what.values()).most_common()
-    tie = counts[0][1] == counts[1][1]
-    return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
+    about = (group.job_id, group.group_id, group.group, seq, what.op)
+    says = f"{what.says} ({what.op} {seq} of group {group.group}, {since_s:.0f} s ago)"
+    return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
 def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:

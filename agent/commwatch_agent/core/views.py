@@ -103,6 +103,7 @@ class InFlight:
     group: str
     group_id: str
     seq: int
+    #: Global rank of the other side of a message, or of the root.
     peer: int | None
     tag: int | None
     dtype: str | None
@@ -134,6 +135,23 @@ class Failed:
     peer: int | None = None
     #: The rank has begun no other operation and ended no step since.
     is_latest: bool = False
+    #: Global rank of the root of a collective; ``None``: there is none, or not known.
+    root: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A collective that has ended on this rank, or whose end is not seen."""
+
+    op: str
+    group_id: str
+    seq: int
+    dtype: str | None
+    size_bytes: int | None
+    #: Seconds since its end.
+    ago_s: float
+    #: As in ``Failed``.
+    root: int | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +214,8 @@ class RankView:
     raised: str | None = None
     #: ``group_id`` of the groups that it has destroyed.
     destroyed: list[str] = field(default_factory=list)
+    #: Its collectives that other ranks may still be inside (``analysis.calls.ended``).
+    ended: list[Ended] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,12 @@ class Part(NamedTuple):
     own_ns: int = NOT_KNOWN_NS
     #: Run of the operation (``OwnLateness``) if it ran beside the computation; ``None``: it blocked the rank, or not known.
     run: int | None = None
+    #: Global rank of the root; ``None``: its collective has none.
+    root: int | None = None
 
 
-class KeptParts(Sized, Iterable[tuple[int, Part, int | None]], Protocol):
-    """Parts that are not added yet, each with the number and the root of its collective (``part_table.PartTable``)."""
+class KeptParts(Sized, Iterable[tuple[int, Part]], Protocol):
+    """Parts that are not added yet, each with the number of its collective (``part_table.PartTable``)."""
 
     def numbers(self) -> set[int]:
         """Return the numbers of the collectives whose ranks end together."""
@@ -210,11 +212,11 @@ class GroupJoin:
             return
         kept, self._kept, self._parts_kept = self._kept, deque(), 0
         for parts in kept:
-            for seq, part, root in parts:
-                if root is None:
+            for seq, part in parts:
+                if part.root is None:
                     self.add(seq, part)
                 else:
-                    self.add_rooted(seq, part, root)
+                    self.add_rooted(seq, part)
 
     def restart(self) -> None:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
@@ -240,8 +242,15 @@ class GroupJoin:
             if pending.same_op:
                 yield seq, list(pending.parts.values())
 
-    def add_rooted(self, seq: int, part: Part, root: int) -> dict[int, Part] | None:
-        """Add one rank's part in an operation with a root; return all parts by rank once they are complete."""
+    def part(self, seq: int, rank: int) -> Part | None:
+        """Return a rank's part in an incomplete collective; ``None``: it is not known."""
+        self._add_kept()
+        pending = self._pending.get(seq)
+        parts = self._rooted.get(seq, {}) if pending is None or rank not in pending.parts else pending.parts
+        return parts.get(rank)
+
+    def add_rooted(self, seq: int, part: Part) -> dict[int, Part] | None:
+        """Add one rank's part in an operation with a root; return all parts by rank once they are complete, and have one root."""
         self._add_kept()
         parts = self._rooted.setdefault(seq, {})
         if part.rank in parts or (parts and next(iter(parts.values())).op != part.op):
@@ -251,10 +260,15 @@ class GroupJoin:
         self._parts += 1
         if len(self._rooted) > MOST_PENDING:
             self._drop_rooted()
-        if len(parts) < self.size or root not in parts:
+        if len(parts) < self.size:
+            return None
+        roots = {each.root for each in parts.values()}
+        if len(roots) == 1 and part.root not in parts:
             return None
         self._parts -= len(self._rooted.pop(seq, ()))
-        return parts
+        if len({(each.root, self._compared(each)) for each in parts.values()}) > 1:
+            self.odd.append((seq, list(parts.values())))
+        return parts if len(roots) == 1 else None
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Add one rank's part; return the collective once it is complete."""

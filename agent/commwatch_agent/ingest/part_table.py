@@ -52,12 +52,12 @@ class PartTable:
         symmetric = [row for row, cell in self._cells.items() if cell.symmetric]
         return set(self._fields[_SEQ, np.isin(self.rows, symmetric)].tolist())
 
-    def __iter__(self) -> Iterator[tuple[int, Part, int | None]]:
-        """Yield number, part and root of each collective; the root is ``None`` where it has none."""
+    def __iter__(self) -> Iterator[tuple[int, Part]]:
+        """Yield number and part of each collective; a root that is not known is negative."""
         for row, seq, op, launch, end, start, size, dtype, peer, own_ns, run in zip(
             *self._fields.tolist(), strict=True
         ):
             cell = self._cells[row]
             owner, of_run = cell.owner, None if run == NO_RUN else run
-            part = Part(owner.rank, op, launch, end, end - start, cell, size, owner.dtypes.get(dtype), own_ns, of_run)
-            yield seq, part, None if cell.symmetric else peer
+            data, root = (size, owner.dtypes.get(dtype)), None if cell.symmetric else peer
+            yield seq, Part(owner.rank, op, launch, end, end - start, cell, *data, own_ns, of_run, root)

@@ -131,12 +131,12 @@ class SectionJoins:
     def _one_by_one(self, parts: PartTable, at: Ints) -> dict[int, list[tuple[int, GroupJoin, Waits]]]:
         """Pass parts to their joins; return what became complete, by size of the group, with the place of its last part."""
         found: dict[int, list[tuple[int, GroupJoin, Waits]]] = {}
-        for (seq, part, root), place in zip(parts, at.tolist(), strict=True):
+        for (seq, part), place in zip(parts, at.tolist(), strict=True):
             cell: CellTotals = part.totals
             join = cell.join
             assert join is not None
-            if root is not None:
-                self._add_rooted(join, seq, part, root, place)
+            if part.root is not None:
+                self._add_rooted(join, seq, part, part.root, place)
                 continue
             waits = join.add(seq, part)
             if waits is not None:
@@ -150,7 +150,7 @@ class SectionJoins:
         if root < 0:  # not known, so neither are the waits for it
             return
         to_root = part.totals.op in ev.TO_ROOT
-        parts = join.add_rooted(seq, part, root)
+        parts = join.add_rooted(seq, part)
         if parts is not None:
             self._write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True), place)
             join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))

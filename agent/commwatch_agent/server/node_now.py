@@ -9,6 +9,7 @@ from statistics import median
 from commwatch.wire.events import SYMMETRIC
 from commwatch.wire.modes import FULL
 from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.nccl_operations import nccl_operations
 from commwatch_agent.analysis.rank_state import state
 from commwatch_agent.analysis.summary import summarise
@@ -139,7 +140,7 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         now_ns: the monotonic clock.
     """
     rank_totals = sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
-    latest = max(rank_totals, key=live_ranks.order)
+    latest, sought = max(rank_totals, key=live_ranks.order), ended_calls.sought(job, now_ns)
     return NodeNow(
         job_id=job.id,
         running=running(job),
@@ -148,7 +149,7 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         started_at=min(live_ranks.started_ns(totals) + totals.offset_ns for totals in rank_totals) / 1e9,
         steps_unavailable=next((totals.steps.unavailable for totals in rank_totals if totals.steps.unavailable), None),
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
-        ranks=[_rank(job.id, totals, cards.get(totals.rank), now_ns) for totals in rank_totals],
+        ranks=[_rank(job.id, totals, sought, cards.get(totals.rank), now_ns) for totals in rank_totals],
         groups=live_ranks.groups([job]),
         reported=list(reported),
         slots_from_ns=min(_last_slot_ns(totals, now_ns) for totals in rank_totals),
@@ -156,8 +157,8 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
     )
 
 
-def _rank(job_id: str, totals: RankTotals, card: Card | None, now_ns: int) -> RankNow:
-    view, steps = live_ranks.rank(job_id, totals, now_ns), _recent(totals, now_ns)
+def _rank(job_id: str, totals: RankTotals, sought: ended_calls.Sought, card: Card | None, now_ns: int) -> RankNow:
+    view, steps = live_ranks.rank(job_id, totals, now_ns, sought), _recent(totals, now_ns)
     late, messages = _waiting(totals, now_ns)
     return RankNow(_line(totals, view, steps, card, now_ns), view, _pace(steps, now_ns), late, messages)
 

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.wire import events as ev
 from commwatch.wire import ring
+from commwatch_agent.analysis.live_ranks import conclude, groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
-from commwatch_agent.analysis.live_ranks import ranks
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -204,3 +204,59 @@ def test_agent_tells_of_a_killed_rank(tmp_path: Path) -> None:
         wait_for(
             lambda: not any(name.startswith("commwatch_verdict") for name in running.samples()), "the verdict to go"
         )
+
+
+def broadcast(root: int, seq: int = 7, ago_s: float = 5.0, **more: int) -> tuple[int, ...]:
+    """A broadcast that has ended."""
+    end_ns = NOW - int(ago_s * S)
+    return operation("broadcast", start_ns=end_ns - MS, end_ns=end_ns, seq=seq, peer=root, **more)
+
+
+def test_ended_while_others_are_inside() -> None:
+    """What a rank passed to a collective that it has ended is shown only while another rank is inside that, and named if it differs."""
+    aggregate = Aggregate()
+    waits, ended = rank(aggregate, 0, inside_s=4.0), rank(aggregate, 1)
+    ingest_records(waits, packed(broadcast(0, seq=6)))
+    unused = [broadcast(0, flags=ev.FAILED), broadcast(0, flags=ev.UNALIGNED), broadcast(0, seq=6), mark(7, NOW - S)]
+    ingest_records(ended, packed(*unused, broadcast(1), operation("send", start_ns=1, end_ns=NOW, peer=0, seq=7)))
+    jobs = aggregate.jobs.values()
+    (of_first, of_second) = ranks(jobs, NOW)
+    assert [(each.op, each.seq, each.root, each.ago_s) for each in of_second.ended] == [("broadcast", 7, 1, 5.0)]
+    assert of_first.ended == []
+    (verdict,) = conclude(jobs, NOW)
+    assert (verdict.cause, verdict.ranks) == ("ops", [0, 1])
+    waits.in_flight = []
+    assert [each.ended for each in ranks(jobs, NOW)] == [[], []]
+
+
+def test_ended_long_before() -> None:
+    """What a rank passed is known also after it has made more operations in other groups than its latest records hold."""
+    aggregate = Aggregate()
+    rank(aggregate, 0, inside_s=40.0)
+    ended = rank(aggregate, 1)
+    ended.learn([group_entry(1, (1, 2), "other", group_id="o")])
+    later = [operation(start_ns=NOW - 9 * S, end_ns=NOW - 8 * S, seq=number, group=1) for number in range(400)]
+    ingest_records(ended, packed(broadcast(1, ago_s=30.0), *later))
+    (passed,) = (each for each in ranks(aggregate.jobs.values(), NOW)[1].ended if each.group_id == "w")
+    assert (passed.op, passed.seq, passed.root, passed.size_bytes, passed.ago_s) == ("broadcast", 7, 1, 4096, 30.0)
+
+
+def test_ended_in_a_group_over_several_nodes() -> None:
+    """An agent shows its ranks' latest collectives of a group with ranks elsewhere, which may be inside them, once that group is quiet."""
+    here, there = Aggregate(), Aggregate()
+    ingest_records(rank(here, 1), packed(*(broadcast(1, seq, ago_s=12.0 - seq) for seq in range(8))))
+    rank(there, 0, inside_s=4.0)
+    passed = ranks(here.jobs.values(), NOW)
+    assert [each.seq for each in passed[0].ended] == [4, 5, 6, 7]
+    assert ranks(here.jobs.values(), NOW - 4 * S)[0].ended == []
+    both = [*passed, *ranks(there.jobs.values(), NOW)]
+    (verdict,) = verdicts(both, groups([*here.jobs.values(), *there.jobs.values()]))
+    assert (verdict.cause, verdict.seq, verdict.ranks) == ("ops", 7, [0, 1])
+
+
+def test_raised_with_another_root() -> None:
+    """Of an operation that raised, the root is known."""
+    totals = rank(Aggregate(), 0)
+    ingest_records(totals, packed(broadcast(1, flags=ev.FAILED)))
+    (failed,) = view("job", totals, NOW).failed
+    assert (failed.root, failed.peer) == (1, None)

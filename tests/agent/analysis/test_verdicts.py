@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from commwatch_agent.analysis.calls.differences import Call
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.verdicts import (
     Verdict,
@@ -20,7 +21,7 @@ from commwatch_agent.analysis.verdicts import (
     waited_for,
 )
 from commwatch_agent.analysis.wait_graph import HANG_S
-from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
+from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, RankView
 from commwatch_agent.ingest.stragglers import Late
 
 S = 1_000_000_000
@@ -198,6 +199,48 @@ def test_different_data() -> None:
     assert (verdict.cause, verdict.ranks) == ("sizes", [2])
     uneven = [rank(n, op("all_to_all", size_bytes=n, age_s=5)) for n in range(4)]
     assert judged(*uneven) == []
+
+
+def test_different_roots() -> None:
+    """Where the roots differ, they are named, also of ranks whose operation has ended or raised; a root that is not known is not compared."""
+    (verdict,) = judged(rank(0, op("broadcast", peer=0)), rank(1, op("broadcast", peer=1)))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("desync", "root", [0, 1], [])
+    assert "roots differ: rank 0: root 0; rank 1: root 1 (broadcast 7 of group world, 60 s ago)" in verdict.says
+    others = [rank(n, op("reduce", peer=0)) for n in (0, 1)]
+    for odd in (
+        rank(2, ended=[Ended("reduce", "w", 7, "float32", 4000, 70.0, root=2)]),
+        rank(2, failed=[Failed("reduce", "w", 7, "float32", 4000, 70.0, root=2)]),
+        rank(2, op("reduce", peer=2, size_bytes=8)),
+    ):
+        (verdict,) = judged(*others, odd)
+        assert (verdict.cause, verdict.ranks, verdict.waiting, verdict.seq) == ("root", [2], [0, 1], 7)
+    for cause in (verdict.cause for verdict in judged(*others, rank(2, op("reduce", peer=None)), rank(3))):
+        assert cause == "not_joined"
+    assert {each.cause for each in judged(*(rank(n, op(peer=n)) for n in range(4)))} == {"stuck"}
+
+
+@pytest.mark.parametrize(
+    ("passed", "cause", "odd"),
+    [
+        (("broadcast", 4000, "float32"), "ops", [3]),
+        (("all_reduce", 8, "float32"), "sizes", [3]),
+        (("all_reduce", 4000, "int32"), "sizes", [3]),
+        (("all_reduce", 4000, "float32"), "stuck", [0, 1, 2]),
+    ],
+)
+@pytest.mark.parametrize("state", ["running", "left", "ended"])
+def test_differs_from_one_that_is_over(passed: tuple[str, int, str], cause: str, odd: list[int], state: str) -> None:
+    """What one rank passed is compared also where its operation has ended or raised, however long ago, while others are still inside."""
+    name, size, dtype = passed
+    ended = rank(3, last=7, ended=[Ended(name, "w", 7, dtype, size, 500.0)], state=state)
+    (verdict,) = judged(*WAITING, ended)
+    assert (verdict.cause, verdict.ranks, verdict.seq) == (cause, odd, 7)
+    (verdict,) = judged(*WAITING, rank(3, last=7, failed=[Failed(name, "w", 7, dtype, size, 500.0)], state=state))
+    assert (verdict.cause, verdict.ranks) == (cause, odd)
+    assert judged(*(rank(n, last=7) for n in (0, 1, 2)), ended) == []  # no rank is inside
+    uneven = [rank(n, op("all_to_all", size_bytes=n)) for n in range(3)]
+    (verdict,) = judged(*uneven, rank(3, last=7, ended=[Ended("all_to_all", "w", 7, "float32", 9, 50.0)]))
+    assert verdict.cause == "stuck"
 
 
 def test_raised() -> None:
@@ -497,17 +540,16 @@ def test_jobs_apart() -> None:
 
 def test_ended_disagreement() -> None:
     """A collective that ended in disagreement is reported for a minute."""
-    ranks: dict[int, tuple[str, int, str | None]] = {
-        0: ("all_reduce", 8, "float32"),
-        1: ("all_reduce", 8, "float64"),
-        2: ("all_reduce", 8, "float32"),
-    }
+    ranks = {rank: Call("all_reduce", 8, f"float{width}") for rank, width in enumerate((32, 64, 32))}
     what = Disagreement("job", "w", 3, ranks, 5.0)
     verdict = disagreement(what, WORLD)
     assert verdict is not None
     assert (verdict.cause, verdict.ranks, verdict.waiting) == ("sizes", [1], [0, 2])
     assert disagreement(replace(what, ago_s=600), WORLD) is None
     assert disagreement(replace(what, ranks=dict.fromkeys(range(3), ranks[0])), WORLD) is None
+    verdict = disagreement(replace(what, ranks={n: Call("broadcast", 8, "float32", n) for n in range(3)}), WORLD)
+    assert verdict is not None
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("root", [0, 1, 2], [])
 
 
 # -- stragglers

@@ -46,6 +46,7 @@ class Part(NamedTuple):
     #: The rank's own time before it, and the run that it belongs to.
     own_ns: int
     run: int | None
+    root: int | None
 
     @property
     def data(self) -> tuple[str, int | None, str | None]:
@@ -126,9 +127,14 @@ class ReferenceJoin:
         if part.owner.rank in parts or any(each.op != part.op for each in parts.values()):
             parts.clear()
         parts[part.owner.rank] = part
-        if len(parts) < self.size or root not in parts:
+        roots = {each.root for each in parts.values()}
+        if len(parts) < self.size or (roots == {root} and root not in parts):
             return
         del self.rooted[seq]
+        if len(roots) > 1 or len({each.data for each in parts.values()}) > 1:
+            self.odd = [*self.odd, (seq, list(parts.values()))][-4:]
+        if len(roots) > 1:
+            return
         others = [each for rank, each in parts.items() if rank != root]
         waiting, awaited = ([parts[root]], others) if to_root else (others, [parts[root]])
         last = max((each.launch_ns for each in awaited), default=0)
@@ -314,13 +320,14 @@ class ReferenceRank:
             return
         own = self._own(record, came_out_ns)
         dtype = self.names.dtypes.get(record.dtype)
-        part = Part(self, key, key.op, record.size_bytes, dtype, record.launch_ns, record.end_ns, duration, *own)
+        root = None if name in ev.SYMMETRIC else record.peer
+        part = Part(self, key, key.op, record.size_bytes, dtype, record.launch_ns, record.end_ns, duration, *own, root)
         join = self.joins.setdefault(info.group_id, ReferenceJoin(info.size))
         if name in ev.SYMMETRIC:
             count, total = self.compared.get(key.group, (0, 0))
             self.compared[key.group] = count + 1, total + duration
             join.symmetric(record.seq, part)
-        else:
+        elif record.peer >= 0:
             join.with_root(record.seq, part, record.peer, name in ev.TO_ROOT)
 
     def _own(self, record: ev.Record, came_out_ns: int) -> tuple[int, int | None]:

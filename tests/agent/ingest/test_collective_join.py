@@ -23,12 +23,17 @@ from commwatch_agent.ingest.collective_join import (
 from commwatch_agent.ingest.lateness import of_waits, own_lateness
 from tests.helpers import examples
 
-ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
+ALL_REDUCE, BARRIER, BROADCAST = (OP_CODE[op] for op in ("all_reduce", "barrier", "broadcast"))
 
 
 def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, totals: object = None) -> Part:
     """A part that was launched when it started and ended at ``end``."""
     return Part(rank, op, end - took, end, took, totals)
+
+
+def rooted(rank: int, root: int = 0, op: int = BROADCAST, size: int = 4) -> Part:
+    """A part in an operation with a root."""
+    return part(rank, 10, op=op)._replace(root=root, size=size)
 
 
 def ranks(joined: Waits) -> list[int]:
@@ -134,11 +139,11 @@ def test_own_lateness_at_root(to_root: bool, launched: list[int], own: list[int]
     """Of an operation with a root only the other side of it waits."""
     join = GroupJoin(3)
     parts = [
-        part(rank, 10)._replace(launch_ns=at, own_ns=mine)
+        rooted(rank)._replace(launch_ns=at, own_ns=mine)
         for rank, (at, mine) in enumerate(zip(launched, own, strict=True))
     ]
-    assert [join.add_rooted(5, each, 0) for each in parts[:2]] == [None, None]
-    assert join.add_rooted(5, parts[2], 0) == dict(enumerate(parts))
+    assert [join.add_rooted(5, each) for each in parts[:2]] == [None, None]
+    assert join.add_rooted(5, parts[2]) == dict(enumerate(parts))
     assert own_lateness_at_root(dict(enumerate(parts)), 0, to_root) == dict(enumerate(late))
 
 
@@ -161,14 +166,39 @@ def test_waits_at_root(to_root: bool, took: list[int], waits: list[int]) -> None
 def test_rooted_of_another_life() -> None:
     """Parts of one number that are of different operations, or of one rank, are never put together."""
     join = GroupJoin(2)
-    assert join.add_rooted(5, part(0, 10), 0) is None
-    assert join.add_rooted(5, part(0, 10), 0) is None
-    assert join.add_rooted(5, part(1, 10, op=BARRIER), 0) is None
-    assert join.add_rooted(5, part(1, 10), 0) is None
-    assert join.add_rooted(5, part(0, 10), 0) is not None
+    assert join.add_rooted(5, rooted(0)) is None
+    assert join.add_rooted(5, rooted(0)) is None
+    assert join.add_rooted(5, rooted(1, op=OP_CODE["reduce"])) is None
+    assert join.add_rooted(5, rooted(1)) is None
+    assert join.add_rooted(5, rooted(0)) is not None
     for number in range(3 * MOST_PENDING):
-        join.add_rooted(number, part(0, 10), 0)
+        join.add_rooted(number, rooted(0))
     assert len(join._rooted) == MOST_PENDING
+    assert not join.odd
+
+
+@pytest.mark.parametrize(
+    ("other", "joined"), [(rooted(1, root=1), False), (rooted(1, root=7), False), (rooted(1, size=8), True)]
+)
+def test_rooted_with_other_data(other: Part, joined: bool) -> None:
+    """An operation with a root whose ranks passed different roots or data is kept as such; with different roots no rank waited for another."""
+    join = GroupJoin(2)
+    for parts in ((rooted(0), other), (other, rooted(0))):
+        assert join.add_rooted(5, parts[0]) is None
+        assert join.part(5, parts[0].rank) == parts[0]
+        assert join.part(5, parts[1].rank) is None
+        assert (join.add_rooted(5, parts[1]) is not None) == joined
+        assert join.odd.pop() == (5, list(parts))
+        assert join.part(5, 0) is None
+
+
+def test_part_of_an_incomplete_collective() -> None:
+    """What one rank passed to a collective that others have not ended yet is known, also in a group that spans nodes."""
+    join = GroupJoin(2)
+    join.add(5, part(1, 10))
+    assert join.part(5, 1) == part(1, 10)
+    assert join.part(5, 0) is None
+    assert join.part(4, 1) is None
 
 
 @examples(60)

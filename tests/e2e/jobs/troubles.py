@@ -72,6 +72,17 @@ def other_op() -> None:
     dist.broadcast(torch.ones(1000), src=int(os.environ["RANK"]))
 
 
+def other_op_ends() -> None:
+    """Calls another collective than the others, which ends at once; then it does something else for long."""
+    other_op()
+    save()
+
+
+def other_root() -> None:
+    """Broadcasts from another root than the others, and waits for that one, which goes on."""
+    dist.broadcast(torch.ones(10), src=1)
+
+
 def other_dtype() -> None:
     """Calls the same with as many bytes of another type: it ends, with nonsense."""
     dist.all_reduce(torch.ones(500, dtype=torch.float64))
@@ -112,6 +123,8 @@ def main() -> None:
             globals()[trouble]()
         elif trouble == "stop_inside":
             time.sleep(1)  # the culprit is inside first
+        elif trouble == "other_root":
+            dist.broadcast(torch.ones(10), src=0)
         while True:
             dist.all_reduce(torch.ones(1000), group=GROUPS[0])
             time.sleep(0.02)
