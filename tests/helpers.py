@@ -185,7 +185,7 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
 
 def no_alerts() -> tuple[IncidentWatch, Evidence]:
     """What finds nothing wrong, and keeps no evidence."""
-    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s: Look([], {}, {}), "none"), Evidence(
+    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s, thresholds: Look([], {}, {}), "none"), Evidence(
         Path("none"), "", lambda job: {}
     )
 

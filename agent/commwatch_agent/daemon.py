@@ -354,11 +354,12 @@ class Daemon:
 
     def _watch_of(self, config: Config, queries: QueryService) -> IncidentWatch:
         """Return what concludes, with the incidents of this agent in the history."""
-        look = NodeLook(queries, partial(self._watchers.ras.verdicts, None), self._registry.collect)
+        plan = self._plan(config)
+        look = NodeLook(queries, partial(self._watchers.ras.verdicts, None), self._registry.collect, plan.instance)
         agent = str(config.dir.resolve())
         with History(config.history, self._damaged) as history:
             kept = history.incidents(agent=agent)
-        return IncidentWatch(self._plan(config), look, agent, kept)
+        return IncidentWatch(plan, look, agent, kept)
 
     def _serve(self) -> None:
         """Run the web server, in its thread."""

@@ -30,7 +30,8 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
     """
     found = catalogue(config)
     rules = {name: found.rows(name) for name in found.kinds}
-    return Plan(Table(found.kinds, rules, partial(runbook, f"{address}/runbook")), instance, deliver)
+    thresholds = {each.name: each.value for each in found.thresholds}
+    return Plan(Table(found.kinds, rules, partial(runbook, f"{address}/runbook")), thresholds, instance, deliver)
 
 
 def catalogue(config: Config) -> Catalogue:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from socket import gethostname
 
 from prometheus_client.metrics_core import Metric
@@ -37,6 +37,8 @@ class Plan:
     """How an agent concludes, and where it delivers the alerts."""
 
     table: Table
+    #: By name.
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     #: Label ``instance`` of this node in alerts that are about it; empty: no such label.
     instance: str = ""
     #: Gets all firing alerts after each look, and those that have ended, once. Must not block.
@@ -47,7 +49,7 @@ class IncidentWatch(Collector):
     """Concludes, keeps and tells what is wrong; one thread calls ``tick``, any thread the other methods.
 
     Args:
-        look: returns what holds, given Unix time and monotonic seconds.
+        look: returns what holds, given Unix time, monotonic seconds and thresholds.
         agent: run directory of this agent, by which it finds its incidents in the history.
         kept: incidents of this agent in the history.
         clock: monotonic time in s.
@@ -57,7 +59,7 @@ class IncidentWatch(Collector):
     def __init__(
         self,
         plan: Plan,
-        look: Callable[[float, float], Look],
+        look: Callable[[float, float, Mapping[str, float]], Look],
         agent: str,
         kept: Iterable[IncidentRow] = (),
         *,
@@ -90,7 +92,7 @@ class IncidentWatch(Collector):
         """Look, conclude, and deliver; call this about once a second."""
         now_s, now = self._clock(), self._wall()
         before = self._in_step(now - now_s)
-        look = self._look(now, now_s)
+        look = self._look(now, now_s, self.plan.thresholds)
         settled = now_s - self._began_s >= SETTLED_S
         around = Around(
             now, self._ended_runs(look, before, settled), look.common, self._host, self.plan.instance, settled

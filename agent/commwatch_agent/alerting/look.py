@@ -16,6 +16,8 @@ from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.job_rules import KnownJob, conditions_of
 from commwatch_agent.incidents.judging import judged
+from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
+from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Seen
 
@@ -47,7 +49,7 @@ class NodeLook:
         queries: holds the jobs in memory.
         more: returns verdicts of other sources, such as NCCL's RAS.
         metrics: returns the families that ``/metrics`` shows.
-        rules: returns the conditions that they show, given Unix time and monotonic seconds; called every 15 s.
+        instance: label ``instance`` of this node's series.
     """
 
     def __init__(
@@ -55,18 +57,20 @@ class NodeLook:
         queries: QueryService,
         more: Callable[[], Iterable[Verdict]],
         metrics: Callable[[], Iterable[Metric]],
-        rules: Callable[[Iterable[Metric], float, float], list[Condition]] = lambda metrics, now, now_s: [],
+        instance: str = "",
     ) -> None:
-        self._queries, self._more, self._metrics, self._rules = queries, more, metrics, rules
+        self._queries, self._more, self._metrics = queries, more, metrics
+        self._window = MetricWindow(METRIC_NAMES, instance)
         self._ended = _Ended()
         self._of_metrics: tuple[float, list[Condition]] = (float("-inf"), [])
 
-    def __call__(self, now: float, now_s: float) -> Look:
+    def __call__(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
         """Return what holds now.
 
         Args:
             now: Unix time in s.
             now_s: monotonic seconds.
+            thresholds: of the table, by name.
         """
         more = list(self._more())
         with self._queries.live(None) as (held, now_ns):
@@ -75,7 +79,9 @@ class NodeLook:
             jobs = {job.id: _known(job, runs[job.id][0]) for job in held}
         conditions = conditions_of(judged(seen), seen.ranks, seen.groups, jobs, now)
         if now_s - self._of_metrics[0] >= METRICS_S:
-            self._of_metrics = now_s, self._rules(self._metrics(), now, now_s)
+            self._window.add(now_s, self._metrics())
+            found = [each for _, rule in METRIC_RULES for each in rule(self._window, thresholds, now)]
+            self._of_metrics = now_s, found
         of_metrics = [_of_run(each, jobs) for each in self._of_metrics[1]]
         return Look([*conditions, *of_metrics], jobs, _common(runs))
 

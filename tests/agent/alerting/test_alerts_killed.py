@@ -37,8 +37,8 @@ rules = [
     Rule("Later", "", 5, 0, "warning", summary="a rank has been here", description="", kind=kind.name),
 ]
 seen = look.NodeLook.__call__
-def here(self, now, now_s):
-    found = seen(self, now, now_s)
+def here(self, now, *args):
+    found = seen(self, now, *args)
     there = [Condition(kind.name, ("0",), "here", now, name, job.run) for name, job in found.jobs.items() if not job.ended]
     return found._replace(conditions=there)
 look.NodeLook.__call__ = here

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ class Scene:
         plan = Plan(table(*(rules or (LONG, WORSE))), deliver=self.delivered.append)
         self.watch = IncidentWatch(plan, self._look, AGENT, kept, clock=lambda: self.at_s, wall=lambda: self.wall_s)
 
-    def _look(self, now: float, now_s: float) -> Look:
+    def _look(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
         return Look(self.conditions, self.jobs, {"key": "common"})
 
     def later(self, seconds: int, *values: float) -> list[tuple[str, str]]:
@@ -326,7 +326,7 @@ rules = [
 told = open(sys.argv[2], "a", buffering=1)
 def deliver(alerts):
     told.writelines(f"{alert.name} {alert.id} {alert.state}\\n" for alert in alerts)
-look.NodeLook.__call__ = lambda self, now, now_s: look.Look([Condition(kind.name, (), "here", now)], {}, {})
+look.NodeLook.__call__ = lambda self, now, *args: look.Look([Condition(kind.name, (), "here", now)], {}, {})
 Daemon(load({}, None, dir=Path(sys.argv[1]), port=0), Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=deliver)).run()
 """
 

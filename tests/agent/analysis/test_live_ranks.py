@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.wire import events as ev
 from commwatch.wire import ring
-from commwatch_agent.analysis.live_ranks import conclude, groups, ranks
+from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -223,7 +224,7 @@ def test_ended_while_others_are_inside() -> None:
     (of_first, of_second) = ranks(jobs, NOW)
     assert [(each.op, each.seq, each.root, each.ago_s) for each in of_second.ended] == [("broadcast", 7, 1, 5.0)]
     assert of_first.ended == []
-    (verdict,) = conclude(jobs, NOW)
+    (verdict,) = judged(seen_here(jobs, NOW))
     assert (verdict.cause, verdict.ranks) == ("ops", [0, 1])
     waits.in_flight = []
     assert [each.ended for each in ranks(jobs, NOW)] == [[], []]
