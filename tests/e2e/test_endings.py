@@ -18,7 +18,7 @@ from tests.prefork_process import MONITOR
     ("hook", "how", "says"),
     [
         ("native", (), r"rank 1 died \(no clean end\) at [\d:]{8} UTC"),
-        ("python", ("--raise",), r"rank 1 ended with LookupError at [\d:]{8} UTC"),
+        ("python", ("--raise",), r"rank 1 ended with LookupError in \S+ \(\S+:\d+\) at [\d:]{8} UTC"),
     ],
     ids=["native-killed", "python-raised"],
     indirect=["hook"],

@@ -500,4 +500,5 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         ended_at=None if ring.ending is None else ring.ending.until_ns / 1e9,
         started_at=ring.started_ns / 1e9,
         raised=(ring.ending and ring.ending.raised) or None,
+        raised_at=(ring.ending and ring.ending.at) or None,
     )

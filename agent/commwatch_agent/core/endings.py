@@ -21,6 +21,13 @@ class Ending(NamedTuple):
     raised: str = ""
     #: An operation raised shortly before the end: another rank may be the cause.
     in_operation: bool = False
+    #: Where it was raised, as ``load (train.py:88)``; empty: not known.
+    at: str = ""
+
+    @property
+    def exception(self) -> str:
+        """Type and place of the exception that ended it; empty: none, or not known."""
+        return f"{self.raised} in {self.at}" if self.at else self.raised
 
     @property
     def failed(self) -> bool:
@@ -53,7 +60,7 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
         at = time_of_day(ending.until_ns / 1e9)
-        how = f"ended with {ending.raised}" if ending.raised else "died (no clean end)"
+        how = f"ended with {ending.exception}" if ending.raised else "died (no clean end)"
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
         parts.append(f"{named(first)} {how} at {at}{among}")
     return "; ".join(parts)

@@ -139,7 +139,7 @@ class Names:
         #: Sets of replicated parameters, by number.
         self.replicas: dict[int, Announced] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
-        self.raised = ""
+        self.raised = self.raised_at = ""
         #: Numbers of the groups that the process has destroyed.
         self.destroyed: set[int] = set()
 
@@ -186,7 +186,7 @@ class Names:
         elif "replicas" in entry:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:
-            self.raised = str(entry["raised"])[:_MOST_TYPE]
+            self.raised, self.raised_at = (str(entry.get(name, ""))[:_MOST_TYPE] for name in ("raised", "at"))
         elif "destroyed" in entry:
             self.destroyed |= self.groups.keys() & {count_of(entry["destroyed"])}
 

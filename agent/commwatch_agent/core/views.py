@@ -212,6 +212,8 @@ class RankView:
     started_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.
     raised: str | None = None
+    #: Where it was raised, as ``load (train.py:88)``; ``None``: not known.
+    raised_at: str | None = None
     #: ``group_id`` of the groups that it has destroyed.
     destroyed: list[str] = field(default_factory=list)
     #: Its collectives that other ranks may still be inside (``analysis.calls.ended``).

@@ -137,10 +137,11 @@ def _first_to_fail(lost: list[RankView]) -> list[RankView]:
 
 
 def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Condition:
-    how = f"ended with {view.raised}" if view.raised else "died (no clean end)"
+    at = f" in {view.raised_at}" if view.raised_at else ""
+    how = f"ended with {view.raised}{at}" if view.raised else "died (no clean end)"
     ended_at = now if view.ended_at is None else min(now, view.ended_at)
     says = f"rank {view.rank} {how}, on {view.host}"
-    data = {"rank": view.rank, "raised": view.raised, "pid": view.pid}
+    data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at, "pid": view.pid}
     return Condition(
         kind="rank_lost",
         subject=(str(view.rank),),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,6 +29,7 @@ from commwatch.wire import events as ev
 from commwatch.wire import identity, ring, standard_error, variables
 from commwatch.wire.handlers import raised_by_handler
 from commwatch.wire.nccl_debug_file import inspector_dir, own_file
+from commwatch.wire.uncaught import uncaught
 
 _T = TypeVar("_T")
 #: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
@@ -131,11 +131,10 @@ class Probe(GraphEvents, ABC):
 
     def _leave(self) -> None:
         """At the end of the process: record the exception that ended it, if any, and close the ring."""
-        # Python keeps the uncaught exception that it printed; at a prompt that may be long ago.
-        raised = getattr(sys, "last_type", None) if not hasattr(sys, "ps1") else None
+        raised = uncaught()
         if raised is not None and self.ring is not None and not self.off:
             try:
-                self.ring.name({"raised": str(getattr(raised, "__name__", raised))})
+                self.ring.name(raised)
             except (OSError, ValueError) as error:  # no space: the exception is not recorded
                 if raised_by_handler(error):
                     raise

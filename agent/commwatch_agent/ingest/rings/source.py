@@ -72,7 +72,14 @@ def ending(source: Source, closed_ns: int) -> Ending:
     if closed_ns:
         latest = totals.failures[-1] if totals.failures else None
         in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
-        return Ending(closed_ns + totals.offset_ns, closed_ns + totals.offset_ns, True, totals.raised, in_operation)
+        return Ending(
+            closed_ns + totals.offset_ns,
+            closed_ns + totals.offset_ns,
+            True,
+            totals.raised,
+            in_operation,
+            totals.raised_at,
+        )
     # An agent that started later has only the last heartbeat, which comes once a second.
     late = source.alive_ns is None or totals.gone_ns is None
     until_ns = totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0
