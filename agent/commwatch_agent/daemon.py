@@ -25,9 +25,11 @@ from commwatch_agent.alerting.bundles import Evidence, Sources
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
 from commwatch_agent.alerting.look import NodeLook
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
+from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
 from commwatch_agent.core.runs import renamed
+from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.history import History
@@ -51,6 +53,7 @@ from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
 from commwatch_agent.server.services import Services
 from commwatch_agent.server.web import application
+from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.nccl import logs_of, remove_old
 from commwatch_agent.watchers.profiles import Profiles, kept_in
 from commwatch_agent.watchers.regular_profiles import RegularProfiles
@@ -74,7 +77,7 @@ _ALIVE_NS = 1_000_000_000
 _END_S = 10.0
 #: Seconds between two looks at what is wrong.
 _INCIDENTS_S = 1.0
-#: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
+#: Seconds between two checks whether an alert or an incident needs evidence; seconds for the last notifications when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Seconds between two checks for SIGHUP, and whether a thread has ended the agent.
 _SIGNALS_S = 0.25
@@ -226,10 +229,12 @@ class Daemon:
     def _own_threads(self) -> list[Beside]:
         """Return the periodic threads that are neither watchers nor profiles."""
         examination = Examination(self.config.history, self._damaged)
+        culprits = Culprits(self._incidents.incidents, self._live_ranks, self._incidents.add_evidence)
         return [
             Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop),
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
+            Beside("culprits", culprits.tick, _EVIDENCE_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
             Beside("peers", self._peers.tick, _PEERS_S, self._stop),
             Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
@@ -301,6 +306,10 @@ class Daemon:
             return []
         with self._lock:
             return self._aggregate.peers()
+
+    def _live_ranks(self, job: str) -> list[RankView]:
+        with self._queries.live(job) as (jobs, now_ns):
+            return ranks(jobs, now_ns)
 
     def has_rings(self) -> bool:
         """Return whether trainers run, or records of theirs are not in the history; any thread may call this."""

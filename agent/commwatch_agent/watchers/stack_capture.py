@@ -22,6 +22,11 @@ from commwatch_agent.core.views import RankView
 from commwatch_collectors.node.flight_recorder import BadDump
 
 _STACK_S = 20.0
+#: Why there may be no stack, with the remedy.
+NO_PY_SPY = (
+    "install py-spy beside the agent (`pip install py-spy`); in a container the agent needs the capability SYS_PTRACE, "
+    "elsewhere the same user or root"
+)
 #: Trainers captured at a time.
 _AT_ONCE = 16
 #: Bytes read of the environment of a process, and of its stacks.
@@ -69,7 +74,7 @@ def stack(pid: int) -> str | None:
     program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if program is None:
         return None
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
     try:
         with tempfile.TemporaryFile() as output:  # the trainer decides how long it is
             done = subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=_STACK_S, check=False)

@@ -1,0 +1,99 @@
+"""What a culprit is doing, as evidence of its incident: its Python stack by py-spy, and what the kernel says of its process."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from socket import gethostname
+
+from commwatch.wire import files
+from commwatch_agent.core.views import RankView
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack
+from commwatch_collectors.node.process import STATES
+
+#: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
+_KINDS, _MOST = frozenset({"hang", "stalled", "waiting", "desync", "straggler", "init_incomplete"}), 4
+#: A frame of py-spy: function, file and line.
+_FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ")
+
+
+class Culprits:
+    """Takes the stacks of culprits when incidents open; one thread calls ``tick``.
+
+    Args:
+        incidents: returns those in memory.
+        ranks: returns the ranks of a job.
+        add: takes evidence of an incident, by its id.
+    """
+
+    def __init__(
+        self,
+        incidents: Callable[[], Iterable[Incident]],
+        ranks: Callable[[str], Iterable[RankView]],
+        add: Callable[[str, Sequence[EvidenceItem]], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._incidents, self._ranks, self._add, self._clock = incidents, ranks, add, clock
+        self._host = gethostname()
+        #: Incident and rank.
+        self._taken: set[tuple[str, int]] = set()
+
+    def tick(self) -> None:
+        """Look at the culprits of incidents that have opened, each once."""
+        found = [each for each in self._incidents() if each.state == "open" and each.kind in _KINDS]
+        self._taken = {at for at in self._taken if any(at[0] == each.id for each in found)}
+        for incident in found:
+            new = [rank for rank in incident.ranks[:_MOST] if (incident.id, rank) not in self._taken]
+            if not new or _is_known(incident, new):
+                continue
+            views = {view.rank: view for view in self._ranks(incident.job_id)}
+            for rank in new:
+                self._taken.add((incident.id, rank))
+                view = views.get(rank)
+                if view is not None and view.host == self._host and view.state == "running" and view.visible_pid:
+                    self._add(incident.id, list(taken(rank, view.visible_pid, self._clock())))
+
+
+def _is_known(incident: Incident, ranks: list[int]) -> bool:
+    """Return whether an earlier agent has looked at these ranks."""
+    known = {item.data.get("rank") for item in incident.evidence if item.source in ("process", "stack")}
+    return set(ranks) <= known
+
+
+def taken(rank: int, pid: int, at: float) -> Iterator[EvidenceItem]:
+    """Yield what a rank's process does: by the kernel, and its Python stack, or why there is none."""
+    kernel = doing(pid)
+    if kernel:
+        yield EvidenceItem("process", at, f"rank {rank}: process {pid} {kernel}", {"rank": rank, "pid": pid})
+    text = stack(pid)
+    if text is None:
+        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {NO_PY_SPY}", {"rank": rank, "pid": pid})
+        return
+    place = place_of(text)
+    where = f"rank {rank} is in {place}" if place else f"rank {rank}: Python stack"
+    yield EvidenceItem("stack", at, where, {"rank": rank, "pid": pid, "place": place, "stack": text})
+
+
+def doing(pid: int, proc: str = "/proc") -> str:
+    """Return what a process does by the kernel: its state, and the function of the kernel in which it waits; empty: not known."""
+    state = "".join(files.of_process(pid, proc)[:1])
+    channel = files.text(f"{proc}/{pid}/wchan") or "0"
+    waits = "" if channel == "0" else f", in {channel} of the kernel"
+    return f"is {STATES.get(state, state)}{waits}" if state else ""
+
+
+def place_of(text: str) -> str:
+    """Return where the main thread of a stack is, as ``load (train.py:88)``: in the user's code, if there is any; empty: not known.
+
+    Args:
+        text: as ``py-spy dump`` prints it, the innermost frame of each thread first.
+    """
+    main = re.split(r"^Thread ", text, flags=re.MULTILINE)
+    threads = [thread for thread in main[1:] if "MainThread" in thread.partition("\n")[0]] or main[1:2]
+    frames = [found for line in "".join(threads).splitlines()[1:] if (found := _FRAME.match(line))]
+    of_user = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
+    frame = next(iter(of_user or frames), None)
+    return "" if frame is None else f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"

@@ -1,0 +1,118 @@
+"""What a culprit is doing is evidence of its incident: its stack, and what the kernel says; and what to install where there is no stack."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from socket import gethostname
+
+import pytest
+
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.watchers.culprits import Culprits, doing, place_of, taken
+from tests.agent.watchers.test_stack_capture import rank_view
+from tests.helpers import needs, wait_for
+
+HANG = Incident("id", "hang", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0, ranks=(3,))
+#: As py-spy prints it: the innermost frame first.
+STACK = """Process 7: python train.py
+Python v3.11.7
+
+Thread 7 (idle): "MainThread"
+    wait (threading.py:320)
+    get (torch/utils/data/dataloader.py:100)
+    load (/home/me/train.py:88)
+    <module> (train.py:120)
+Thread 9 (active): "loader"
+    other (train.py:5)
+"""
+
+
+class Scene:
+    """A look at culprits, and what it adds."""
+
+    def __init__(self, *incidents: Incident, pid: int) -> None:
+        self.incidents, self.added = list(incidents), list[tuple[str, Sequence[EvidenceItem]]]()
+        view = replace(rank_view(pid), host=gethostname())
+        self.culprits = Culprits(
+            lambda: self.incidents, lambda job: [view], lambda *added: self.added.append(added), lambda: 5.0
+        )
+
+
+def test_place() -> None:
+    """The place is the innermost frame of the main thread that is the user's."""
+    assert place_of(STACK) == "load (train.py:88)"
+    assert place_of("") == ""
+    assert (
+        place_of(STACK.replace("/home/me/train.py", "torch/nn.py").replace("(train.py", "(torch/x.py"))
+        == "wait (threading.py:320)"
+    )
+
+
+def test_stopped_process() -> None:
+    """A stopped process is called stopped; one that is gone is not described."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            wait_for(lambda: doing(process.pid).startswith("is stopped"), "the stop")
+        finally:
+            process.kill()
+    assert doing(process.pid) == ""
+
+
+def test_each_once() -> None:
+    """The culprits of an open incident are looked at once, also after a restart of the agent; those that are learned later, too."""
+    scene = Scene(HANG, pid=os.getpid())
+    scene.culprits.tick()
+    scene.culprits.tick()
+    ((incident, items),) = scene.added
+    assert incident == "id"
+    assert {item.source for item in items} == {"process", "stack"}
+    known = Scene(replace(HANG, evidence=tuple(items)), pid=os.getpid())
+    known.culprits.tick()
+    assert known.added == []
+
+
+@pytest.mark.parametrize(
+    "incident",
+    [
+        replace(HANG, state="pending"),
+        replace(HANG, kind="corruption"),
+        replace(HANG, ranks=(2,)),
+        replace(HANG, ranks=()),
+    ],
+)
+def test_not_of_others(incident: Incident) -> None:
+    """Nothing is taken where an incident is not open, has no culprit here, or is not about what a rank does."""
+    scene = Scene(incident, pid=os.getpid())
+    scene.culprits.tick()
+    assert scene.added == []
+
+
+def test_stack() -> None:
+    """py-spy's stack is there with its place."""
+    needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
+    code = "import time\ndef saving():\n    print(flush=True)\n    time.sleep(1000)\nsaving()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            items = {item.source: item for item in taken(3, process.pid, 5.0)}
+        finally:
+            process.kill()
+    assert items["stack"].text == "rank 3 is in saving (<string>:4)"
+    assert "saving" in str(items["stack"].data["stack"])
+    assert items["process"].text.startswith(f"rank 3: process {process.pid} is sleeping")
+
+
+def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no stack, the text says what to install."""
+    monkeypatch.setattr("commwatch_agent.watchers.culprits.stack", lambda pid: None)
+    (item,) = [item for item in taken(3, os.getpid(), 5.0) if item.source == "stack"]
+    assert "pip install py-spy" in item.text
