@@ -25,12 +25,12 @@ STACK = """Process 7: python train.py
 Python v3.11.7
 
 Thread 7 (idle): "MainThread"
-    wait (threading.py:320)
-    get (torch/utils/data/dataloader.py:100)
+    wait (/usr/lib/python3.11/threading.py:320)
+    get (/venv/site-packages/torch/utils/data/dataloader.py:100)
     load (/home/me/train.py:88)
-    <module> (train.py:120)
+    <module> (/home/me/train.py:120)
 Thread 9 (active): "loader"
-    other (train.py:5)
+    other (/home/me/train.py:5)
 """
 
 
@@ -49,10 +49,7 @@ def test_place() -> None:
     """The place is the innermost frame of the main thread that is the user's."""
     assert place_of(STACK) == "load (train.py:88)"
     assert place_of("") == ""
-    assert (
-        place_of(STACK.replace("/home/me/train.py", "torch/nn.py").replace("(train.py", "(torch/x.py"))
-        == "wait (threading.py:320)"
-    )
+    assert place_of(STACK.replace("/home/me", "/venv/site-packages")) == "wait (threading.py:320)"
 
 
 def test_stopped_process() -> None:
@@ -103,6 +100,7 @@ def test_stack() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
+            wait_for(lambda: doing(process.pid).startswith("is sleeping"), "its sleep")
             items = {item.source: item for item in taken(3, process.pid, 5.0)}
         finally:
             process.kill()
