@@ -43,7 +43,7 @@ def test_reasons_of_throttling(reason: str, number: int) -> None:
 def test_throttled() -> None:
     """A GPU that is throttled for more than half of five minutes is found, once for each reason."""
     reasons = ("hardware", "power_brake")
-    for part, number in (("0x76 1x10", 2), ("0x77 1x9", 0)):
+    for part, number in (("0x76 1x10", 2), ("0x77 1x9", 0), ("0x66 1x9 0x10", 0)):
         held = [series("commwatch_gpu_throttled", part, gpu="3", reason=reason) for reason in reasons]
         found = at_end(gpu_fault, *held)
         assert [(one.subject, one.value > 0.5) for one in found] == [
@@ -79,6 +79,11 @@ def test_lost_and_back() -> None:
     assert (found.variant, found.subject, found.says) == ("lost", ("0", "lost"), "GPU 0 no longer responds")
     assert at_end(gpu_fault, back) == []
     assert at_end(gpu_fault, series("commwatch_gpu_up", "0x5 stale", gpu="0")) == []
+
+
+def test_throttled_at_the_threshold() -> None:
+    """A GPU that is throttled for exactly the threshold is not found."""
+    assert at_end(gpu_fault, gauge("gpu_throttled", 0.5, gpu="3", reason="hardware")) == []
 
 
 def test_ecc() -> None:

@@ -70,6 +70,13 @@ def test_idle_links() -> None:
     assert "uses 5% of its speed" in found.says
 
 
+def test_idle_links_of_two_jobs() -> None:
+    """Of two jobs on a node, the one that communicates most is in the sentence."""
+    other = gauge("comm_share_ratio", 0.7, job_id="k", rank="0") | rank_info(job_id="k") | job_info(16, job_id="k")
+    (found,) = at_end(idle_links, nic(20), share(0.4), rank_info(), job_info(16), other)
+    assert "takes 70%" in found.says
+
+
 def test_idle_links_beside_the_job() -> None:
     """That links are idle is a condition beside that of the job, with a key of its own."""
     found = at_end(comm_bound, nic(20), share(0.4), rank_info(), job_info(16))
@@ -144,14 +151,22 @@ def test_operations_of_two_nodes() -> None:
 def test_bus_bandwidth() -> None:
     """Bus bandwidth is that of all ranks; without a floor in the settings it is not checked, and without bytes not known."""
     ranks = took(0.4) | took(0.2, rank="1")
-    moved = counter("collective_bus_bytes_total", 6e8, **OP, rank="0")
-    moved |= counter("collective_bus_bytes_total", 3e8, **OP, rank="1")
+    moved = counter("collective_bus_bytes_total", 8e8, **OP, rank="0")
+    moved |= counter("collective_bus_bytes_total", 1e8, **OP, rank="1")
     (found,) = at_end(bandwidth_low, ranks, moved, bus_bandwidth_floor=4e8)
     assert [found.value, found.share] == pytest.approx([1e8, 0.4 * 0.75])
     assert (found.variant, dict(found.labels), found.nodes) == ("bus", OP, ())
     assert found.says == "all_reduce of group dp has a bus bandwidth of 100 MB/s; the floor is 400 MB/s"
     assert at_end(bandwidth_low, ranks, moved, bus_bandwidth_floor=0) == []
     assert at_end(bandwidth_low, ranks) == []
+
+
+def test_bus_bandwidth_of_two_nodes() -> None:
+    """Bus bandwidth is that of the ranks of all nodes in sight, and the longest share of time counts."""
+    times = took(0.01, instance=TWO_NODES[0]) | took(0.4, instance=TWO_NODES[1], rank="1")
+    moved = counter("collective_bus_bytes_total", 15 * 0.41 * 1e6, **OP, rank="1")
+    (found,) = at_end(bandwidth_low, times, moved)
+    assert [found.value, found.share] == pytest.approx([1e6, 0.4], rel=1e-2)
 
 
 def test_operation_that_ended() -> None:

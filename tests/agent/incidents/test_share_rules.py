@@ -82,6 +82,8 @@ def test_waiting_is_a_part_of_the_share() -> None:
     assert found.numbers["waiting"] == pytest.approx(0.2)
     (most,) = at_end(comm_bound, share(0.5), waits(12), rank_info())
     assert most.numbers["waiting"] == pytest.approx(0.5)
+    (enough,) = at_end(comm_bound, share(0.5), waits(0.75), rank_info())
+    assert enough.numbers["waiting"] == 0.05
     (little,) = at_end(comm_bound, share(0.5), waits(0.6), rank_info())
     assert "waiting" not in little.numbers
 
@@ -111,6 +113,16 @@ def test_quiet_is_remembered_of_series_that_end() -> None:
         assert (found.variant, dict(found.numbers)) == ("quiet", {})
 
 
+def test_edges_of_quiet() -> None:
+    """Half of the share is enough for a straggler, and the exposed share of a moment is the mean of all ranks."""
+    (half,) = at_end(comm_bound, share(0.5), late(0.25))
+    (less,) = at_end(comm_bound, share(0.5), late(0.2499))
+    assert [(one.variant, dict(one.numbers)) for one in (half, less)] == [("quiet", {"late": 0.25}), ("", {})]
+    mean, at_the_threshold = exposed(0.05) | exposed(0.12, rank="1"), exposed(0.1)
+    assert variants(at_end(comm_bound, share(0.5), mean)) == ["quiet"]
+    assert variants(at_end(comm_bound, share(0.5), at_the_threshold)) == [""]
+
+
 def test_shares_of_an_ended_job() -> None:
     """A job whose series are gone has no condition."""
     assert at_end(comm_bound, series("commwatch_comm_share_ratio", "0.9x80 stale _x3", job_id="j", rank="0")) == []
@@ -138,9 +150,16 @@ def test_gpu_underused() -> None:
     (found,) = at_end(gpu_underused, gpus, idle, ranks, share(0.4))
     assert [found.value, found.numbers["share"]] == pytest.approx([0.4, 0.4])
     assert found.says == "the GPUs run kernels 40% of the time, while communication takes 40% of the step time"
+    assert found.evidence[0].text == "utilization 40%: mean of the GPUs of 3 ranks over five minutes"
     assert at_end(gpu_underused, gpus, ranks, share(0.3)) == []
     assert at_end(gpu_underused, gpus, ranks) == []
     assert at_end(gpu_underused, gpus, share(0.4)) == []
+
+
+def test_gpu_that_is_busy_now() -> None:
+    """The utilization is a mean over five minutes, not that of a moment."""
+    now = series("commwatch_gpu_utilization_ratio", "0x87 1", gpu="0")
+    assert [one.value for one in at_end(gpu_underused, now, rank_info(), share(0.4))] == pytest.approx([1 / 21])
 
 
 def test_gpus_of_two_nodes() -> None:
