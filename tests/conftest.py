@@ -71,7 +71,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 #: What a module imports that starts processes, by where it comes from, and otherwise by its name.
-_RUNS_PROMETHEUS = {"tests.prometheus", "tests.alerts.promtool", "tests.alerts.recorded"}
+_RUNS_PROMETHEUS = {"tests.prometheus", "tests.alerts.promtool"}
 _STARTS_PROCESSES = {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"}
 
 

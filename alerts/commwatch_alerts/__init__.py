@@ -1,1 +1,1 @@
-"""The list of alerts, its evaluator, and the receivers of notifications."""
+"""The list of kinds and alerts, and the receivers of notifications."""

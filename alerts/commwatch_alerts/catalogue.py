@@ -126,7 +126,6 @@ class _Record(BaseModel):
 
     name: Annotated[str, needs("a name such as level:metric:operation", _RECORD_NAME.fullmatch)] = Field(alias="record")
     expr: _Expr
-    prometheus_only: _Flag = False
 
 
 class _Alert(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 import promql_parser as promql
 
 from commwatch_alerts.catalogue import Catalogue, CatalogueError
-from commwatch_alerts.model import Record, Rule
+from commwatch_alerts.model import Rule
 from commwatch_alerts.text import VALUE, fields
 
 #: Labels that a scrape adds; ``instance`` identifies the node.
@@ -27,11 +27,11 @@ def check(catalogue: Catalogue, metrics: Mapping[str, Iterable[str]]) -> None:
     Raises:
         CatalogueError: the first fault; names the entry and the key.
     """
-    known = {name: frozenset(labels) | OF_A_SCRAPE for name, labels in metrics.items()}
+    known = {name: frozenset(labels) | OF_A_SCRAPE for name, labels in metrics.items()} | _OF_PROMETHEUS
     for record in catalogue.records:
-        known[record.name] = labels(record.expr, _seen_by(record, known), f"{record.name}: expr")
+        known[record.name] = labels(record.expr, known, f"{record.name}: expr")
     for rule in catalogue.alerts:
-        _check_alert(rule, _seen_by(rule, known))
+        _check_alert(rule, known)
 
 
 def labels(expr: str, known: Mapping[str, Labels], where: str) -> Labels:
@@ -57,10 +57,6 @@ def parsed(expr: str, where: str) -> promql.Expr:
         return promql.parse(expr)
     except ValueError as error:
         raise CatalogueError(f"{where}: not valid PromQL: {error}") from None
-
-
-def _seen_by(entry: Record | Rule, known: Mapping[str, Labels]) -> Mapping[str, Labels]:
-    return {**known, **_OF_PROMETHEUS} if entry.prometheus_only else known
 
 
 def _check_alert(rule: Rule, known: Mapping[str, Labels]) -> None:

@@ -34,8 +34,6 @@ class Record:
     name: str
     #: PromQL, with the values of thresholds filled in.
     expr: str
-    #: Only Prometheus can evaluate it, because it needs series of several agents, or series that no agent has.
-    prometheus_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Rule:
     also: Mapping[str, str] = field(default_factory=dict)
     #: Labels that select the element of an ``also`` result for an alert.
     on: tuple[str, ...] = ()
-    #: Only Prometheus can evaluate it; see ``Record``.
+    #: Only Prometheus raises it, because it needs series of several agents, or series that no agent has.
     prometheus_only: bool = False
     #: Name of its ``Kind``.
     kind: str = ""

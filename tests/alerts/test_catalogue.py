@@ -106,7 +106,7 @@ MISTAKES = [
     ("{job_id}:", "{rank}:", "TooMuch: summary: the alert has no label 'rank'; it has job_id"),
     ("(commwatch_comm_share_ratio)", '(commwatch_comm_share_ratio{grup="x"})', "has no label 'grup'"),
     ("avg by (job_id) (commwatch_comm", "avg by (jobid) (commwatch_comm", "avg has no label 'jobid'"),
-    ("job:commwatch_comm_share_ratio:avg > $much", "max_over_time(up[5m:1m]) > $much", "there is no metric 'up'"),
+    ("job:commwatch_comm_share_ratio:avg > $much", "max_over_time(ups[5m:1m]) > $much", "there is no metric 'ups'"),
     ("> $much", "> on (group) commwatch_build_info", "the left of > has no label 'group'"),
 ]
 
