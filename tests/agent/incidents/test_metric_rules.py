@@ -12,7 +12,7 @@ from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.prometheus.metrics import METRICS
-from commwatch_alerts.model import Rule
+from commwatch_alerts.model import SEVERITIES, Rule
 from commwatch_alerts.text import render
 from tests.agent.incidents.metric_series import BEGIN_S, CATALOGUE, LIMITS, windows
 from tests.alerts.cases import CASES, Case
@@ -86,6 +86,16 @@ def test_only_what_a_row_is_about(case: Case) -> None:
             assert bool(one.job_id) == ("job_id" in one.labels)
             assert one.nodes == (("a",) if "instance" in one.labels else ())
         assert not [key for key, number in Counter((one.key, one.variant) for one in found).items() if number > 1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.why}")
+def test_no_worse_than_its_alerts(case: Case) -> None:
+    """Before its first alert fires, an incident is no worse than the alerts whose rows hold: what is for information only is no warning."""
+    for at_s, window in islice(windows(case.series), 0, None, 7):
+        for one in conditions(window, BEGIN_S + at_s):
+            of_rows = [row.severity for row in ROWS if row.kind == one.kind and row.holds(one.variant, one.value)]
+            worst = max(map(SEVERITIES.index, of_rows))
+            assert SEVERITIES.index(one.severity or CATALOGUE.kinds[one.kind].severity) <= worst, one.says
 
 
 def test_nothing_is_known() -> None:
