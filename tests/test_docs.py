@@ -231,7 +231,7 @@ def test_every_kind() -> None:
             kind.name,
             ", ".join(alerts[kind.name]) or "none",
             kind.severity,
-            at_once_or(kind.opens_after_s),
+            "with an alert" if kind.opens_after_s is None else at_once_or(kind.opens_after_s),
             duration(kind.ends_after_s),
             kind.help,
         ]

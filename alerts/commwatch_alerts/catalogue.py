@@ -113,7 +113,7 @@ class _Kind(BaseModel):
     model_config = TABLE
 
     severity: _Severity
-    opens_after_s: Duration = Field(alias="opens_after")
+    opens_after_s: Duration | None = Field(None, alias="opens_after")
     ends_after_s: Duration = Field(alias="ends_after")
     help: _Text
     runbook: _Text

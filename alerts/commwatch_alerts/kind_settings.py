@@ -44,7 +44,7 @@ def checked(tables: Any) -> dict[str, KindSettings]:
 
 def kind_with(kind: Kind, given: KindSettings) -> Kind:
     """Return a kind with its settings."""
-    opens_after_s = kind.opens_after_s if given.for_s is None else given.for_s
+    opens_after_s = kind.opens_after_s if given.for_s is None or kind.opens_after_s is None else given.for_s
     return replace(kind, enabled=given.enabled, severity=_capped(kind.severity, given), opens_after_s=opens_after_s)
 
 

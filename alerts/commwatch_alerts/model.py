@@ -83,8 +83,9 @@ class Kind:
     name: str
     #: One of ``SEVERITIES``: of its incidents while none of its rules holds.
     severity: str
-    #: Seconds for which its condition must hold before the incident is open, and seconds without it after which that ends.
-    opens_after_s: float
+    #: Seconds for which its condition must hold before the incident is open; ``None``: until the first of its alerts fires.
+    opens_after_s: float | None
+    #: Seconds without its condition after which an incident ends.
     ends_after_s: float
     #: What it means, in one line.
     help: str

@@ -100,7 +100,9 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
         _begun(main, known, around) if known is None or known.ended_at is not None else _continued(known, main, around)
     )
     kind, alerts = table.kinds[incident.kind], _alerts(incident, conditions, table, around)
-    is_open = incident.state == "open" or run_is_over or around.now - incident.seen_at >= kind.opens_after_s
+    fires = any(each.fired_at is not None for each in alerts)
+    has_held = fires if kind.opens_after_s is None else around.now - incident.seen_at >= kind.opens_after_s
+    is_open = incident.state == "open" or has_held or (run_is_over and kind.opens_after_s == 0)
     incident = replace(
         incident,
         state="open" if is_open else "pending",

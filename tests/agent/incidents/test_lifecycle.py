@@ -24,7 +24,7 @@ def rule(name: str, kind: str, for_s: float, keep_s: float, severity: str = WARN
 KINDS = (
     Kind("hang", WARNING, 0, 60, "", "Hang"),
     Kind("stalled", INFO, 0, 60, "", "Stalled"),
-    Kind("comm_bound", WARNING, 300, 300, "", "Share"),
+    Kind("comm_bound", WARNING, None, 300, "", "Share"),
     Kind("rank_lost", WARNING, 0, 60, "", "Lost"),
 )
 RULES = {
