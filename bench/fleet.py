@@ -36,7 +36,6 @@ from commwatch.wire.identity import boot_id
 from commwatch_agent.analysis import ended_operations, live_ranks
 from commwatch_agent.analysis.summary import merged
 from commwatch_agent.analysis.timeline import bars
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.ingest.jobs import Aggregate
@@ -47,6 +46,7 @@ from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.server.node_now import node_now
 from commwatch_collectors.node.infiniband import EVENTS
 from commwatch_collectors.registry import Reading
+from tests.helpers import judged_now
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000
@@ -249,7 +249,7 @@ class Node:
                 "jobs": lambda: [{"job_id": job.id, "state": "running"} for job in jobs],
                 "ranks": lambda: _plain(live_ranks.ranks(jobs, now)),
                 "groups": lambda: _plain(live_ranks.groups(jobs)),
-                "verdicts": lambda: _plain(judged(seen_here(jobs, now))),
+                "verdicts": lambda: _plain(judged_now(jobs, now)),
                 "parts": lambda: _limited(ended_operations.parts(jobs, now, most)),
                 "cells": lambda: {"since": time.time() - 30, "until": time.time(), "cells": _plain(self._cells())},
                 "slots": list,

@@ -28,17 +28,20 @@ from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
 from commwatch_agent.alerting.bundles import Evidence
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import Look
+from commwatch_agent.alerting.look import Look, Verdicts
+from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.config import Config
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.store import begin
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.steps import EXPLICIT
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime.peers import Peers
@@ -203,6 +206,7 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ras": Ras((), aggregate, lock),
         "host": HostWatch(aggregate, lock, lambda: 0),
         "incidents": incidents,
+        "verdicts": Verdicts(queries),
         "evidence": evidence,
         "peers": Peers(Config(nowhere, nowhere), "id"),
         "id": "id",
@@ -211,6 +215,12 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ending": lambda: False,
     }
     return Services(queries=queries, **(idle | parts))
+
+
+def judged_now(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
+    """What the ranks of these jobs do wrong at that moment."""
+    held = list(jobs)
+    return judged(seen_here(held, now_ns, live_ranks.ended_verdicts(held, live_ranks.groups(held), now_ns)))
 
 
 def idle_worker(agent: QueryService) -> Worker:

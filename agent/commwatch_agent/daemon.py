@@ -23,7 +23,7 @@ from commwatch.wire.identity import PEER_ADDRESS
 from commwatch_agent.alerting.alert_rules import plan_of
 from commwatch_agent.alerting.bundles import Evidence, Sources
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import NodeLook
+from commwatch_agent.alerting.look import NodeLook, Verdicts
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
@@ -48,7 +48,6 @@ from commwatch_agent.runtime.periodic import Beside, known
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import Hangup
-from commwatch_agent.server.current_verdicts import of_node
 from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
 from commwatch_agent.server.services import Services
@@ -141,9 +140,6 @@ class Daemon:
         self._reachable = reachable_at(config, self._socket)
         self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
         self._references = References(directory(config.state), config.links)
-        self._exporter = self._exporter_of(config)
-        self._registry = CollectorRegistry()
-        self._registry.register(self._exporter)
         queries = QueryService(
             config.history,
             aggregate,
@@ -154,12 +150,16 @@ class Daemon:
             handover=handover,
             damaged=self._damaged,
         )
+        self._verdicts = Verdicts(queries, partial(watchers.ras.verdicts, None))
+        self._exporter = self._exporter_of(config, self._verdicts)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._exporter)
         self._profiles = Profiles(config.dir, kept_in(config.state), queries)
         self._regular = RegularProfiles(config.profile_every, self._profiles, queries)
         self._address = address_of(config, self.port)
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, self._address)
-        sources = Sources(queries, watchers.nccl, watchers.gpus, watchers.host)
+        sources = Sources(queries, self._verdicts, watchers.nccl, watchers.gpus, watchers.host)
         self._evidence = Evidence(kept.evidence, self._address, sources.sections)
         self._incidents = self._watch_of(config, queries)
         self._delivery.resume(*self._incidents.alerts())
@@ -168,7 +168,7 @@ class Daemon:
         self._id, self._queries = secrets.token_hex(8), queries
         self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
         services = self._services(queries)
-        self._push = pushes(config, self.port, self._registry.collect, partial(of_node, services, None), self._stop)
+        self._push = pushes(config, self.port, self._registry.collect, self._verdicts, self._stop)
         services.pushes = self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
@@ -182,7 +182,7 @@ class Daemon:
         #: Those that the end of the agent does not wait for: a driver or a receiver may hang.
         self._unawaited = [watchers.gpu_thread, *(self._push.threads if self._push is not None else ())]
 
-    def _exporter_of(self, config: Config) -> Exporter:
+    def _exporter_of(self, config: Config, verdicts: Verdicts) -> Exporter:
         return Exporter(
             self._aggregate,
             self._lock,
@@ -190,7 +190,7 @@ class Daemon:
             self._readings,
             references=self._references,
             gpu_of=self._watchers.gpus.label,
-            ras_verdicts=partial(self._watchers.ras.verdicts, None),
+            verdicts=verdicts,
             labels=config.labels,
         )
 
@@ -218,6 +218,7 @@ class Daemon:
             ras=self._watchers.ras,
             host=self._watchers.host,
             incidents=self._incidents,
+            verdicts=self._verdicts,
             evidence=self._evidence,
             peers=self._peers,
             id=self._id,
@@ -364,7 +365,7 @@ class Daemon:
     def _watch_of(self, config: Config, queries: QueryService) -> IncidentWatch:
         """Return what concludes, with the incidents of this agent in the history."""
         plan = self._plan(config)
-        look = NodeLook(queries, partial(self._watchers.ras.verdicts, None), self._registry.collect, plan.instance)
+        look = NodeLook(self._verdicts, self._registry.collect, plan.instance)
         agent = str(config.dir.resolve())
         with History(config.history, self._damaged) as history:
             kept = history.incidents(agent=agent)

@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER
 from commwatch_agent.history.history import History
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.prometheus.exporter import MOST_GROUP_IDS, Exporter
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, judged_now, operation
 
 GROUPS, RANKS = 10_000, 2
 
@@ -93,7 +92,7 @@ def test_latest_group_is_known(crowd: tuple[Watch, list[Trainer]]) -> None:
     stuck = operation(start_ns=GROUPS * MS, end_ns=0, group=GROUPS - 1, seq=1)
     trainers[0].call("begin", [stuck])
     watch.tick(GROUPS * MS)
-    found = judged(seen_here(watch.aggregate.jobs.values(), GROUPS * MS + 3600 * 1000 * MS))
+    found = judged_now(watch.aggregate.jobs.values(), GROUPS * MS + 3600 * 1000 * MS)
     assert [(verdict.group_id, verdict.ranks) for verdict in found if verdict.kind in ("hang", "stalled")] == [
         (f"{verdict.group}-{GROUPS - 1}", [1]) for verdict in found if verdict.kind in ("hang", "stalled")
     ]

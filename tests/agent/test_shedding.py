@@ -13,11 +13,22 @@ from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.core.shares import Room
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
-from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    Trainer,
+    agent,
+    group_entry,
+    identity,
+    judged_now,
+    mark,
+    operation,
+    packed,
+    wait_for,
+)
 
 S = 1000 * MS
 
@@ -88,27 +99,27 @@ def job_of(*books: RankTotals) -> Job:
 def test_hang_of_what_is_only_counted() -> None:
     """Who has not come to a collective that others have launched is named after ten seconds, though none is recorded by itself."""
     there, late = book(together(50, 0, seq=49, launch_ns=S)), book(together(49, 0, seq=48, launch_ns=S), rank=1)
-    (verdict,) = judged(seen_here([job_of(there, late)], 20 * S))
+    (verdict,) = judged_now([job_of(there, late)], 20 * S)
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("stalled", "not_joined", [1], [0])
-    assert judged(seen_here([job_of(there, late)], 9 * S)) == []
-    assert judged(seen_here([job_of(there, book(together(50, 0, seq=49, launch_ns=S), rank=1))], 20 * S)) == []
+    assert judged_now([job_of(there, late)], 9 * S) == []
+    assert judged_now([job_of(there, book(together(50, 0, seq=49, launch_ns=S), rank=1))], 20 * S) == []
 
 
 def test_job_that_is_over() -> None:
     """If no rank that could wait is running, no rank is blamed any more; if one is running, the dead rank is named."""
     there, late = book(together(50, 0, seq=49, launch_ns=S)), book(together(49, 0, seq=48, launch_ns=S), rank=1)
     late.alive = False
-    (verdict,) = judged(seen_here([job_of(there, late)], 20 * S))
+    (verdict,) = judged_now([job_of(there, late)], 20 * S)
     assert (verdict.cause, verdict.ranks) == ("dead", [1])
     there.alive = False
-    assert judged(seen_here([job_of(there, late)], 20 * S)) == []
+    assert judged_now([job_of(there, late)], 20 * S) == []
 
 
 def test_hang_after_a_sampled_one() -> None:
     """A rank whose latest was recorded by itself is still one that may have launched more; in full mode what has ended says all."""
     last = operation(start_ns=2 * S, end_ns=3 * S, seq=48)
     there = book(together(50, 0, seq=49, launch_ns=2 * S, at_ns=3 * S))
-    (verdict,) = judged(seen_here([job_of(there, book(together(9, 0, seq=9), last, rank=1))], 20 * S))
+    (verdict,) = judged_now([job_of(there, book(together(9, 0, seq=9), last, rank=1))], 20 * S)
     assert verdict.ranks == [1]
     full = book(together(9, 0, seq=9), last, mode=FULL, rank=1)
     assert live_ranks.rank("job", full, 20 * S).launched_s == {}

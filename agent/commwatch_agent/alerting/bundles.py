@@ -31,7 +31,6 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.runs import Stored
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.watchers import stack_capture
 from commwatch_agent.watchers.gpus import Gpus
@@ -60,6 +59,7 @@ class Sources:
     """Sources of the sections of a bundle."""
 
     agent: QueryService
+    verdicts: Callable[[str | None], list[Verdict]]
     logs: NcclLogs
     gpus: Gpus
     host: HostWatch
@@ -73,7 +73,7 @@ class Sources:
             until = agent.now_s(job, taken_at)
             return int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
 
-        ranks, verdicts = cache(lambda: agent.ranks(job)), cache(lambda: self._verdicts(job))
+        ranks, verdicts = cache(lambda: agent.ranks(job)), cache(lambda: self.verdicts(job))
         return {
             "ranks": ranks,
             "verdicts": verdicts,
@@ -87,10 +87,6 @@ class Sources:
             "host": lambda: self.host.view(job),
             "topology": lambda: self.logs.topology(job),
         }
-
-    def _verdicts(self, job: str | None) -> list[Verdict]:
-        with self.agent.live(job) as (jobs, now_ns):
-            return judged(seen_here(jobs, now_ns))
 
     def _gpus(self, job: str | None) -> object:
         with self.agent.live(job) as (jobs, now_ns):

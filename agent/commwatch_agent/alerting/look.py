@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -12,17 +13,16 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.runs import Run
-from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.job_rules import KnownJob, conditions_of
-from commwatch_agent.incidents.judging import judged
+from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Seen
 
 #: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics.
-_ENDED_NS, METRICS_S = 5_000_000_000, 15.0
+_ENDED_NS, METRICS_S = 2_000_000_000, 15.0
 
 
 class Look(NamedTuple):
@@ -42,26 +42,53 @@ class _Ended:
     found: list[Verdict] = field(default_factory=list)
 
 
-class NodeLook:
-    """Looks at one node; one thread calls it.
+class Verdicts:
+    """What ranks of this node do wrong right now; any thread may call it.
 
     Args:
         queries: holds the jobs in memory.
         more: returns verdicts of other sources, such as NCCL's RAS.
+    """
+
+    def __init__(self, queries: QueryService, more: Callable[[], Iterable[Verdict]] = tuple) -> None:
+        self._queries, self._more = queries, more
+        self._lock = threading.Lock()
+        self._ended = _Ended()
+
+    def __call__(self, job: str | None = None) -> list[Verdict]:
+        """Return the verdicts on a job, or on all, the longest first."""
+        return [verdict for verdict in self.look()[0] if job in (None, verdict.job_id)]
+
+    def look(self) -> tuple[list[Verdict], Seen, dict[str, KnownJob], dict[str, str]]:
+        """Return the verdicts, what they are based on, the jobs by name, and what all nodes know their runs by."""
+        more = list(self._more())
+        with self._queries.live(None) as (held, now_ns):
+            seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
+            runs = {job.id: (live_ranks.run_key(job), live_ranks.run(job)) for job in held}
+            jobs = {job.id: _known(job, runs[job.id][0]) for job in held}
+        return judged(seen), seen, jobs, _common(runs)
+
+    def _of_ended(self, held: list[Job], now_ns: int) -> list[Verdict]:
+        """Return verdicts on what has ended; that search is made every other second."""
+        with self._lock:
+            if now_ns - self._ended.at_ns >= _ENDED_NS:
+                self._ended = _Ended(now_ns, live_ranks.ended_verdicts(held, live_ranks.groups(held), now_ns))
+            here = {job.id for job in held}
+            return [verdict for verdict in self._ended.found if verdict.job_id in here]
+
+
+class NodeLook:
+    """Looks at one node; one thread calls it.
+
+    Args:
+        verdicts: on its ranks.
         metrics: returns the families that ``/metrics`` shows.
         instance: label ``instance`` of this node's series.
     """
 
-    def __init__(
-        self,
-        queries: QueryService,
-        more: Callable[[], Iterable[Verdict]],
-        metrics: Callable[[], Iterable[Metric]],
-        instance: str = "",
-    ) -> None:
-        self._queries, self._more, self._metrics = queries, more, metrics
+    def __init__(self, verdicts: Verdicts, metrics: Callable[[], Iterable[Metric]], instance: str = "") -> None:
+        self._verdicts, self._metrics = verdicts, metrics
         self._window = MetricWindow(METRIC_NAMES, instance)
-        self._ended = _Ended()
         self._of_metrics: tuple[float, list[Condition]] = (float("-inf"), [])
 
     def __call__(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
@@ -72,28 +99,13 @@ class NodeLook:
             now_s: monotonic seconds.
             thresholds: of the table, by name.
         """
-        more = list(self._more())
-        with self._queries.live(None) as (held, now_ns):
-            seen = self._seen(held, now_ns, more)
-            runs = {job.id: (live_ranks.run_key(job), live_ranks.run(job)) for job in held}
-            jobs = {job.id: _known(job, runs[job.id][0]) for job in held}
-        conditions = conditions_of(judged(seen), seen.ranks, seen.groups, jobs, now)
+        verdicts, seen, jobs, common = self._verdicts.look()
+        conditions = conditions_of(verdicts, seen.ranks, seen.groups, jobs, now)
         if now_s - self._of_metrics[0] >= METRICS_S:
             self._window.add(now_s, self._metrics())
             found = [each for _, rule in METRIC_RULES for each in rule(self._window, thresholds, now)]
             self._of_metrics = now_s, found
-        of_metrics = [_of_run(each, jobs) for each in self._of_metrics[1]]
-        return Look([*conditions, *of_metrics], jobs, _common(runs))
-
-    def _seen(self, held: list[Job], now_ns: int, more: list[Verdict]) -> Seen:
-        """Return what the jobs in memory show; the search in what has ended is made every 5 s."""
-        if now_ns - self._ended.at_ns >= _ENDED_NS:
-            self._ended = _Ended(now_ns, live_ranks.ended_verdicts(held, live_ranks.groups(held), now_ns))
-        here = {job.id for job in held}
-        ended = [verdict for verdict in self._ended.found if verdict.job_id in here]
-        ranks: list[RankView] = live_ranks.ranks(held, now_ns)
-        groups: list[GroupView] = live_ranks.groups(held)
-        return Seen(ranks, groups, [*ended, *more], {})
+        return Look([*conditions, *(_of_run(each, jobs) for each in self._of_metrics[1])], jobs, common)
 
 
 def _known(job: Job, run: str) -> KnownJob:

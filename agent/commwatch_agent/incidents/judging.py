@@ -13,17 +13,16 @@ from commwatch_agent.nodes.merging import Seen, late_across
 from commwatch_agent.nodes.replica_parts import corruptions_across
 
 
-def seen_here(jobs: Iterable[Job], now_ns: int, more: Iterable[Verdict] = ()) -> Seen:
+def seen_here(jobs: Iterable[Job], now_ns: int, reported: Iterable[Verdict]) -> Seen:
     """Return what this agent has in memory of jobs.
 
     Args:
         jobs: locked by the caller.
         now_ns: the monotonic clock.
-        more: verdicts of other sources, such as NCCL's RAS.
+        reported: verdicts on what has ended, and those of other sources.
     """
     held = list(jobs)
-    groups = live_ranks.groups(held)
-    return Seen(live_ranks.ranks(held, now_ns), groups, [*live_ranks.ended_verdicts(held, groups, now_ns), *more], {})
+    return Seen(live_ranks.ranks(held, now_ns), live_ranks.groups(held), list(reported), {})
 
 
 def judged(seen: Seen) -> list[Verdict]:

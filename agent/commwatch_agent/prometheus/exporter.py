@@ -20,7 +20,6 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
@@ -55,7 +54,7 @@ class Exporter(Collector):
         readings: returns the node's collectors as (name, readings or ``None`` if it failed).
         references: expected durations of operations.
         gpu_of: returns the index of the GPU that a rank computes on, as a label.
-        ras_verdicts: returns verdicts that do not come from the totals in memory, but from NCCL's RAS.
+        verdicts: returns what ranks do wrong right now.
         labels: additional labels of every ``job_info``.
     """
 
@@ -68,11 +67,11 @@ class Exporter(Collector):
         *,
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
-        ras_verdicts: Callable[[], list[Verdict]] = list,
+        verdicts: Callable[[], list[Verdict]] = list,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._of_jobs = labels or {}
-        self._gpu_of, self._ras_verdicts = gpu_of, ras_verdicts
+        self._gpu_of, self._verdicts = gpu_of, verdicts
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -101,10 +100,9 @@ class Exporter(Collector):
                 self._job(families, job)
             self._efficiencies(families, find)
             _ups(families, self._aggregate.jobs.values())
-            verdicts = judged(seen_here(self._aggregate.jobs.values(), self._now_ns()))
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
             self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
-        _verdicts(families, [*verdicts, *self._ras_verdicts()])
+        _verdicts(families, self._verdicts())
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
             for reading in readings or ():

@@ -1,4 +1,4 @@
-"""What is wrong right now, on this node and on all nodes of a job."""
+"""The question what is wrong right now on all nodes of a job."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ from urllib.parse import quote
 
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
-from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.server.services import Services
 
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
 _COLUMNS = 64
-
-
-def of_node(services: Services, job: str | None) -> list[Verdict]:
-    """Return the verdicts of this agent; ``None``: of all jobs."""
-    more = services.ras.verdicts(job)
-    with services.queries.live(job) as (jobs, now_ns):
-        seen = seen_here(jobs, now_ns, more)
-    return judged(seen)
 
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:
@@ -31,7 +21,7 @@ def question_of_job(services: Services, job: str) -> dict[str, Any]:
     with services.queries.live(job) as (jobs, now_ns):
         replicas = rank_checks(jobs, now_ns)
     heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), theirs)
-    return {"job": job, "reported": of_node(services, job), "parts": parts, "replicas": replicas, "heard": heard}
+    return {"job": job, "reported": services.verdicts(job), "parts": parts, "replicas": replicas, "heard": heard}
 
 
 def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:

@@ -19,11 +19,10 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.nodes.merging import Nodes, own_records
 from commwatch_agent.server.live_view import JobNow, job_now
 from commwatch_agent.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch_agent.server.other_nodes import OtherNodes
@@ -38,7 +37,6 @@ PAST_S, LATELY_S = 3600.0, 60.0
 _INSIGHTS_S, _SELDOM, _MOST_INSIGHTS_S = 60.0, 200, 600.0
 #: Seconds for each agent between two requests for the operations of all nodes: with 128 agents 26 s.
 _CELLS_S = 0.2
-_VERDICTS_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,6 @@ class LiveFeed:
         self._slow_lock = threading.Lock()
         #: By job: the time until which it is valid, and the ``Operations`` of all nodes as JSON. Used by one thread.
         self._joined: dict[str, tuple[float, bytes]] = {}
-        #: By job: monotonic ns, and the verdicts found then, which takes long. Guarded by the lock of the jobs.
-        self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
 
     def moment(self, wanted: str | None) -> bytes:
         """Return a ``Moment`` of the job named ``wanted``, by default of the latest. Reads nothing from the history."""
@@ -126,7 +122,7 @@ class LiveFeed:
             return None if job is None else self._part(job, now_ns)
 
     def _part(self, job: Job, now_ns: int) -> NodeNow:
-        return node_now(job, self._cards(job), self._more_verdicts(job, now_ns), now_ns)
+        return node_now(job, self._cards(job), own_records(self._services.verdicts(job.id)), now_ns)
 
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
@@ -209,18 +205,6 @@ class LiveFeed:
             known = {"findings": findings, "host": own.host, "late": own.late}
             advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
-
-    def _more_verdicts(self, job: Job, now_ns: int) -> list[Verdict]:
-        """Return stragglers, ranks that disagree and RAS verdicts; cached for 5 s, because they cover half a minute."""
-        at_ns, found = self._verdicts.get(job.id, (None, []))
-        if at_ns is None or now_ns - at_ns > _VERDICTS_NS:
-            self._verdicts = {each: kept for each, kept in self._verdicts.items() if now_ns - kept[0] < _FORGET_NS}
-            found = [
-                *live_ranks.ended_verdicts([job], live_ranks.groups([job]), now_ns),
-                *self._services.ras.verdicts(job.id),
-            ]
-            self._verdicts[job.id] = now_ns, found
-        return found
 
     @contextmanager
     def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from commwatch_agent.alerting.bundles import Evidence
 from commwatch_agent.alerting.incident_watch import IncidentWatch
+from commwatch_agent.alerting.look import Verdicts
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import PushView
 from commwatch_agent.runtime.peers import Peers
@@ -34,6 +35,8 @@ class Services:
     host: HostWatch
     #: What is wrong, and the alerts of that.
     incidents: IncidentWatch
+    #: What ranks of this node do wrong right now.
+    verdicts: Verdicts
     #: Bundles of data that were captured when alerts began to fire.
     evidence: Evidence
     #: The agents of other nodes.

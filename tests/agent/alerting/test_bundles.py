@@ -117,7 +117,11 @@ def test_history_that_cannot_be_read(tmp_path: Path) -> None:
 
     nothing: Any = Nothing()
     found = json.loads(
-        bundle(fired(), Sources(QueryService(tmp_path / "none"), nothing, nothing, nothing).sections("train"), NOON)
+        bundle(
+            fired(),
+            Sources(QueryService(tmp_path / "none"), lambda job: [], nothing, nothing, nothing).sections("train"),
+            NOON,
+        )
     )
     assert {"ranks", "operations", "steps", "stacks"} <= set(found["left_out"])
     assert {"verdicts", "nccl_messages", "gpus", "host", "topology"} <= set(found)

@@ -16,14 +16,13 @@ from commwatch.wire import ring
 from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
 from commwatch_agent.server.node_now import node_now
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.helpers import MS, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
+from tests.helpers import MS, Trainer, agent, group_entry, identity, judged_now, mark, operation, packed, wait_for
 
 S = 1000 * MS
 NOW = 100 * S
@@ -84,7 +83,8 @@ def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
 def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
     """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
     registry = CollectorRegistry()
-    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, ras_verdicts=lambda: list(told)))
+    here = judged_now(aggregate.jobs.values(), NOW)
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, verdicts=lambda: [*here, *told]))
     families = [family for family in registry.collect() if family.name == f"commwatch_{metric}"]
     return {tuple(sample.labels.values()): sample.value for family in families for sample in family.samples}
 
@@ -224,7 +224,7 @@ def test_ended_while_others_are_inside() -> None:
     (of_first, of_second) = ranks(jobs, NOW)
     assert [(each.op, each.seq, each.root, each.ago_s) for each in of_second.ended] == [("broadcast", 7, 1, 5.0)]
     assert of_first.ended == []
-    (verdict,) = judged(seen_here(jobs, NOW))
+    (verdict,) = judged_now(jobs, NOW)
     assert (verdict.cause, verdict.ranks) == ("ops", [0, 1])
     waits.in_flight = []
     assert [each.ended for each in ranks(jobs, NOW)] == [[], []]

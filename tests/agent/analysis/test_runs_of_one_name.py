@@ -15,12 +15,11 @@ from commwatch.wire.ring import HEARTBEAT, RingWriter
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.history.job_exit import Exit
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.server.node_now import node_now
-from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, mark, operation, write_ring
+from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, judged_now, mark, operation, write_ring
 
 S = 10**9
 DAY = 86_400 * S
@@ -75,7 +74,7 @@ def test_dead_before_the_last_rank_came(began_s: int) -> None:
     rank(aggregate, "0", 0, 10 * S, size=3).in_flight = [launched(0, 11 * S)]
     end(rank(aggregate, "1", 1, 10 * S, size=3), 20 * S)
     rank(aggregate, "2", 2, 31 * S, size=3, **process(began_s * S)).in_flight = [launched(0, 31 * S)]
-    found = [(verdict.cause, verdict.ranks) for verdict in judged(seen_here(aggregate.jobs.values(), 60 * S))]
+    found = [(verdict.cause, verdict.ranks) for verdict in judged_now(aggregate.jobs.values(), 60 * S)]
     assert found == ([("dead", [1])] if began_s == 9 else [("unseen", [1])])
 
 
@@ -89,7 +88,7 @@ def test_group_of_an_earlier_run() -> None:
     waits = rank(aggregate, "0", 0, 30 * S)
     rank(aggregate, "1", 1, 30 * S)
     waits.in_flight = [launched(7, 40 * S)]
-    (verdict,) = judged(seen_here(aggregate.jobs.values(), 100 * S))
+    (verdict,) = judged_now(aggregate.jobs.values(), 100 * S)
     assert verdict.ranks == [1]
 
 

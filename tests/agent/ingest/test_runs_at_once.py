@@ -15,9 +15,8 @@ from commwatch_agent.core.views import JobView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.rows import rings
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.report.report import build, text
-from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, mark, operation
+from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, judged_now, mark, operation
 
 S = 10**9
 _numbers = itertools.count(100)
@@ -115,7 +114,7 @@ def test_hang_in_one(watch: Watch) -> None:
     for each in (*first, *second):
         each.ring.counters[HEARTBEAT] = 60 * S
     watch.tick(60 * S)
-    found = [(verdict.job_id, verdict.ranks) for verdict in judged(seen_here(watch.aggregate.jobs.values(), 60 * S))]
+    found = [(verdict.job_id, verdict.ranks) for verdict in judged_now(watch.aggregate.jobs.values(), 60 * S)]
     assert [each for each in found if each[1] == [1]] == [("job", [1])]
     assert {name for name, _ in found} == {"job"}
 

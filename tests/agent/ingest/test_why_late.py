@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample, reason
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
+from tests.helpers import judged_now
 
 S = 1_000_000_000
 
@@ -126,7 +126,7 @@ def test_verdict() -> None:
         book.samples.extend(
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
         )
-    (verdict,) = judged(seen_here(aggregate.jobs.values(), now))
+    (verdict,) = judged_now(aggregate.jobs.values(), now)
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
 

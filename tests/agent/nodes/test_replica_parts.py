@@ -12,12 +12,12 @@ from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.incidents.judging import judged, seen_here
+from commwatch_agent.incidents.judging import judged
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.nodes.merging import Seen, own_records
 from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across, rank_checks
-from tests.helpers import group_entry, identity, packed
+from tests.helpers import group_entry, identity, judged_now, packed
 
 S = 1_000_000_000
 NAMES = ["a", "b"]
@@ -53,9 +53,7 @@ class Node:
 def found(*nodes: Node) -> list[Verdict]:
     """The verdicts on the whole job."""
     jobs = [list(node.aggregate.jobs.values()) for node in nodes]
-    reported = [
-        verdict for node, of in zip(nodes, jobs, strict=True) for verdict in judged(seen_here(of, node.now_ns + S))
-    ]
+    reported = [verdict for node, of in zip(nodes, jobs, strict=True) for verdict in judged_now(of, node.now_ns + S)]
     groups = [group for of in jobs for group in live_ranks.groups(of)]
     replicas = [part for node in nodes for part in node.answer()]
     return judged(Seen([], groups, own_records(reported), {}, replicas=replicas))
@@ -93,7 +91,7 @@ def test_two_ranks_each() -> None:
     for step in (1, 20, 30):
         for node in nodes:
             node.check(step, (3,) if step == 30 else ())
-    assert [verdict.cause for verdict in judged(seen_here(nodes[1].aggregate.jobs.values(), 30 * S))] == ["one_of"]
+    assert [verdict.cause for verdict in judged_now(nodes[1].aggregate.jobs.values(), 30 * S)] == ["one_of"]
     (verdict,) = found(*nodes)
     assert (verdict.cause, verdict.ranks, verdict.step) == ("weights", [3], 30)
 

@@ -45,7 +45,7 @@ def job_verdicts(
     """
     job_exists(agent, job)
     if scope == "node":
-        return answered(text_of(current_verdicts.of_node(services, job)))
+        return answered(text_of(services.verdicts(job)))
     return answered(services.worker.text("job_verdicts", **current_verdicts.question_of_job(services, the_job(job))))
 
 
