@@ -15,7 +15,7 @@ from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted
-from commwatch_agent.core.views import Failed, GroupView, InFlight, JobView, RankView
+from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, JobView, RankView
 from commwatch_agent.nodes.merging import Seen, across_nodes, by_run, own_records
 from commwatch_agent.nodes.replica_parts import RankChecks
 from commwatch_agent.watchers.stack_capture import Evidence
@@ -113,9 +113,13 @@ def _views(url: str, jobs: list[str], keys: Keys) -> _Views:
     for name in jobs:
         query = f"?job={urllib.parse.quote(name, safe='')}"
         for answer in get(url, f"ranks{query}", keys):
-            ops = [_view(InFlight, op) for op in answer["in_flight"]]
-            failed = [_view(Failed, op) for op in answer["failed"]]
-            found.ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
+            kinds: dict[str, type[InFlight | Failed | Ended]] = {
+                "in_flight": InFlight,
+                "failed": Failed,
+                "ended": Ended,
+            }
+            of_kinds = {name: [_view(kind, op) for op in answer.get(name, ())] for name, kind in kinds.items()}
+            found.ranks.append(_view(RankView, answer | of_kinds))
         found.groups.extend(_view(GroupView, answer) for answer in get(url, f"groups{query}", keys))
         found.reported.extend(own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)))
     return found
@@ -140,7 +144,8 @@ def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> tuple[list[Rank
 
 
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
-    return kind(**{field.name: answer[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+    """Return an agent's answer as a view. An agent of another version may lack what has a default, and have more."""
+    return kind(**{field.name: answer[field.name] for field in fields(kind) if field.name in answer})  # type: ignore[arg-type]
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

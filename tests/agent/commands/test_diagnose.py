@@ -11,8 +11,11 @@ import time
 import urllib.error
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.verdicts import Verdict
@@ -33,6 +36,7 @@ from tests.helpers import (
     wait_for,
     write_ring,
 )
+from tests.serving import serving
 
 
 def test_ranks_with_failures(tmp_path: Path) -> None:
@@ -54,6 +58,33 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
         finally:
             for trainer in trainers:
                 trainer.kill()
+
+
+def test_agent_of_an_earlier_version(tmp_path: Path) -> None:
+    """What the views of an earlier version's agent lack has its default, so that its ranks are judged beside those of others."""
+    answers: dict[str, Any] = {}
+
+    async def earlier(scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"].rpartition("/")[2]
+        await JSONResponse(answers.get(name, []))(scope, receive, send)
+
+    with agent(tmp_path / "run") as running, serving(tmp_path / "earlier", earlier) as served:
+        trainer = Trainer(rings_of(tmp_path / "run") / "job.r0.0.ring", identity())
+        try:
+            trainer.call("name", [(group_entry(),)])
+            trainer.write([operation("broadcast", start_ns=MS, end_ns=2 * MS, seq=3, peer=0)])
+            wait_for(
+                lambda: [rank["ended"] for rank in running.get("/api/v1/ranks")] > [[]], "the operation that has ended"
+            )
+            (rank,) = ask([running.url], None).ranks
+            assert [(each.op, each.root) for each in rank.ended] == [("broadcast", 0)]
+            answers |= {name: running.get(f"/api/v1/{name}") for name in ("jobs", "ranks", "groups", "verdicts")}
+            for name in ("ended", "destroyed"):
+                del answers["ranks"][0][name]
+            (earlier_rank,) = ask([f"http://127.0.0.1:{served.port}"], None).ranks
+            assert (earlier_rank.ended, earlier_rank.destroyed, earlier_rank.rank) == ([], [], 0)
+        finally:
+            trainer.kill()
 
 
 def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
