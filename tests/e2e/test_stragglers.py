@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests import prefork
 from tests.e2e.test_verdicts import Job, verdicts_of
-from tests.helpers import RunningAgent, agent, wait_for
+from tests.faults.run import Place
+from tests.faults.run import ranks as ranks_of
+from tests.helpers import PATIENCE_S, RunningAgent, agent, commwatch, wait_for
 
 LATE_MS = 50.0
 #: Jobs: how many ranks each has, and which one is late at first; then the next one is.
@@ -39,3 +45,22 @@ def test_straggler(tmp_path: Path) -> None:
                 assert (verdict["kind"], verdict["cause"]) == ("straggler", "late")
                 assert verdict["waiting"] == [other for other in range(ranks) if other != rank]
                 assert 0 < verdict["cost_share"] < 1
+
+
+@pytest.mark.parametrize("shape", ["plain", "ddp"])
+def test_report_names_the_same_rank(tmp_path: Path, shape: str) -> None:
+    """A rank that sleeps 40 ms in each step is named while the job runs, and first in the report of the ended job, in its headline, too."""
+    train = Path(__file__).parents[1] / "advice" / "jobs" / "train.py"
+    command = prefork.command(train, shape, "--late", "0.04", "--seconds", "14")
+    with agent(tmp_path) as running:
+        with ranks_of(command, [Place(tmp_path)] * 2, "job") as started:
+            late = wait_for(lambda: [each["ranks"] for each in verdicts_of(running, "job")], "the verdict")
+            for each in started:
+                each.communicate(timeout=PATIENCE_S)
+        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "its end")
+    built = json.loads(commwatch("report", "job", "--json", "--dir", tmp_path).stdout)
+    first = built["advice"][0]
+    assert (first["rule"], first["remedies"][0]["whatif"]) == ("straggler", {"no_late_rank": late[0]}), built["advice"]
+    assert [int(rank) for rank in built["late"]] == late[0]
+    text = commwatch("report", "job", "--dir", tmp_path).stdout
+    assert re.search(rf"comm share .*waiting for rank {late[0][0]}", text), text

@@ -26,10 +26,6 @@ from commwatch_collectors.spans import ranks
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 #: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).
 BOTTLENECK_SHARE, WORTH = 0.30, 0.10
-#: Ranks are late if the others wait at least this share of a step.
-_LEAST_WAITING = 0.05
-#: Late ranks wait less than this part of the others' median wait.
-LATE_PART = 0.3
 #: Ranks are late in turn if each waits at least this part of the median wait.
 _ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
@@ -219,52 +215,25 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
 
 def _straggler(facts: Facts) -> Iterator[Found]:
     if facts.late:
-        cost = max(facts.late.values())
-        because = [
-            f"the others wait {percent(share)} of the time for rank {rank}"
-            for rank, share in sorted(facts.late.items())
-        ]
-        late = sorted(facts.late)
-        yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
-        return
-    found = _late_by_waits(facts)
-    if found is None:
-        return
-    late, theirs, others = found
-    spend = f"{ranks(late)} spend{'s' * (len(late) == 1)}"
-    because = [f"{spend} {percent(theirs)} of the step time waiting, the others {percent(others)} (medians)"]
-    cost = others - theirs
-    yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[_on_time(late, cost)])
-
-
-def _on_time(late: Sequence[int], cost: float) -> Remedy:
-    return Remedy("", {"no_late_rank": list(late)}, cost)
-
-
-def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
-    """Return the ranks that wait far less than the others, their wait and the others' (medians, shares of a step)."""
-    if len(facts.waits) < 2:
-        return None
-    order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
-    waits = [facts.waits[rank] for rank in order]
-    number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
-    theirs, others = waits[number - 1], median(waits[number:])
-    # Stages of a pipeline always wait for messages, and are never quite even.
-    if others < _LEAST_WAITING or theirs >= (LATE_PART if facts.bubble is None else 0.5) * others:
-        return None
-    return sorted(order[:number]), median(waits[:number]), others
+        cost, late = max(facts.late.values()), sorted(facts.late)
+        because = [f"the others wait {percent(facts.late[rank])} of the time for rank {rank}" for rank in late]
+        remedy = Remedy("", {"no_late_rank": late}, cost)
+        yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[remedy])
 
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
     waits = facts.waits.values()
     # If nothing exposed is left without the waiting, some of the waiting is hidden, too.
     hidden = facts.exposed == 0.0
-    if hidden or facts.late or facts.bubble is not None or len(waits) < 2 or _late_by_waits(facts) is not None:
+    if hidden or facts.late or facts.pipeline or len(waits) < 2:
         return
-    waiting = mean(waits) * facts.visible
-    if waiting >= WORTH and min(waits) >= _ALIKE * median(waits):
-        because = [f"each rank waits for others {percent(min(waits))} to {percent(max(waits))} of its step time"]
-        yield Found(because, _up_to(waiting), waiting)
+    least, most = min(waits), max(waits)
+    in_turn = least >= _ALIKE * median(waits)
+    waiting = facts.visible * (mean(waits) if in_turn else most)
+    if waiting >= WORTH:
+        because = [f"each rank waits for others {percent(least)} to {percent(most)} of its step time"]
+        title = "" if in_turn else "ranks wait for others, but none is late all the time"
+        yield Found(because, _up_to(waiting), waiting, title=title, remedies=[Remedy("", {"no_late": True}, waiting)])
 
 
 def _up_to(share: float) -> str:

@@ -92,7 +92,7 @@ class Facts(NamedTuple):
     network: Network = Network()
     #: The latest operations that NCCL timed, by what it chose for them; the most time first.
     choices: Sequence[NcclOperations] = ()
-    #: The current stragglers by rank, with the share of time that the others wait for each.
+    #: The stragglers by rank, with the share of time that the others wait for each: the current ones, else those of the steps.
     late: Mapping[int, float] = MappingProxyType({})
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
@@ -195,7 +195,8 @@ def facts(
 
     Args:
         network: the state of the nodes' networks, if agents watch them right now.
-        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
+        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each; without any, those of the
+            recorded steps count.
     """
     if not counts.enough:
         return None
@@ -203,18 +204,18 @@ def facts(
     total = sum(step.duration_s for step in steps)
     of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    latest = _latest(agent, job.job_id)
+    latest, waits = _latest(agent, job.job_id), _waits(counts)
     return Facts(
         step_s=total / len(steps),
         # 0 if not known, so that no advice follows from it.
         comm=of_known(of_ranks, comm_share)[0] or 0.0,
         exposed=of_known(of_ranks, exposed_share)[0],
         kinds=_kinds(agent, job.job_id, counts, latest),
-        waits=_waits(counts),
+        waits=waits,
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=network or Network(),
-        late=late or {},
+        late=late or _late(counts, waits, messages=bool(bubble)),
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
     )
@@ -253,8 +254,8 @@ def _latest(agent: QueryService, job_id: str) -> list[Operation]:
     return agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job=job_id)
 
 
-def _waits(counts: Counts) -> dict[int, float]:
-    """Return the share of its usual steps that each rank waited for late ranks and for messages.
+def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
+    """Return the share of its usual steps that each rank waited for late ranks, and for ``messages``.
 
     Left out are ranks with too few steps, ranks with long steps of unknown communication, and ranks that waited longer
     than their usual steps took, because part of that waiting was outside these steps.
@@ -262,15 +263,58 @@ def _waits(counts: Counts) -> dict[int, float]:
     waits = {}
     for row in counts.in_steps.by_rank:
         rank = int(row.by["rank"] or 0)
-        usual, waited_s = counts.usual_of[rank], (row.wait_s or 0.0) + (row.p2p_wait_s or 0.0)
+        usual, for_messages = counts.usual_of[rank], row.p2p_wait_s if messages else None
+        waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
         long = [step.comm_s for step in counts.steps_of[rank] if step.long]
         more_s = _longer(long, [step.comm_s for step in usual])
-        if len(usual) < LEAST_STEPS or (row.wait_s is None and row.p2p_wait_s is None) or more_s is None:
+        if len(usual) < LEAST_STEPS or (row.wait_s is None and for_messages is None) or more_s is None:
             continue
         steps_s = sum(step.duration_s for step in usual)
         if waited_s - more_s <= steps_s:
             waits[rank] = max(0.0, waited_s - more_s) / steps_s
     return waits
+
+
+def _late(counts: Counts, waits: Mapping[int, float], *, messages: bool) -> dict[int, float]:
+    """Return the stragglers of the usual steps, as ``late_in_steps``.
+
+    Args:
+        waits: what ranks waited for late ranks and for messages, if there are ``messages``.
+    """
+    from commwatch_agent.analysis.straggler_search import late_in_steps  # brings in numpy
+
+    every = _by_step(counts, waits, lambda step: step.comm_s or 0.0)
+    late = late_in_steps(*every, messages=messages)
+    if messages:
+        # Stages of a pipeline are never quite even, but who is late to collectives, too, is late by any lead.
+        of_collectives = _by_step(
+            counts, _waits(counts, messages=False), lambda step: (step.comm_s or 0.0) - (step.p2p_wait_s or 0.0)
+        )
+        known = late_in_steps(*of_collectives, messages=False)
+        late |= {rank: cost for rank, cost in late_in_steps(*every, messages=False).items() if rank in known}
+    return late
+
+
+def _by_step(
+    counts: Counts, waits: Mapping[int, float], took: Callable[[StepView], float]
+) -> tuple[dict[int, list[float]], list[float]]:
+    """Return by rank what it waited in each usual step that all ranks have, in s; and how long these steps took.
+
+    In a step a rank waits for as much of its communication as it does not need on average.
+
+    Args:
+        waits: share of its steps that each rank waited in all.
+        took: returns the communication of a step in s.
+    """
+    of_ranks = {
+        rank: {step.seq: step for step in reversed(counts.usual_of[rank]) if step.comm_s is not None} for rank in waits
+    }
+    common = [seq for seq in next(iter(of_ranks.values()), {}) if all(seq in steps for steps in of_ranks.values())]
+    waited_s = {}
+    for rank, steps in of_ranks.items() if common else ():
+        needed_s = mean(map(took, steps.values())) - waits[rank] * mean(step.duration_s for step in steps.values())
+        waited_s[rank] = [took(steps[seq]) - needed_s for seq in common]
+    return waited_s, [mean(steps[seq].duration_s for steps in of_ranks.values()) for seq in common]
 
 
 def _longer(long: Collection[float | None], usual: Collection[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.core.units import percent
@@ -12,6 +12,16 @@ from commwatch_collectors.spans import ranks as named
 _LEAST_WAITING = 0.01
 #: Waiting up to this factor above communication is still a part of it, because their clocks and windows differ.
 _ALIKE = 1.2
+
+
+def waited_for(late: Mapping[int, float], waiting: float | None) -> list[int]:
+    """Return the stragglers if at least half of the waiting is for them, else none.
+
+    Args:
+        late: share of time (0 to 1) that the others wait for each straggler.
+        waiting: share of time that ranks wait for late ones, the mean over all ranks; ``None``: not known.
+    """
+    return sorted(late) if 2 * max(late.values(), default=0.0) >= (waiting or 0.0) else []
 
 
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:

@@ -15,7 +15,8 @@ For groups over several nodes, rules of Prometheus judge instead: ``job_rank:com
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from math import ceil
 from statistics import median_low
@@ -133,9 +134,47 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> 
         culprits = _held(periods, _ahead(window, rules.own_counts), now_ns, rules)
     if not culprits:
         return []
-    total: list[int] = window.late.sum(axis=1).tolist()
-    usual, marked = median_low(total), int(window.steps.sum()) or None
-    return sorted(Late(late.ranks[at], max(0, total[at] - usual), window.span_ns, marked) for at in culprits)
+    marked = int(window.steps.sum()) or None
+    costs = _costs(window.late, culprits)
+    return sorted(Late(late.ranks[at], cost, window.span_ns, marked) for at, cost in costs.items())
+
+
+def _costs(late: Ints, culprits: Iterable[int]) -> dict[int, int]:
+    """Return how long the other ranks waited for each culprit, in ns."""
+    total: list[int] = late.sum(axis=1).tolist()
+    usual = median_low(total)
+    return {at: max(0, total[at] - usual) for at in culprits}
+
+
+def late_in_steps(
+    waited_s: Mapping[int, Sequence[float]], took_s: Sequence[float], *, messages: bool
+) -> dict[int, float]:
+    """Return the stragglers of recorded steps by rank, with the share of the time (0 to 1) that the others waited for each.
+
+    As in ``waiting_least``, the rank that waits least is the late one. It is late in all steps together, or in parts of them, as long as a
+    window, in which it costs enough for all of the time.
+
+    Args:
+        waited_s: how long each rank waited in each step, by rank; of equal lengths.
+        took_s: how long each step took.
+        messages: ranks wait for messages, too, as in ``waiting_least``.
+    """
+    ranks, number, own_counts = sorted(waited_s), len(took_s), _WAITS if messages else 1
+    if number < LEAST_PERIODS or len(ranks) < 2:
+        return {}
+    early_ns = -(np.array([waited_s[rank] for rank in ranks]) * 1e9).astype(np.int64)
+    took_ns = (np.array(took_s) * 1e9).astype(np.int64)
+    every_ns = int(took_ns.sum())
+
+    def found(late: Ints, span_ns: int) -> dict[int, int]:
+        return _costs(late, _culprits(late, COSTS * span_ns, own_counts))
+
+    windows = max(1, min(number // LEAST_PERIODS, every_ns // WINDOWS_NS[-1]))
+    in_parts = Counter[int]()
+    for part in np.array_split(np.arange(number), windows):
+        in_parts.update(found(early_ns[:, part], int(took_ns[part].sum())))
+    costs = in_parts | Counter(found(early_ns, every_ns))
+    return {ranks[at]: cost / every_ns for at, cost in sorted(costs.items()) if cost >= COSTS * every_ns}
 
 
 def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from commwatch.wire.numbers import latest
+from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.wait_graph import (
@@ -172,14 +173,9 @@ def for_others(messages: float | None, waiting: float | None, measured: float | 
 
 
 def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
-    """Return the stragglers if at least half of the waiting is for them, else none.
-
-    Args:
-        waiting: the result of ``waited_for``.
-    """
+    """Return the stragglers if at least half of the waiting is for them, else none; ``waiting``: the result of ``waited_for``."""
     late = [each for each in found if each.kind == "straggler"]
-    cost = max((each.cost_share or 0.0 for each in late), default=0.0)
-    return sorted({rank for each in late for rank in each.ranks}) if 2 * cost >= (waiting or 0.0) else []
+    return headline.waited_for({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
 
 
 def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:

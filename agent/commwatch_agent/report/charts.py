@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, log10
-from statistics import median
 
-from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, LATE_PART
+from commwatch_agent.analysis.advice import BOTTLENECK_SHARE
 from commwatch_agent.analysis.advice_input import MOST_STEPS, nccl_choices
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.alpha_beta import Curve
@@ -62,9 +61,9 @@ def gather(agent: QueryService, job_id: str) -> Material:
     )
 
 
-def figures(material: Material) -> str:
-    """Return the sections of the page as HTML; sections without data are left out."""
-    small = [_shares(material.steps), _waits(material.waits) + _waits_over_time(material.waits_at)]
+def figures(material: Material, late: Collection[int] = ()) -> str:
+    """Return the sections of the page as HTML; sections without data are left out. ``late``: the ranks that the others wait for."""
+    small = [_shares(material.steps), _waits(material.waits, late) + _waits_over_time(material.waits_at)]
     together = "".join(f"<section>{each}</section>" for each in small if each)
     parts = [
         f'<div class="plots">{together}</div>' if together else "",
@@ -235,7 +234,7 @@ def _of_expected(row: Row, curves: Mapping[tuple[str, str], Curve]) -> str:
 # -- waits, and process groups ----------------------------------------------------------------
 
 
-def _waits(rows: Sequence[Row]) -> str:
+def _waits(rows: Sequence[Row], late: Collection[int]) -> str:
     """Return the waits by rank and group as HTML; of many ranks, only those of ``_shown``."""
     known = {(int(str(row.by["rank"])), str(row.by["group"])): row.wait_s for row in rows if row.wait_s is not None}
     if not known:
@@ -256,8 +255,7 @@ def _waits(rows: Sequence[Row]) -> str:
     least = min(sums, key=lambda rank: (sums[rank], rank))
     in_steps = any("startup" in row.by and not row.by["startup"] for row in rows)
     says = f"Waiting for late ranks{' in steps' * in_steps}, by rank and group: rank {least} waited least, {seconds(sums[least])} in all"
-    others = [wait_s for rank, wait_s in sums.items() if rank != least]
-    says += ", so the others wait for it." if others and sums[least] < LATE_PART * median(others) else "."
+    says += ", so the others wait for it." if least in late else "."
     if len(ranks) < len(sums) or len(groups) < len(by_group):
         says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those that waited most, and rank {least}."
     drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values=values)

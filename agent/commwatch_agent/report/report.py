@@ -13,7 +13,7 @@ from statistics import median
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
 from commwatch_agent.analysis.corruption import PastCorruption
-from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, of_some, split, waited_for
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Advice, Row
@@ -83,6 +83,8 @@ class Report:
     exposed_sources: list[str]
     #: Share of the time of these steps spent waiting for late ranks; ``None``: not known.
     wait_share: float | None
+    #: Share of the time of these steps that the other ranks waited for each late rank (``Facts.late``).
+    late: dict[int, float]
     #: Share of each group's operations, by label; groups may overlap.
     group_shares: dict[str, float]
     #: Share in which a thread waited for sends and receives; ``None``: there were none.
@@ -173,6 +175,7 @@ def build(
         exposed_ranks=exposed_ranks,
         exposed_sources=sorted({rank.exposed_source for rank in ranks if rank.exposed_source}),
         wait_share=None if known is None or waited is None else known.waiting,
+        late={} if known is None else dict(known.late),
         group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
@@ -347,8 +350,9 @@ def _share(report: Report) -> str:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; see docs/hooks.md (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
-    made_of = split(report.comm_share, report.wait_share, report.p2p_wait_share)
-    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)
+    waits = report.wait_share, report.p2p_wait_share, waited_for(report.late, report.wait_share)
+    made_of = split(report.comm_share, *waits)
+    why = bottleneck(report.comm_share, report.exposed_share, *waits)
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
 

@@ -50,7 +50,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
     body += [] if study is None else _study(study)
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
-    body.append(figures(material))
+    body.append(figures(material, report.late))
     if topology is not None and topology.communicators:
         body += [
             f"<h2>{html_frame.text(topology.library)}</h2>",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, of_some, split, waited_for
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,10 @@ def test_split() -> None:
     assert split(0.08, 0.3) == split(0.08, None, 0.3) == ""  # not of the same time
     assert split(0.52, 0.004) == split(0.52, None) == split(None, 0.4) == ""
     assert (of_some(3, 4), of_some(4, 4), of_some(0, 4)) == (" (3 of 4 ranks)", "", "")
+
+
+def test_waited_for() -> None:
+    """The late ranks are those that ranks wait for, if at least half of the waiting is for them."""
+    assert waited_for({2: 0.3, 1: 0.1}, 0.5) == [1, 2]
+    assert waited_for({2: 0.2}, 0.5) == waited_for({}, 0.5) == waited_for({}, None) == []
+    assert waited_for({2: 0.2}, None) == [2]

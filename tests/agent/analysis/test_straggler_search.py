@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.analysis.straggler_search import LEAST_NS, stragglers_in, waiting_least
+from commwatch_agent.analysis.straggler_search import LEAST_NS, late_in_steps, stragglers_in, waiting_least
 from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
 from tests.helpers import MS, examples
 
@@ -290,3 +290,74 @@ def test_no_slow_stage(waited_ms: list[float]) -> None:
     found = stages(waited_ms)
     assert (found == []) == (waited_ms != [20, 60])
     assert COSTS == 0.05
+
+
+# -- recorded steps
+
+
+def recorded(*parts: tuple[int, Delay], size: int = 4, work_ms: float = 30.0, seed: int = 0) -> dict[int, float]:
+    """Who is late in steps of a job, each with a meeting of all ranks at its end, by what the ranks waited in them."""
+    chance = random.Random(seed)
+    took: list[list[float]] = []
+    for steps, delay in parts:
+        for step in range(steps):
+            own = [work_ms + delay(rank, step, chance) + abs(chance.gauss(0, 5)) for rank in range(size)]
+            took.append([each / 1e3 for each in own])
+    waited_s = {rank: [max(own) - own[rank] for own in took] for rank in range(size)}
+    return late_in_steps(waited_s, [max(own) for own in took], messages=False)
+
+
+@pytest.mark.parametrize("steps", [20, 60, 2000])
+@pytest.mark.parametrize(
+    ("size", "delay"),
+    [
+        (4, late(2)),
+        (2, late(1, by_ms=40)),
+        (3, late(0)),
+        (4, late(1, 3)),
+        (4, late(3, by_ms=120, every=2)),
+        (64, late(40)),
+    ],
+)
+def test_late_in_recorded_steps(size: int, delay: Delay, steps: int) -> None:
+    """The ranks that the search while a job runs names are named by its recorded steps, also by a few, and no others."""
+    culprits = [rank for rank in range(size) if delay(rank, 0, random.Random())]
+    if steps < 60 and any(not delay(rank, 1, random.Random()) for rank in culprits):
+        culprits = []  # what is late in ten steps only may be chance
+    assert sorted(recorded((steps, delay), size=size)) == culprits
+
+
+@pytest.mark.parametrize("steps", [4, 20, 60, 2000])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "delay",
+    [
+        nothing,
+        lambda rank, step, chance: 120 * chance.random(),
+        lambda rank, step, chance: 60.0 * (step % 4 == rank),
+        late(0, by_ms=1000, every=60),
+        late(0, by_ms=150, every=6),
+        lambda rank, step, chance: (150.0, 55.0, 0.0, 0.0)[rank] * (step % 2 == rank % 2),
+    ],
+    ids=["even", "uneven", "in turn", "checkpoint", "one in six", "a third"],
+)
+def test_none_late_in_recorded_steps(delay: Delay, seed: int, steps: int) -> None:
+    """What is no straggler while the job runs is none in its recorded steps, and too few steps show nothing."""
+    assert recorded((steps, delay), seed=seed) == {}
+
+
+def test_late_for_a_part_of_the_recorded_steps() -> None:
+    """A rank that is late for some of the time is named with what it costs of all of the time, if that is as much as a straggler costs."""
+    third = recorded((2000, nothing), (1000, late(2)))
+    assert list(third) == [2]
+    assert third[2] == pytest.approx(58 / (3 * 36 + 56), abs=0.03)
+    assert recorded((20_000, nothing), (500, late(2))) == {}
+    assert list(recorded((1000, late(2)), (1000, nothing), (1000, late(0)))) == [0, 2]
+
+
+def test_late_where_all_wait_for_messages() -> None:
+    """Where ranks wait for messages, as stages of a pipeline always do, the late one waits less than two thirds as long as the others."""
+    took_s = [0.1] * 40
+    for least_s, named in ((0.03, [1]), (0.05, [])):
+        waited_s = {rank: [least_s if rank == 1 else 0.06] * 40 for rank in range(3)}
+        assert list(late_in_steps(waited_s, took_s, messages=True)) == named
