@@ -52,6 +52,7 @@ from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
 from commwatch_agent.server.services import Services
 from commwatch_agent.server.web import application
+from commwatch_agent.server.whole_jobs import WholeJobs
 from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.nccl import logs_of, remove_old
 from commwatch_agent.watchers.profiles import Profiles, kept_in
@@ -161,19 +162,23 @@ class Daemon:
         self._delivery = delivery_of(kept, self._address)
         sources = Sources(queries, self._verdicts, watchers.nccl, watchers.gpus, watchers.host)
         self._evidence = Evidence(kept.evidence, self._address, sources.sections)
-        self._incidents = self._watch_of(config, queries)
-        self._delivery.resume(*self._incidents.alerts())
-        self._registry.register(self._incidents)
+        self._incidents = self._watch_of(config)
         self._worker = Worker(queries, self._references, self._damaged)
         self._id, self._queries = secrets.token_hex(8), queries
         self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
         services = self._services(queries)
         self._push = pushes(config, self.port, self._registry.collect, self._verdicts, self._stop)
+        self._look.whole = whole = WholeJobs(services)
         services.pushes = self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
-        self._beside = [*watchers.threads, *self._own_threads(), self._profiling]
+        self._beside = [
+            *watchers.threads,
+            *self._own_threads(),
+            Beside("jobs", whole.tick, _INCIDENTS_S, self._stop),
+            self._profiling,
+        ]
         self._threads = [
             threading.Thread(target=self._serve, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
@@ -362,14 +367,17 @@ class Daemon:
         instance = f"{socket.gethostname()}:{self.port}"
         return self._given_plan or plan_of(config, instance, self._address, self._deliver)
 
-    def _watch_of(self, config: Config, queries: QueryService) -> IncidentWatch:
+    def _watch_of(self, config: Config) -> IncidentWatch:
         """Return what concludes, with the incidents of this agent in the history."""
         plan = self._plan(config)
-        look = NodeLook(self._verdicts, self._registry.collect, plan.instance)
+        self._look = NodeLook(self._verdicts, self._registry.collect, plan.instance)
         agent = str(config.dir.resolve())
         with History(config.history, self._damaged) as history:
             kept = history.incidents(agent=agent)
-        return IncidentWatch(plan, look, agent, kept)
+        incidents = IncidentWatch(plan, self._look, agent, kept)
+        self._delivery.resume(*incidents.alerts())
+        self._registry.register(incidents)
+        return incidents
 
     def _serve(self) -> None:
         """Run the web server, in its thread."""

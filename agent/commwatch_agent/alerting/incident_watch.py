@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from socket import gethostname
 
@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from commwatch_agent.alerting.look import Look
 from commwatch_agent.history.rows import IncidentRow
-from commwatch_agent.incidents.alerts import alerts_of
+from commwatch_agent.incidents.alerts import alerts_of, is_explained
 from commwatch_agent.incidents.explanations import explained
-from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.incident import OF_RANKS, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced
 from commwatch_agent.incidents.stored import incidents_of, row_of
 from commwatch_agent.prometheus.families import Families
@@ -78,7 +78,8 @@ class IncidentWatch(Collector):
         self._written: dict[str, tuple[tuple[object, ...], float]] = {
             each.id: (_gist(each), self._began_s) for each in self._incidents
         }
-        self._told_ends = {alert.id for each in self._incidents for alert in alerts_of(each) if alert.state == RESOLVED}
+        #: Ids of alerts that were delivered, and whose end was not.
+        self._told = {alert.id for each in self._incidents for alert in alerts_of(each) if alert.state == FIRING}
         self._items: dict[str, list[EvidenceItem]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._costs: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -105,7 +106,7 @@ class IncidentWatch(Collector):
         with self._lock:
             self._incidents = after
             self._note_changes(now_s)
-        self._deliver(now_s)
+        self._deliver(now_s, look.led_elsewhere)
         self._seconds += self._clock() - now_s
 
     def _in_step(self, offset_s: float) -> list[Incident]:
@@ -179,14 +180,24 @@ class IncidentWatch(Collector):
         )
         return _once(found), tuple(past)
 
-    def _deliver(self, now_s: float) -> None:
-        """Deliver the alerts of incidents that are in the history; a crash must not lose an alert that was delivered."""
+    def _deliver(self, now_s: float, led_elsewhere: Collection[str]) -> None:
+        """Deliver the alerts of incidents that are in the history; a crash must not lose an alert that was delivered.
+
+        What ranks of a job on several nodes do wrong is delivered by the agent that leads it.
+        """
         with self._lock:
             waiting = {at for at, (_, since_s) in self._unstored.items() if now_s - since_s < _UNSTORED_S}
-        found = [alert for each in self.incidents() if each.id not in waiting for alert in alerts_of(each)]
-        ends = [alert for alert in found if alert.state == RESOLVED and alert.id not in self._told_ends]
-        self._told_ends |= {alert.id for alert in ends}
+        known = {each.id: each for each in self.incidents()}
+        found = [
+            alert
+            for each in known.values()
+            if each.id not in waiting and not (each.kind in OF_RANKS and each.job_id in led_elsewhere)
+            for alert in alerts_of(each)
+            if alert.state == RESOLVED or not is_explained(each, known)
+        ]
+        ends = [alert for alert in found if alert.state == RESOLVED and alert.id in self._told]
         due = [*(alert for alert in _once(found) if alert.state == FIRING), *ends]
+        self._told = (self._told | {alert.id for alert in due}) - {alert.id for alert in ends}
         if due:
             self.plan.deliver(due)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client.metrics_core import Metric
 
@@ -32,6 +32,8 @@ class Look(NamedTuple):
     #: The jobs in memory, by name; and what all nodes know their runs by, by key.
     jobs: Mapping[str, KnownJob]
     common: Mapping[str, str]
+    #: Names of the jobs of which another agent says what ranks do wrong.
+    led_elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -77,6 +79,16 @@ class Verdicts:
             return [verdict for verdict in self._ended.found if verdict.job_id in here]
 
 
+class Whole(Protocol):
+    """What other agents know of a job, put together."""
+
+    def conditions(self, job: str) -> list[Condition] | None:
+        """Return what holds in a job on all its nodes; ``None``: not known."""
+
+    def leads(self, common: str) -> bool:
+        """Return whether this agent concludes for all nodes of a run, by what they know it by."""
+
+
 class NodeLook:
     """Looks at one node; one thread calls it.
 
@@ -88,6 +100,8 @@ class NodeLook:
 
     def __init__(self, verdicts: Verdicts, metrics: Callable[[], Iterable[Metric]], instance: str = "") -> None:
         self._verdicts, self._metrics = verdicts, metrics
+        #: Concludes for jobs with ranks on several nodes; ``None``: there are none.
+        self.whole: Whole | None = None
         self._window = MetricWindow(METRIC_NAMES, instance)
         self._of_metrics: tuple[float, list[Condition]] = (float("-inf"), [])
 
@@ -100,12 +114,20 @@ class NodeLook:
             thresholds: of the table, by name.
         """
         verdicts, seen, jobs, common = self._verdicts.look()
-        conditions = conditions_of(verdicts, seen.ranks, seen.groups, jobs, now)
+        whole = {name: found for name in jobs if self.whole and (found := self.whole.conditions(name)) is not None}
+        here = [
+            each for each in conditions_of(verdicts, seen.ranks, seen.groups, jobs, now) if each.job_id not in whole
+        ]
+        conditions = [*here, *(each for found in whole.values() for each in found)]
         if now_s - self._of_metrics[0] >= METRICS_S:
             self._window.add(now_s, self._metrics())
             found = [each for _, rule in METRIC_RULES for each in rule(self._window, thresholds, now)]
             self._of_metrics = now_s, found
-        return Look([*conditions, *(_of_run(each, jobs) for each in self._of_metrics[1])], jobs, common)
+        of_metrics = [_of_run(each, jobs) for each in self._of_metrics[1]]
+        elsewhere = frozenset(
+            name for name, job in jobs.items() if self.whole and not self.whole.leads(common.get(job.run, ""))
+        )
+        return Look([*conditions, *of_metrics], jobs, common, elsewhere)
 
 
 def _known(job: Job, run: str) -> KnownJob:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from commwatch_agent.incidents.incident import AlertState, Incident
-from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
+from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
 
 def alerts_of(incident: Incident) -> Iterator[Alert]:
@@ -21,6 +21,17 @@ def alerts_of(incident: Incident) -> Iterator[Alert]:
             fired_at=each.fired_at,
             resolved_at=each.resolved_at,
         )
+
+
+def is_explained(incident: Incident, by_id: Mapping[str, Incident]) -> bool:
+    """Return whether an open incident with an alert that is at least as severe explains this one: a message on that is enough."""
+    cause = by_id.get(incident.consequence_of or "")
+    if cause is None or cause.ended_at is not None:
+        return False
+    return any(
+        each.state == FIRING and SEVERITIES.index(each.labels["severity"]) >= SEVERITIES.index(incident.severity)
+        for each in alerts_of(cause)
+    )
 
 
 def _state(each: AlertState) -> str:

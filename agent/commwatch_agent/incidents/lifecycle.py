@@ -79,7 +79,8 @@ def advanced(
     for key, of_key in found.items():
         before = latest.get(key)
         seen = _seen(before, of_key, table, around)
-        earlier += [before] if before is not None and before.id != seen.id else []
+        is_earlier = before is not None and before.ended_at is not None and (seen is None or before.id != seen.id)
+        earlier += [before] if before is not None and is_earlier else []
         after.append(seen)
     return [*earlier, *(each for each in after if each is not None)]
 
@@ -87,8 +88,8 @@ def advanced(
 # -- conditions that hold ---------------------------------------------------------------------------
 
 
-def _seen(known: Incident | None, conditions: list[Condition], table: Table, around: Around) -> Incident:
-    """Return an incident whose conditions hold."""
+def _seen(known: Incident | None, conditions: list[Condition], table: Table, around: Around) -> Incident | None:
+    """Return an incident whose conditions hold; ``None``: its run ended before it was open."""
     main = max(conditions, key=lambda each: _weight(each, table))
     run_is_over = (main.run or main.job_id) in around.ended_runs
     if known is not None and known.ended_at is not None:
@@ -102,7 +103,9 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     kind, alerts = table.kinds[incident.kind], _alerts(incident, conditions, table, around)
     fires = any(each.fired_at is not None for each in alerts)
     has_held = fires if kind.opens_after_s is None else around.now - incident.seen_at >= kind.opens_after_s
-    is_open = incident.state == "open" or has_held or (run_is_over and kind.opens_after_s == 0)
+    is_open = incident.state == "open" or has_held
+    if run_is_over and not is_open:
+        return None
     incident = replace(
         incident,
         state="open" if is_open else "pending",

@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from http import HTTPStatus
+from socket import gethostname
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -109,6 +110,8 @@ class Peers:
         self._overdue: set[str] = set()
         #: By address: its names of the runs that have ranks there, by the id of the run.
         self._runs: dict[str, dict[str, str]] = {}
+        #: By address: host name and id of the agents that answer.
+        self._whose: dict[str, tuple[str, str]] = {}
         #: By question: the time until which the answers are fresh, and the answers.
         self._recent: dict[tuple[str, ...], tuple[float, Future[Heard]]] = {}
         self._trouble = ""
@@ -134,6 +137,16 @@ class Peers:
                     found.setdefault(run, []).append(name)
             return found
 
+    def leads(self, common: str) -> bool:
+        """Return whether, of the agents that answer and have ranks of a run, this one concludes for all: the first by host name.
+
+        Args:
+            common: what all nodes know the run by; empty: not known, so this agent does.
+        """
+        with self._lock:
+            others = [self._whose[url] for url, runs in self._runs.items() if common in runs]
+        return all((gethostname(), self._own_id) < other for other in others)
+
     def tick(self) -> None:
         """Look up the addresses, ask each agent who it is, and forget old answers."""
         self._forget()
@@ -156,6 +169,7 @@ class Peers:
         urls = sorted({*urls}.difference(never).union(self._tries.due(never, self._now_s())))
         about, silent = self._gather(urls, lambda url: [self._fetch(url, "about")])
         ids, runs = {self._own_id}, dict[str, dict[str, str]]()
+        whose: dict[str, tuple[str, str]] = {}
         # Those that the settings name first: an address that a rank has reported cannot hide one of them behind its id.
         for url in sorted(urls, key=lambda url: url not in self._named):
             view = self._known[url]
@@ -171,10 +185,10 @@ class Peers:
                 continue
             self._set(url, PeerView(url, SELF if its_id in ids else ANSWERS, "", host, version))
             if its_id not in ids:
-                runs[url] = its_runs
+                runs[url], whose[url] = its_runs, (host, its_id)
             ids.add(its_id)
         with self._lock:
-            self._runs = runs
+            self._runs, self._whose = runs, whose
 
     def ask(self, *paths: str, within_s: float = MOST_S) -> Heard:
         """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``within_s`` at the latest.

@@ -20,6 +20,8 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentFilter, IncidentView, latest_of, merged
+from commwatch_agent.incidents.incident import Condition, EvidenceItem
+from commwatch_agent.incidents.job_rules import KnownJob, conditions_of
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -100,33 +102,50 @@ def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str, *, he
     return JobWide(nodes, history_queries.efficiency(every, from_ns, until_ns, job))
 
 
-def verdicts(
-    agent: QueryService,
-    job: str,
-    *,
-    reported: list[Verdict],
-    parts: list[RankParts],
-    replicas: list[RankChecks],
-    heard: Heard,
-) -> JobWide[list[Verdict]]:
-    """Return what is wrong right now.
+@dataclass(frozen=True)
+class Own:
+    """What this agent has in memory of a job."""
 
-    Args:
-        reported: this agent's verdicts.
-        parts: its collectives of groups that also have ranks on other nodes.
-        replicas: its checks of replicas that also have ranks on other nodes.
-    """
+    #: Its verdicts.
+    reported: list[Verdict]
+    #: Its collectives of groups that also have ranks on other nodes.
+    parts: list[RankParts]
+    #: Its checks of replicas that also have ranks on other nodes.
+    replicas: list[RankChecks]
+
+
+def verdicts(agent: QueryService, job: str, *, own: Own, heard: Heard) -> JobWide[list[Verdict]]:
+    """Return what is wrong right now."""
+    seen, nodes = _seen(agent, job, own, heard)
+    return JobWide(nodes, judged(seen))
+
+
+def conditions(
+    agent: QueryService, job: str, *, own: Own, heard: Heard, known: KnownJob, now: float
+) -> JobWide[list[Condition]]:
+    """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
+    seen, nodes = _seen(agent, job, own, heard)
+    ended = all(view.state != "running" for view in seen.ranks)
+    found = conditions_of(judged(seen), seen.ranks, seen.groups, {job: known._replace(ended=ended)}, now)
+    if nodes.silent:
+        who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))
+        item = EvidenceItem("peers", now, f"agents that do not answer: {who}", {"silent": sorted(nodes.silent)})
+        found = [replace(each, evidence=(*each.evidence, item)) for each in found]
+    return JobWide(nodes, found)
+
+
+def _seen(agent: QueryService, job: str, own: Own, heard: Heard) -> tuple[Seen, Nodes]:
     found, nodes = read(heard, list[RankView], list[GroupView], list[Verdict], Parts)
     every = JobQueries(agent, [NodePart(ranks=tuple(views)) for views, *_ in found])
     seen = Seen(
         every.ranks(job),
         [*agent.groups(job), *(group for _, groups, *_ in found for group in groups)],
-        own_records([*reported, *(verdict for *_, verdicts, _ in found for verdict in verdicts)]),
+        own_records([*own.reported, *(verdict for *_, verdicts, _ in found for verdict in verdicts)]),
         nodes.silent,
-        [*parts, *(part for *_, answer in found for part in answer.parts)],
-        [*replicas, *(part for *_, answer in found for part in answer.replicas)],
+        [*own.parts, *(part for *_, answer in found for part in answer.parts)],
+        [*own.replicas, *(part for *_, answer in found for part in answer.replicas)],
     )
-    return JobWide(nodes, judged(seen))
+    return seen, nodes
 
 
 def pipelines(agent: QueryService, *, own: list[Pipeline], heard: Heard) -> JobWide[list[Pipeline]]:
@@ -239,6 +258,7 @@ JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
         summary,
         efficiency,
         verdicts,
+        conditions,
         pipelines,
         alerts,
         incidents,

@@ -16,10 +16,10 @@ from commwatch_agent.analysis.timeline import NodeBars
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.runtime.peers import SELF
-from commwatch_agent.server.current_verdicts import question_of_job
 from commwatch_agent.server.job_questions import read
 from commwatch_agent.server.node_now import NodeNow
 from commwatch_agent.server.services import Services
+from commwatch_agent.server.whole_jobs import question_of_job
 
 _T = TypeVar("_T")
 #: Seconds between two requests to each agent, or so many seconds for each agent if that is longer: with 128 agents 6.4 s.

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +56,7 @@ class Scene:
 
     def __init__(self, directory: Path, *rules: Rule, at_s: float = 0, wall_s: float = WALL_S) -> None:
         self.conditions: list[Condition] = []
+        self.look: Callable[[], list[Condition]] | None = None
         self.jobs = {"train": KnownJob("key", 4, ended=False)}
         self.at_s, self.wall_s = at_s, wall_s
         self.delivered: list[Sequence[Alert]] = []
@@ -68,7 +69,7 @@ class Scene:
         self.watch = IncidentWatch(plan, self._look, AGENT, kept, clock=lambda: self.at_s, wall=lambda: self.wall_s)
 
     def _look(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
-        return Look(self.conditions, self.jobs, {"key": "common"})
+        return Look(self.conditions if self.look is None else self.look(), self.jobs, {"key": "common"})
 
     def later(self, seconds: int, *values: float) -> list[tuple[str, str]]:
         """So many seconds on, with hangs of these values; what was delivered meanwhile, by severity and state."""
@@ -220,6 +221,26 @@ def test_evidence_that_takes_time(tmp_path: Path) -> None:
         assert [each.source for each in scene.watch.incidents()[0].evidence] == ["stack"]
         with History(scene.path) as history:
             assert "main at line 3" in history.incidents()[0].data
+
+
+def test_what_is_explained(tmp_path: Path) -> None:
+    """An alert that another one of the same severity explains is not delivered, and neither is its end."""
+    with closing((scene := Scene(tmp_path, rule("Hang", 0))).store):
+        kinds = {**scene.watch.plan.table.kinds, "desync": Kind("desync", CRITICAL, 0, 60, "", "Desync")}
+        rules = {**scene.watch.plan.table.rules, "desync": [replace(rule("Desync", 0, CRITICAL), kind="desync")]}
+        scene.watch.change(replace(scene.watch.plan, table=Table(kinds, rules)))
+        both = [replace(hang(50), kind="desync", subject=("g", "9")), hang(50)]
+        scene.look = lambda: both
+        names = set()
+        for each in range(150):
+            scene.look = (lambda: both) if each < 10 else list
+            before = len(scene.delivered)
+            scene.later(1)
+            names |= {(alert.name, alert.state) for some in scene.delivered[before:] for alert in some}
+        assert names == {("Desync", FIRING), ("Desync", RESOLVED)}
+        (effect,) = [each for each in scene.watch.incidents() if each.kind == "hang"]
+        (cause,) = [each for each in scene.watch.incidents() if each.kind == "desync"]
+        assert (effect.consequence_of, cause.consequence_of) == (cause.id, None)
 
 
 # -- the routes --------------------------------------------------------------------------------

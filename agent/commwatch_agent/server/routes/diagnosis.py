@@ -12,7 +12,6 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.server import current_verdicts
 from commwatch_agent.server.history_queries import Efficiencies, job_exists, text_of
 from commwatch_agent.server.job_questions import Parts
 from commwatch_agent.server.problems import ERRORS
@@ -28,6 +27,7 @@ from commwatch_agent.server.routes.params import (
     sound_parameters,
     the_job,
 )
+from commwatch_agent.server.whole_jobs import question_of_job
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
@@ -46,7 +46,7 @@ def job_verdicts(
     job_exists(agent, job)
     if scope == "node":
         return answered(text_of(services.verdicts(job)))
-    return answered(services.worker.text("job_verdicts", **current_verdicts.question_of_job(services, the_job(job))))
+    return answered(services.worker.text("job_verdicts", **question_of_job(services, the_job(job))))
 
 
 @router.get("/parts")

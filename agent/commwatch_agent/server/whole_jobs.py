@@ -1,0 +1,112 @@
+"""What is wrong in jobs with ranks on several nodes: one agent of the job asks the others now and then, and concludes for all of them.
+
+Only Prometheus sees jobs on more nodes than an agent asks: its rules ``StragglerAcrossNodes`` and ``CollectiveStuck`` are for those.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from commwatch_agent.analysis import ended_operations
+from commwatch_agent.analysis.ended_operations import RankParts
+from commwatch_agent.incidents.incident import Condition
+from commwatch_agent.incidents.job_rules import KnownJob
+from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.nodes.replica_parts import rank_checks
+from commwatch_agent.runtime.peers import ANSWERS
+from commwatch_agent.server.history_queries import ApiError
+from commwatch_agent.server.job_questions import Own
+from commwatch_agent.server.services import Services
+
+log = logging.getLogger("commwatch")
+#: Seconds between two questions: usually, and while ranks wait; and for each agent, if that is longer.
+_EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
+#: What was concluded longer ago no longer counts; most agents that are asked.
+_STALE_S, MOST_AGENTS = 60.0, 128
+#: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
+_COLUMNS = 64
+_WAITS = frozenset({"hang", "stalled", "desync"})
+
+
+def question_of_job(services: Services, job: str) -> dict[str, Any]:
+    """Return the arguments of the worker's question ``job_verdicts``; waits for the agents of other nodes, at most 2 s."""
+    parts, theirs = parts_of_job(services, job)
+    which = f"job={quote(job, safe='')}"
+    with services.queries.live(job) as (jobs, now_ns):
+        replicas = rank_checks(jobs, now_ns)
+    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), theirs)
+    return {"job": job, "own": Own(services.verdicts(job), parts, replicas), "heard": heard}
+
+
+def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
+    """Return this node's latest collectives of groups that span nodes, and the path of the question for those of other nodes."""
+    with services.queries.live(job) as (jobs, now_ns):
+        _, parts = ended_operations.parts(jobs, now_ns)
+    limit = ended_operations.most_collectives(_COLUMNS * len(services.peers.views()))
+    return parts, f"parts?job={quote(job, safe='')}&limit={limit}"
+
+
+@dataclass
+class _Job:
+    """What was concluded of a job, and when, in monotonic seconds."""
+
+    conditions: list[Condition] | None = None
+    at_s: float = float("-inf")
+    asked_s: float = float("-inf")
+
+
+class WholeJobs:
+    """Concludes for the jobs that this agent leads; one thread calls ``tick``, any thread the other methods.
+
+    Args:
+        services: of the agent.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, services: Services, clock: Callable[[], float] = time.monotonic) -> None:
+        self._services, self._clock = services, clock
+        self._jobs: dict[str, _Job] = {}
+
+    def tick(self) -> None:
+        """Ask the agents of other nodes about each job that is due."""
+        verdicts, seen, jobs, common = self._services.verdicts.look()
+        here = {name: sum(view.job_id == name for view in seen.ranks) for name in jobs}
+        waits = {verdict.job_id for verdict in verdicts if verdict.kind in _WAITS}
+        waits |= {view.job_id for view in seen.ranks if view.state == "gone"}
+        shared = {name: job for name, job in jobs.items() if job.world_size > here[name]}
+        self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
+        for name, job in shared.items():
+            if self.leads(common.get(job.run, "")) and self._is_due(name, name in waits):
+                self._ask(name, job)
+
+    def leads(self, common: str) -> bool:
+        """Return whether this agent concludes for all nodes of a run, by what all its nodes know it by."""
+        return self._services.peers.leads(common)
+
+    def conditions(self, job: str) -> list[Condition] | None:
+        """Return what holds in a job on all its nodes; ``None``: nothing was concluded lately."""
+        known = self._jobs.get(job)
+        return None if known is None or self._clock() - known.at_s > _STALE_S else known.conditions
+
+    def _is_due(self, job: str, ranks_wait: bool) -> bool:
+        number = sum(peer.state == ANSWERS for peer in self._services.peers.views())
+        every_s = max(_SOON_S if ranks_wait else _EVERY_S, _PER_AGENT_S * number)
+        return 0 < number <= MOST_AGENTS and self._clock() - self._jobs[job].asked_s >= every_s
+
+    def _ask(self, name: str, job: KnownJob) -> None:
+        known = self._jobs[name]
+        known.asked_s = self._clock()
+        try:
+            question = question_of_job(self._services, name)
+            found: JobWide[list[Condition]] = self._services.worker.find(
+                "job_conditions", **question, known=job, now=time.time()
+            )
+        except ApiError as error:
+            log.debug("job %s: %s", name, error)
+            return
+        known.conditions, known.at_s = found.data, self._clock()
