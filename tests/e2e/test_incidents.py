@@ -1,0 +1,176 @@
+"""Incidents of real jobs: kept over a restart of the agent, one for all nodes, and the same in every answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.hosts import Host, joined_hosts
+from tests.faults.run import Place, began_at, job
+from tests.faults.scenarios import Scenario
+from tests.helpers import PATIENCE_S, RunningAgent, agent, wait_for
+from tests.receivers import Server
+
+JOB = "faulty"
+#: A hang is concluded after 10 s, and its alert fires 30 s later.
+LONG_S = 2 * PATIENCE_S
+
+
+def scenario(fault: str, *ranks: int, size: int = 4, after_s: float = 3.0) -> Scenario:
+    """A DDP job in which these ranks are at fault soon."""
+    return Scenario("ddp4", fault, ranks, frozenset({"hang"}), size, options=("--after", str(after_s)))
+
+
+@contextmanager
+def running(what: Scenario, directory: Path) -> Iterator[float]:
+    """The job on this host; the Unix time at which its fault begins."""
+    with job(what, [Place(directory)] * what.size, JOB) as told:
+        yield began_at(told)
+
+
+def incidents(of: RunningAgent, kind: str, query: str = "") -> list[dict[str, Any]]:
+    """The incidents of a kind of the job that are or were open."""
+    found = of.get(f"/api/v1/incidents?job={JOB}&state=open&state=ended{query}")
+    return [one for one in (found["data"] if "data" in found else found) if one["kind"] == kind]
+
+
+def settings(directory: Path, *urls: str, more: str = "") -> Path:
+    """Settings of an agent with a webhook for each URL, whose hangs fire at once."""
+    file = directory / "commwatch.toml"
+    receivers = "".join(
+        f'[[receivers]]\nname = "to{n}"\nkind = "webhook"\nurl = "{url}"\n' for n, url in enumerate(urls)
+    )
+    file.write_text(f'{more}[kinds.hang]\nfor = "0s"\n{receivers}')
+    return file
+
+
+def said(server: Server, name: str) -> list[str]:
+    """What a webhook got of an alert, in order."""
+    every = [one for asked in list(server.asked) for one in asked.json["alerts"]]
+    return [one["status"] for one in every if one["labels"]["alertname"] == name]
+
+
+def test_restart_in_a_hang(tmp_path: Path) -> None:
+    """An agent that is killed and started again in the middle of a hang goes on with the incident, and tells of it once; it ends with the job."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    with Server() as server:
+        config = settings(tmp_path, server.url)
+        flags = ("--config", str(config), "--quiet")
+        with running(scenario("stop", 1), run) as began:
+            with agent(run, *flags) as first:
+                (before,) = wait_for(lambda: incidents(first, "hang"), "the hang", LONG_S)
+                wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
+                first.kill()
+            with agent(run, *flags) as second:
+                # Ten seconds after its start it sees the wait itself.
+                (after,) = wait_for(
+                    lambda: [one for one in incidents(second, "hang") if one["last_at"] > before["last_at"] + 12],
+                    "the wait",
+                    LONG_S,
+                )
+                same = ("id", "began_at", "seen_at", "ranks", "waiting", "cause", "group", "op", "seq")
+                assert [after[name] for name in same] == [before[name] for name in same]
+                assert (after["state"], after["ranks"], after["cause"]) == ("open", [1], "stopped")
+                assert abs(after["began_at"] - began) < 3
+                assert len(incidents(second, "hang")) == 1
+                found = second.get(f"/api/v1/incidents/{after['id']}")
+                assert {item["source"] for item in found["evidence"]} >= {"probe", "process"}
+        with agent(run, *flags) as third:
+            (ended,) = wait_for(
+                lambda: [one for one in incidents(third, "hang") if one["state"] == "ended"], "its end", 2 * LONG_S
+            )
+            assert (ended["id"], ended["outcome"]) == (before["id"], "job_ended")
+            wait_for(lambda: said(server, "CollectiveHang") == ["firing", "resolved"], "the end's message", LONG_S)
+        assert said(server, "CollectiveHang") == ["firing", "resolved"]
+
+
+def test_every_answer_agrees(tmp_path: Path) -> None:
+    """REST, metrics, verdicts, alerts, notification and what is stored agree on a hang: kind, culprit, cause and begin."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    with Server() as server, agent(run, "--config", str(settings(tmp_path, server.url)), "--quiet") as watching:
+        with running(scenario("stop", 2), run) as began:
+            (hang,) = wait_for(lambda: incidents(watching, "hang"), "the hang", LONG_S)
+            wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
+            assert (hang["ranks"], hang["waiting"], hang["cause"]) == ([2], [0, 1, 3], "stopped")
+            assert abs(hang["began_at"] - began) < 3
+            (verdict,) = [one for one in watching.get("/api/v1/verdicts") if one["kind"] == "hang"]
+            assert [verdict[name] for name in ("ranks", "waiting", "cause", "group", "op", "seq")] == [
+                hang[name] for name in ("ranks", "waiting", "cause", "group", "op", "seq")
+            ]
+            page = watching.samples()
+            (series,) = [name for name in page if name.startswith("commwatch_incident_open{") and 'kind="hang"' in name]
+            assert 'rank="2"' in series and f'job_id="{JOB}"' in series
+            (alert,) = [one for one in watching.get("/api/v1/alerts")["active"] if one["name"] == "CollectiveHang"]
+            assert (alert["annotations"]["incident"], alert["labels"]["rank"]) == (hang["id"], "2")
+            (sent,) = [one for asked in list(server.asked) for one in asked.json["alerts"]]
+            assert sent["annotations"]["incident"] == hang["id"]
+        stored = wait_for(lambda: [one for one in incidents(watching, "hang") if one["state"] == "ended"], "its end")
+        assert [one["id"] for one in stored] == [hang["id"]]
+        assert stored[0]["cost_rank_s"] == pytest.approx(4 * (stored[0]["last_at"] - stored[0]["began_at"]), rel=0.1)
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("die", "died"), ("fail", "exception")])
+def test_lost_rank_explains_the_hang(tmp_path: Path, fault: str, cause: str) -> None:
+    """A rank that is killed, or that an exception ends, is the cause; the others' wait for it is its consequence."""
+    with agent(tmp_path, "--quiet") as watching, running(scenario(fault, 1), tmp_path) as began:
+        (lost,) = wait_for(lambda: incidents(watching, "rank_lost"), "the loss", LONG_S)
+        assert (lost["ranks"], lost["cause"], lost["state"], lost["consequence_of"]) == ([1], cause, "open", None)
+        assert abs(lost["began_at"] - began) < 4
+        wait_for(lambda: incidents(watching, "hang"), "the hang", LONG_S)
+        assert {one["consequence_of"] for one in incidents(watching, "hang")} == {lost["id"]}
+        every = [one["kind"] for one in watching.get(f"/api/v1/incidents?job={JOB}&state=open")]
+        assert every.index("rank_lost") < every.index("hang")
+
+
+def test_healthy(tmp_path: Path) -> None:
+    """A job without a fault has no incident but on a true share, also after its end."""
+    with agent(tmp_path, "--quiet") as watching:
+        with running(Scenario("ddp4", "nothing", (0,), size=4, options=("--after", "15")), tmp_path):
+            assert watching.get(f"/api/v1/incidents?job={JOB}&state=open&state=ended") == []
+        found = wait_for(lambda: watching.get(f"/api/v1/incidents?job={JOB}&state=ended"), "its end")
+        assert [(one["kind"], one["cause"], one["severity"]) for one in found] == [("rank_lost", "all", "info")]
+
+
+def test_four_nodes(tmp_path: Path) -> None:
+    """A rank that is stopped on one of four nodes is one incident with one id from each agent, and one message from all of them."""
+    with joined_hosts(4) as hosts, Server() as server, ExitStack() as stack:
+        agents = [stack.enter_context(joined(host, hosts, tmp_path, server)) for host in hosts]
+        places = [Place(tmp_path / host.address, host.there, host.device) for host in hosts]
+        with job(scenario("stop", 1), places, JOB) as told:
+            began_at(told)
+            of_all = "&scope=job&severity=warning"
+            wait_for(lambda: all(incidents(each, "hang", of_all) for each in agents), "the hang from all", 2 * LONG_S)
+            found = [incidents(each, "hang", of_all) for each in agents]
+            assert [[one["ranks"] for one in of_one] for of_one in found] == [[[1]]] * 4
+            assert len({one["id"] for of_one in found for one in of_one}) == 1
+            assert [incidents(each, "stalled", of_all) for each in agents] == [[]] * 4
+
+
+@contextmanager
+def joined(host: Host, hosts: list[Host], directory: Path, server: Server) -> Iterator[RunningAgent]:
+    """An agent on a host that knows those of the others."""
+    place = directory / host.address
+    place.mkdir(mode=0o700)
+    peers = json.dumps([f"{other.address}:9477" for other in hosts if other is not host])
+    config = settings(place, server.url, more=f"peers = {peers}\n")
+    flags = (
+        "--host",
+        host.address,
+        "--port",
+        "9477",
+        "--insecure",
+        "--quiet",
+        "--config",
+        str(config),
+        "--state",
+        str(place),
+    )
+    with agent(place, *flags, beside=host.process, fetch=host.fetch) as each:
+        yield each
