@@ -175,6 +175,17 @@ def write_ring(
     return writer
 
 
+@contextmanager
+def lost_rank(rings: Path, job: str = "lost") -> Iterator[None]:
+    """A job of two ranks, of which rank 1 has been killed and rank 0 lives until the end."""
+    alive = write_ring(rings, [], job=job)
+    write_ring(rings, [], job=job, rank=1).release()
+    try:
+        yield
+    finally:
+        alive.release()
+
+
 def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9) -> None:
     """Write records ``first`` to ``until`` (excluded) into a ring as if its writer had come that far."""
     with open(path, "r+b", buffering=0) as file:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, wait_for, write_ring
+from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, lost_rank, wait_for
 from tests.live import HandMade
 
 #: The alert on a lost rank fires at once, so that there are alerts, evidence, and what a receiver was told.
@@ -57,9 +57,12 @@ def busy(place: Path, settings: str = "") -> Iterator[RunningAgent]:
     (place / "commwatch.toml").write_text(f"{settings}\n{AT_ONCE}{receiver}")
     (place / "commwatch.toml").chmod(0o644)  # settings that others may write are refused
     flags = ("--state", str(place / "state"), "--config", str(place / "commwatch.toml"))
-    with agent(place / "run", *flags) as running, HandMade(running.directory, "job") as job:
+    with (
+        agent(place / "run", *flags) as running,
+        HandMade(running.directory, "job") as job,
+        lost_rank(running.directory / "rings"),
+    ):
         job.run(20)
-        write_ring(running.directory / "rings", [], job="lost").release()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {running.token}"}
         wait_for(lambda: 'job_id="job"' in running.get("/metrics"), "the job")
         urllib.request.urlopen(

@@ -28,7 +28,7 @@ from commwatch_agent.runtime.sd_notify import READY, RELOADING
 from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, lost_rank, wait_for
 from tests.live import HandMade
 from tests.receivers import Server
 from tests.terminal import IN_A_SESSION
@@ -123,9 +123,8 @@ def test_taken_up(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.write_text("given-given-given-given")
     given.chmod(0o600)
-    with Server() as hook, scene(tmp_path, NONE) as here:
+    with Server() as hook, scene(tmp_path, NONE) as here, lost_rank(tmp_path / "run" / "rings"):
         running = here.running
-        write_ring(tmp_path / "run" / "rings", []).release()
         wait_for(lambda: any(name.startswith("commwatch_job_info") for name in running.samples()), "the job")
         assert running.get("/api/v1/alerts")["active"] == []
         said = here.asked(
@@ -157,21 +156,22 @@ def test_needs_a_restart(tmp_path: Path) -> None:
 
 def test_other_kinds(tmp_path: Path) -> None:
     """Alerts of kinds that are disabled are over, and those of other kinds go on as they were."""
-    with scene(tmp_path, AT_ONCE) as here, HandMade(tmp_path / "run") as job:
+    rings = tmp_path / "run" / "rings"
+    with scene(tmp_path, AT_ONCE) as here, HandMade(tmp_path / "run") as job, lost_rank(rings):
 
         def shown(part: str) -> dict[str, str]:
             return {one["name"]: one["id"] for one in here.running.get("/api/v1/alerts")[part]}
 
         job.run(30)
-        write_ring(tmp_path / "run" / "rings", []).release()
+        job.hang(0)
         before = wait_for(lambda: shown("active"), "the alert")
         assert set(before) == {"RankLost"}
-        share = "[thresholds]\ncomm_share = 0.05\n[kinds.comm_bound]\nfor = '0s'\n"
-        assert here.asked(AT_ONCE + share) == "applied thresholds, kinds"
+        soon = "[thresholds]\nstalled_seconds = 10\n"
+        assert here.asked(AT_ONCE + soon) == "applied thresholds"
         both = wait_for(lambda: len(now := shown("active")) == 2 and now, "the other alert")
         assert before.items() <= both.items()
-        assert here.asked(NONE + share) == "applied kinds"
-        wait_for(lambda: set(shown("active")) == {"CommShareHigh"}, "the end of the first")
+        assert here.asked(NONE + soon) == "applied kinds"
+        wait_for(lambda: set(shown("active")) == {"CollectiveStalled"}, "the end of the first")
         assert shown("active").items() <= both.items()
         assert set(shown("past")) == {"RankLost"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.agent.prometheus.test_metrics import Samples
 from tests.agent.prometheus.test_metrics import samples as on_page
-from tests.helpers import agent, clean_env, commwatch, fetch, free_port, wait_for, write_ring
+from tests.helpers import agent, clean_env, commwatch, fetch, free_port, lost_rank, wait_for
 from tests.live import HandMade
 from tests.otlp import Attribute, Receiver, attributes, samples
 from tests.receivers import OK, Handler, certificate, status
@@ -96,12 +97,12 @@ def test_same_as_the_page(tmp_path: Path) -> None:
 
 def test_alert_and_verdict(tmp_path: Path) -> None:
     """An alert and a verdict are log records when they begin and when they end."""
-    with Receiver() as receiver:
+    with Receiver() as receiver, ExitStack() as stack:
         file = settings(tmp_path, receiver.url, "[kinds.rank_lost]", "for = '0s'")
         with agent(tmp_path / "run", "--config", str(file)) as running, HandMade(tmp_path / "run") as job:
-            write_ring(tmp_path / "run" / "rings", [], job="lost").release()
+            stack.enter_context(lost_rank(tmp_path / "run" / "rings"))
             (alert,) = wait_for(lambda: told(receiver, "commwatch.alert.begin"), "the begin of the alert")
-            assert (alert["alertname"], alert["text"], alert["value"]) == ("RankLost", "Job lost has lost rank 0", 0.0)
+            assert (alert["alertname"], alert["text"], alert["value"]) == ("RankLost", "Job lost has lost rank 1", 0.0)
             assert str(alert["evidence_url"]).startswith(running.url)
             job.run(3)
             job.hang(0)
