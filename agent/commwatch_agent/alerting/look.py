@@ -14,7 +14,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.runs import Run
 from commwatch_agent.incidents.incident import Condition
-from commwatch_agent.incidents.job_rules import KnownJob, conditions_of
+from commwatch_agent.incidents.job_rules import KnownJob, WholeJob, conditions_of, is_ended
 from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
 from commwatch_agent.incidents.metric_window import MetricWindow
@@ -67,7 +67,13 @@ class Verdicts:
         with self._queries.live(None) as (held, now_ns):
             seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
             runs = {job.id: (live_ranks.run_key(job), live_ranks.run(job)) for job in held}
-            jobs = {job.id: _known(job, runs[job.id][0]) for job in held}
+            sizes = {
+                job.id: int(next(live_ranks.of_this_run(job)).identity["world_size"]) for job in held if job.rank_totals
+            }
+        jobs = {
+            name: KnownJob(runs[name][0], size, is_ended((view for view in seen.ranks if view.job_id == name), size))
+            for name, size in sizes.items()
+        }
         return judged(seen), seen, jobs, _common(runs)
 
     def _of_ended(self, held: list[Job], now_ns: int) -> list[Verdict]:
@@ -82,8 +88,8 @@ class Verdicts:
 class Whole(Protocol):
     """What other agents know of a job, put together."""
 
-    def conditions(self, job: str) -> list[Condition] | None:
-        """Return what holds in a job on all its nodes; ``None``: not known."""
+    def found(self, job: str) -> WholeJob | None:
+        """Return what was found of a job on all its nodes; ``None``: nothing lately."""
 
     def leads(self, common: str) -> bool:
         """Return whether this agent concludes for all nodes of a run, by what they know it by."""
@@ -114,11 +120,11 @@ class NodeLook:
             thresholds: of the table, by name.
         """
         verdicts, seen, jobs, common = self._verdicts.look()
-        whole = {name: found for name in jobs if self.whole and (found := self.whole.conditions(name)) is not None}
-        here = [
-            each for each in conditions_of(verdicts, seen.ranks, seen.groups, jobs, now) if each.job_id not in whole
-        ]
-        conditions = [*here, *(each for found in whole.values() for each in found)]
+        whole = self._of_all_nodes(jobs)
+        here = conditions_of(verdicts, seen.ranks, seen.groups, jobs, now)
+        conditions = [each for each in here if each.job_id not in whole]
+        conditions += [each for found in whole.values() for each in found.conditions]
+        jobs = {name: job._replace(ended=whole[name].ended) if name in whole else job for name, job in jobs.items()}
         if now_s - self._of_metrics[0] >= METRICS_S:
             self._window.add(now_s, self._metrics())
             found = [each for _, rule in METRIC_RULES for each in rule(self._window, thresholds, now)]
@@ -129,11 +135,9 @@ class NodeLook:
         )
         return Look([*conditions, *of_metrics], jobs, common, elsewhere)
 
-
-def _known(job: Job, run: str) -> KnownJob:
-    ranks = list(live_ranks.of_this_run(job))
-    size = int(ranks[0].identity["world_size"]) if ranks else 0
-    return KnownJob(run, size, not any(totals.alive for totals in job.rank_totals.values()))
+    def _of_all_nodes(self, jobs: Iterable[str]) -> dict[str, WholeJob]:
+        known = {} if self.whole is None else {name: self.whole.found(name) for name in jobs}
+        return {name: found for name, found in known.items() if found is not None}
 
 
 def _common(runs: Mapping[str, tuple[str, Run]]) -> dict[str, str]:

@@ -499,6 +499,8 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         gpu_timing_reason=reason,
         ended_at=None if ring.ending is None else ring.ending.until_ns / 1e9,
         started_at=ring.started_ns / 1e9,
+        ended_after=None if ring.ending is None else ring.ending.since_ns / 1e9,
+        failed_in_operation=ring.ending is not None and ring.ending.in_operation,
         raised=(ring.ending and ring.ending.raised) or None,
         raised_at=(ring.ending and ring.ending.at) or None,
     )

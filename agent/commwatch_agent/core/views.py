@@ -208,6 +208,10 @@ class RankView:
     probe_budget: float | None = None
     #: Unix time of its end, perhaps a moment late where the rank did not record it; ``None``: it runs, or not known.
     ended_at: float | None = None
+    #: Unix time after which it ended: equal to ``ended_at`` where the rank recorded its end; ``None``: it runs, or not known.
+    ended_after: float | None = None
+    #: An operation raised shortly before its end: another rank may be the cause.
+    failed_in_operation: bool = False
     #: When its process started, in s of Unix time; ``None``: not known.
     started_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.

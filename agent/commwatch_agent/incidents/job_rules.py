@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.endings import Ending, first_to_fail
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_alerts.model import INFO
@@ -13,6 +14,8 @@ from commwatch_collectors.spans import ranks as named
 
 #: Where verdicts that come from the ring do not say so.
 PROBE = "probe"
+#: Seconds after which a rank counts as lost.
+_CERTAIN_S = 2.0
 
 
 class KnownJob(NamedTuple):
@@ -20,8 +23,27 @@ class KnownJob(NamedTuple):
 
     run: str
     world_size: int
-    #: All its ranks have ended; and whether it failed, as far as that is known.
+    #: All its ranks are known to have ended.
     ended: bool
+
+
+class WholeJob(NamedTuple):
+    """What was found of a job on all its nodes."""
+
+    conditions: list[Condition]
+    #: All its ranks are known to have ended.
+    ended: bool
+
+
+def is_ended(ranks: Iterable[RankView], world_size: int) -> bool:
+    """Return whether a job is known to have ended: no rank runs, and none may run elsewhere.
+
+    Ranks that have ended properly do so together. If others were lost, those that are not known may still run.
+    """
+    views = list(ranks)
+    if any(view.state == "running" for view in views):
+        return False
+    return len({view.rank for view in views}) >= world_size or all(view.state == "ended" for view in views)
 
 
 def conditions_of(
@@ -115,25 +137,30 @@ def _item(verdict: Verdict, now: float) -> EvidenceItem:
 
 
 def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iterator[Condition]:
-    """Yield the ranks of a job that died or that an exception ended, each by itself; together if they are all."""
-    lost = [view for view in views if view.state == "gone" or view.raised]
-    if job.ended:
-        first = _first_to_fail(lost)
-        if len(first) < len(views) or (len(views) == 1 and first):
-            yield from (_of_rank(job_id, job, view, now) for view in first)
-        elif lost:
-            yield _of_all(job_id, job, lost, now)
+    """Yield the ranks of a job that died or that an exception ended, each by itself.
+
+    While a job runs, a rank counts as lost after a moment: its launcher may be ending all of them. Once it has ended, only the first to
+    fail is to blame; if several may be that, they are for information.
+    """
+    lost = {view.rank: view for view in views if view.state == "gone" or view.raised}
+    if not job.ended:
+        yield from (
+            _of_rank(job_id, job, view, now) for view in lost.values() if now - (view.ended_at or 0.0) >= _CERTAIN_S
+        )
         return
-    yield from (_of_rank(job_id, job, view, now) for view in lost)
+    first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
+    if len(first) == 1:
+        yield _of_rank(job_id, job, lost[first[0]], now)
+    elif lost:
+        yield _of_all(job_id, job, list(lost.values()), now)
 
 
-def _first_to_fail(lost: list[RankView]) -> list[RankView]:
-    """Return the ranks that failed by themselves, before a launcher ended the others."""
-    raised = [view for view in lost if view.raised]
-    first = min((view.ended_at for view in raised or lost if view.ended_at is not None), default=None)
-    if first is None:
-        return raised or lost
-    return [view for view in raised or lost if view.ended_at is not None and view.ended_at - first < 1.0]
+def _ending(view: RankView) -> Ending | None:
+    if view.ended_at is None:
+        return None
+    since = view.ended_at if view.ended_after is None else view.ended_after
+    clean = view.state == "ended"
+    return Ending(int(since * 1e9), int(view.ended_at * 1e9), clean, view.raised or "", view.failed_in_operation)
 
 
 def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Condition:
@@ -158,7 +185,7 @@ def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Conditio
 
 def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Condition:
     ended_at = min((view.ended_at for view in lost if view.ended_at is not None), default=now)
-    says = f"all ranks ended without a clean end: {named([view.rank for view in lost])}"
+    says = f"{named([view.rank for view in lost])} ended without a clean end, none of them known to be the first"
     return Condition(
         kind="rank_lost",
         subject=("all",),

@@ -29,6 +29,8 @@ COMES_BACK_S = 60.0
 GAP_S = 15.0
 #: Most items of evidence, and most alerts, of an incident.
 MOST_EVIDENCE, MOST_ALERTS = 24, 16
+#: Begins that differ by less are the same: each look measures an age again.
+_EQUAL_S = 1.0
 #: The kinds of one wait, from the one that says least.
 _WAITS = ("waiting", "stalled", "hang")
 
@@ -163,7 +165,9 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
     facts = _facts(condition, around)
     if not condition.ranks:
         facts = {**facts, "ranks": known.ranks}
-    return replace(known, kind=condition.kind, began_at=min(known.began_at, condition.began_at), **facts)
+    is_earlier = known.began_at - condition.began_at > _EQUAL_S
+    began_at = condition.began_at if is_earlier else known.began_at
+    return replace(known, kind=condition.kind, began_at=began_at, **facts)
 
 
 def _facts(condition: Condition, around: Around) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentFilter, IncidentView, latest_of, merged
-from commwatch_agent.incidents.incident import Condition, EvidenceItem
-from commwatch_agent.incidents.job_rules import KnownJob, conditions_of
+from commwatch_agent.incidents.incident import EvidenceItem
+from commwatch_agent.incidents.job_rules import KnownJob, WholeJob, conditions_of, is_ended
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -122,16 +122,16 @@ def verdicts(agent: QueryService, job: str, *, own: Own, heard: Heard) -> JobWid
 
 def conditions(
     agent: QueryService, job: str, *, own: Own, heard: Heard, known: KnownJob, now: float
-) -> JobWide[list[Condition]]:
+) -> JobWide[WholeJob]:
     """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
     seen, nodes = _seen(agent, job, own, heard)
-    ended = all(view.state != "running" for view in seen.ranks)
+    ended = is_ended(seen.ranks, known.world_size)
     found = conditions_of(judged(seen), seen.ranks, seen.groups, {job: known._replace(ended=ended)}, now)
     if nodes.silent:
         who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))
         item = EvidenceItem("peers", now, f"agents that do not answer: {who}", {"silent": sorted(nodes.silent)})
         found = [replace(each, evidence=(*each.evidence, item)) for each in found]
-    return JobWide(nodes, found)
+    return JobWide(nodes, WholeJob(found, ended))
 
 
 def _seen(agent: QueryService, job: str, own: Own, heard: Heard) -> tuple[Seen, Nodes]:

@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
-from commwatch_agent.incidents.incident import Condition
-from commwatch_agent.incidents.job_rules import KnownJob
+from commwatch_agent.incidents.job_rules import KnownJob, WholeJob
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.runtime.peers import ANSWERS
@@ -55,7 +54,7 @@ def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
 class _Job:
     """What was concluded of a job, and when, in monotonic seconds."""
 
-    conditions: list[Condition] | None = None
+    found: WholeJob | None = None
     at_s: float = float("-inf")
     asked_s: float = float("-inf")
 
@@ -88,10 +87,10 @@ class WholeJobs:
         """Return whether this agent concludes for all nodes of a run, by what all its nodes know it by."""
         return self._services.peers.leads(common)
 
-    def conditions(self, job: str) -> list[Condition] | None:
-        """Return what holds in a job on all its nodes; ``None``: nothing was concluded lately."""
+    def found(self, job: str) -> WholeJob | None:
+        """Return what was found of a job on all its nodes; ``None``: nothing lately."""
         known = self._jobs.get(job)
-        return None if known is None or self._clock() - known.at_s > _STALE_S else known.conditions
+        return None if known is None or self._clock() - known.at_s > _STALE_S else known.found
 
     def _is_due(self, job: str, ranks_wait: bool) -> bool:
         number = sum(peer.state == ANSWERS for peer in self._services.peers.views())
@@ -103,10 +102,10 @@ class WholeJobs:
         known.asked_s = self._clock()
         try:
             question = question_of_job(self._services, name)
-            found: JobWide[list[Condition]] = self._services.worker.find(
+            found: JobWide[WholeJob] = self._services.worker.find(
                 "job_conditions", **question, known=job, now=time.time()
             )
         except ApiError as error:
             log.debug("job %s: %s", name, error)
             return
-        known.conditions, known.at_s = found.data, self._clock()
+        known.found, known.at_s = found.data, self._clock()
