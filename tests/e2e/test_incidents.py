@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ def incidents(of: RunningAgent, kind: str, query: str = "") -> list[dict[str, An
 
 
 def settings(directory: Path, *urls: str, more: str = "") -> Path:
-    """Settings of an agent with a webhook for each URL, whose hangs fire at once."""
+    """Settings of an agent with a webhook for each URL, whose alerts fire at once."""
     file = directory / "commwatch.toml"
     receivers = "".join(
         f'[[receivers]]\nname = "to{n}"\nkind = "webhook"\nurl = "{url}"\n' for n, url in enumerate(urls)
     )
-    file.write_text(f'{more}[kinds.hang]\nfor = "0s"\n{receivers}')
+    at_once = "".join(f'[kinds.{kind}]\nfor = "0s"\n' for kind in ("hang", "straggler", "rank_lost"))
+    file.write_text(f"{more}{at_once}{receivers}")
     return file
 
 
@@ -93,31 +95,63 @@ def test_restart_in_a_hang(tmp_path: Path) -> None:
         assert said(server, "CollectiveHang") == ["firing", "resolved"]
 
 
-def test_every_answer_agrees(tmp_path: Path) -> None:
-    """REST, metrics, verdicts, alerts, notification and what is stored agree on a hang: kind, culprit, cause and begin."""
+#: Jobs with a fault; kind, cause and alert of its incident; and how long before its begin by the evidence it may have begun.
+TABLE = [
+    (Scenario("ddp4", "stop", (2,)), "hang", "stopped", "CollectiveHang", 3),
+    (Scenario("fsdp", "late", (2,)), "straggler", "late", "StragglerRank", 15),
+    (Scenario("plain", "other_size", (1,)), "desync", "sizes", "CollectiveDesync", 3),
+    pytest.param(
+        Scenario("plain", "other_operation", (1,)), "desync", "ops", "CollectiveDesync", 3, marks=pytest.mark.long
+    ),
+    pytest.param(Scenario("ddp4", "leave", (2,)), "hang", "gone", "CollectiveHang", 3, marks=pytest.mark.long),
+    pytest.param(Scenario("fsdp", "die", (2,)), "rank_lost", "died", "RankLost", 4, marks=pytest.mark.long),
+    pytest.param(Scenario("ddp4", "fail", (1,)), "rank_lost", "exception", "RankLost", 4, marks=pytest.mark.long),
+    pytest.param(
+        Scenario("ddp4", "flip", (2,), checks="replicas"),
+        "corruption",
+        "weights",
+        "DataCorruption",
+        5,
+        marks=pytest.mark.long,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "cause", "name", "early_s"), TABLE, ids=lambda value: getattr(value, "name", None)
+)
+def test_every_answer_agrees(tmp_path: Path, what: Scenario, kind: str, cause: str, name: str, early_s: float) -> None:
+    """REST, metrics, verdicts, alerts, notification and what is stored agree on a fault: kind, culprits, cause and begin; nothing else is open."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
+    what = replace(what, options=("--after", "3"))
     with Server() as server, agent(run, "--config", str(settings(tmp_path, server.url)), "--quiet") as watching:
-        with running(scenario("stop", 2), run) as began:
-            (hang,) = wait_for(lambda: incidents(watching, "hang"), "the hang", LONG_S)
-            wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
-            assert (hang["ranks"], hang["waiting"], hang["cause"]) == ([2], [0, 1, 3], "stopped")
-            assert abs(hang["began_at"] - began) < 3
-            (verdict,) = [one for one in watching.get("/api/v1/verdicts") if one["kind"] == "hang"]
-            assert [verdict[name] for name in ("ranks", "waiting", "cause", "group", "op", "seq")] == [
-                hang[name] for name in ("ranks", "waiting", "cause", "group", "op", "seq")
+        with running(what, run) as began:
+            (one,) = wait_for(lambda: incidents(watching, kind), f"the {kind}", LONG_S)
+            wait_for(lambda: said(server, name) == ["firing"], "the message", LONG_S)
+            assert (one["ranks"], one["cause"], one["consequence_of"]) == (list(what.ranks), cause, None)
+            assert began - early_s < one["began_at"] < began + 12
+            others = [
+                each for each in watching.get(f"/api/v1/incidents?job={JOB}&state=open") if each["id"] != one["id"]
             ]
+            assert [each for each in others if each["consequence_of"] != one["id"]] == []
+            for verdict in [each for each in watching.get("/api/v1/verdicts") if each["kind"] == kind]:
+                about = ("ranks", "waiting", "cause", "group", "op", "seq")
+                assert [verdict[each] for each in about] == [one[each] for each in about]
             page = watching.samples()
-            (series,) = [name for name in page if name.startswith("commwatch_incident_open{") and 'kind="hang"' in name]
-            assert 'rank="2"' in series
-            assert f'job_id="{JOB}"' in series
-            (alert,) = [one for one in watching.get("/api/v1/alerts")["active"] if one["name"] == "CollectiveHang"]
-            assert (alert["annotations"]["incident"], alert["labels"]["rank"]) == (hang["id"], "2")
-            (sent,) = [one for asked in list(server.asked) for one in asked.json["alerts"]]
-            assert sent["annotations"]["incident"] == hang["id"]
-        stored = wait_for(lambda: [one for one in incidents(watching, "hang") if one["state"] == "ended"], "its end")
-        assert [one["id"] for one in stored] == [hang["id"]]
-        assert stored[0]["cost_rank_s"] == pytest.approx(4 * (stored[0]["last_at"] - stored[0]["began_at"]), rel=0.1)
+            series = [each for each in page if each.startswith("commwatch_incident_open{") and f'kind="{kind}"' in each]
+            assert [f'rank="{what.ranks[0]}"' in each and f'job_id="{JOB}"' in each for each in series] == [True]
+            (alert,) = [each for each in watching.get("/api/v1/alerts")["active"] if each["name"] == name]
+            assert (alert["annotations"]["incident"], alert["labels"]["rank"]) == (one["id"], str(what.ranks[0]))
+            sent = [each for asked in list(server.asked) for each in asked.json["alerts"] if each["status"] == "firing"]
+            assert {each["annotations"]["incident"] for each in sent if each["labels"]["alertname"] == name} == {
+                one["id"]
+            }
+        stored = wait_for(
+            lambda: [each for each in incidents(watching, kind) if each["state"] == "ended"], "its end", LONG_S
+        )
+        assert [(each["id"], each["ranks"], each["cause"]) for each in stored] == [(one["id"], one["ranks"], cause)]
+        wait_for(lambda: said(server, name) == ["firing", "resolved"], "the end's message", LONG_S)
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("die", "died"), ("fail", "exception")])
