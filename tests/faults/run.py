@@ -33,6 +33,8 @@ KEEP, KEPT_S = os.environ.get("KEEP", ""), (4.0, 18.0)
 CHECKS = {"COMMWATCH_CHECKSUM_EVERY": "10", "COMMWATCH_CHECKSUM_BUDGET": "0.01"}
 #: Alerts that are right in a job without a fault: it may communicate much.
 TRUE_SHARES = ("CommShareHigh", "CommShareCritical", "ExposedCommHigh")
+#: Kinds of incidents of which that is true, too; and how long before its fault an incident may have begun.
+TRUE_KINDS, EARLY_S = ("comm_bound", "exposed_comm", "bandwidth_low"), 30.0
 #: A verdict must have ended so many seconds after its fault.
 ENDS_S = 15.0
 #: A verdict is steady that is there in so many polls from the first one on.
@@ -148,6 +150,7 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
             time.sleep(POLL_S)
         advice = [(each["rule"], each["title"]) for each in running.get("/api/v1/advice")]
         alerts = running.get("/api/v1/alerts")
+        incidents = running.get("/api/v1/incidents?state=open&state=ended")
         ranks_there = running.get("/api/v1/ranks")
         shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="240"))
         if KEEP:
@@ -162,7 +165,14 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
     silent += [] if scenario.hangs else trained_on(scenario, ranks_there)
     why = [f"why: {each['why']}" for each in found if scenario.why not in (each["why"] or "")]
     return judged._replace(
-        wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *alerted(scenario, alerts), *why, *silent)
+        wrong=(
+            *judged.wrong,
+            *reported(scenario, advice, headline, found),
+            *alerted(scenario, alerts),
+            *remembered(scenario, began, incidents),
+            *why,
+            *silent,
+        )
     )
 
 
@@ -219,6 +229,26 @@ def alerted(scenario: Scenario, alerts: dict[str, list[dict[str, Any]]]) -> list
         return [f"alert: {each['name']}" for each in every if each["name"] not in TRUE_SHARES]
     named = [(each["name"], each["labels"]["rank"]) for each in every if "rank" in each["labels"]]
     return [f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in scenario.ranks]
+
+
+def remembered(scenario: Scenario, began: float, incidents: list[dict[str, Any]]) -> list[str]:
+    """What is wrong in the incidents: those of the fault name its ranks and its begin, and all others are their consequences or a true share."""
+    of_fault = [one for one in incidents if one["kind"] in {*scenario.kinds, "rank_lost"}]
+    others = [
+        one for one in incidents if one not in of_fault and one["kind"] not in TRUE_KINDS and not one["consequence_of"]
+    ]
+    wrong = [f"incident: {one['kind']} {one['cause']} {one['ranks']}" for one in others]
+    if not scenario.kinds:
+        return wrong + [f"incident: {one['kind']} {one['ranks']}" for one in of_fault]
+    named = {rank for one in of_fault for rank in one["ranks"]}
+    wrong += [] if named == set(scenario.ranks) else [f"incidents: ranks {sorted(named)}"]
+    first = min((one["began_at"] for one in of_fault), default=began)
+    # A straggler begins with the window in which it is late, a corruption with the check that shows it.
+    return wrong + (
+        []
+        if began - EARLY_S < first < began + scenario.within_s
+        else [f"incident: began {first - began:.0f} s after the fault"]
+    )
 
 
 def judge(scenario: Scenario, polls: list[Poll]) -> Outcome:
