@@ -208,8 +208,8 @@ def _alerts() -> list[Panel]:
         ),
         cells(
             "Raised by agents",
-            "Number of alerts that agents have raised themselves, without Prometheus. A single agent cannot evaluate "
-            "alerts that need several nodes.",
+            "Number of alerts that agents have raised themselves, without Prometheus. Some alerts of the list need "
+            "Prometheus.",
             {"alertname": "Alert", "severity": "Severity", "state": "State", "instance": "Node"},
             Query("sum by (alertname, severity, state, instance) (commwatch_alerts)", "Number", "short"),
             width=12,

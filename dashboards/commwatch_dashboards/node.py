@@ -312,8 +312,8 @@ def _costs() -> list[Panel]:
             Query(_now_of("series_dropped_total"), "groups"),
         ),
         lines(
-            "Evaluation of alerts",
-            "Share of a core that the evaluation of the agent's own alerts takes.",
+            "Search for incidents",
+            "Share of a core that the agent takes to find out what is wrong.",
             "percentunit",
             Query(_rate("alert_evaluation_seconds_total"), "share of a core"),
         ),
@@ -322,12 +322,6 @@ def _costs() -> list[Panel]:
 
 def _workings() -> list[Panel]:
     return [
-        lines(
-            "Evaluations that failed",
-            "Rules per second that the agent could not evaluate; the agent's log names them.",
-            "eps",
-            Query(_rate("alert_evaluation_failures_total"), "failures"),
-        ),
         lines(
             "Notifications",
             "Alerts per second that the agent sent to its receivers, by result. Empty without receivers.",
