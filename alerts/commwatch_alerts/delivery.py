@@ -129,7 +129,7 @@ class Delivery:
             self._file.save(json.dumps({"version": _VERSION, "saved_at": self._wall(), "receivers": states}))
 
     def send(self, alerts: Sequence[Alert]) -> None:
-        """Take in all firing and just resolved alerts, after each evaluation; does not wait for receivers."""
+        """Take in all firing and just resolved alerts, after each look at what is wrong; does not wait for receivers."""
         with self._changing:
             for lane in self._lanes:
                 lane.take(alerts)

@@ -16,7 +16,7 @@ from commwatch_alerts.model import FIRING, INFO, RESOLVED, SEVERITIES, Alert
 
 #: Most alerts in one message; further alerts of a group are only counted.
 MOST_ALERTS = 100
-#: Seconds since the evaluator last passed an alert in, after which it is not repeated, and after which it is forgotten.
+#: Seconds since an alert was last passed in, after which it is not repeated, and after which it is forgotten.
 _STALE_S, _FORGET_S = 120.0, 3600.0
 #: Labels that group alerts into messages.
 GROUP_LABELS = ("alertname", "job_id")
@@ -60,7 +60,7 @@ class _Entry:
     __slots__ = ("alert", "ended", "seen_s", "sent_id", "sent_s", "tried")
 
     def __init__(self, alert: Alert, now_s: float) -> None:
-        #: Its latest state, and when the evaluator last passed that in (for a resolved alert: first).
+        #: Its latest state, and when that was last passed in (for a resolved alert: first).
         self.alert, self.seen_s = alert, now_s
         #: Id of the occurrence that was sent as firing, and when the alert was last sent.
         self.sent_id: str | None = None
@@ -85,7 +85,7 @@ class Outbox:
     # -- alerts in ----------------------------------------------------------------------------
 
     def take(self, alerts: Iterable[Alert], now_s: float) -> None:
-        """Take in the alerts of one evaluation: all that fire, and those just resolved."""
+        """Take in the alerts of one look at what is wrong: all that fire, and those just resolved."""
         for alert in alerts:
             if alert.state not in (FIRING, RESOLVED):
                 continue

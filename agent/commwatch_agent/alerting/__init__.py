@@ -1,1 +1,1 @@
-"""Evaluates the alert rules inside the agent and delivers its alerts."""
+"""Concludes once a second what is wrong, keeps it as incidents, and delivers their alerts."""
