@@ -339,12 +339,13 @@ def test_issue_forms() -> None:
 
 
 def test_data_flow() -> None:
-    """The walks of an operation and of a request name files and what is in them; the first has twelve files, the second nine at most."""
+    """The walks of an operation, a request and a fault name files and what is in them; the first has twelve files at most, the others nine."""
     text = (TREE / "CONTRIBUTING.md").read_text(encoding="utf-8")
     walk = re.findall(r"^(\d+)\. `([\w/.]+)`: .*?`([\w.]+)`", text[text.index("## How data flows") :], re.MULTILINE)
-    lengths = [int(before) for (before, *_), (number, *_) in pairwise(walk) if number == "1"]
-    assert lengths[0] <= 12
-    assert len(walk) - lengths[0] == 9
+    begins = [at for at, (number, *_) in enumerate(walk) if number == "1"]
+    lengths = [end - begin for begin, end in pairwise([*begins, len(walk)])]
+    assert len(lengths) == 3
+    assert all(length <= most for length, most in zip(lengths, (12, 9, 9), strict=True))
     for _, file, name in walk:
         content = (TREE / file).read_text(encoding="utf-8")
         assert all(re.search(rf"\b{part}\b", content) for part in name.split(".")), (file, name)
