@@ -191,9 +191,11 @@ class IncidentWatch(Collector):
         found = [
             alert
             for each in known.values()
-            if each.id not in waiting and not (each.kind in OF_RANKS and each.job_id in led_elsewhere)
+            if each.id not in waiting
             for alert in alerts_of(each)
-            if alert.state == RESOLVED or not is_explained(each, known)
+            # What was delivered once is delivered to its end, also if another agent leads now.
+            if alert.id in self._told
+            or (not is_explained(each, known) and not (each.kind in OF_RANKS and each.job_id in led_elsewhere))
         ]
         ends = [alert for alert in found if alert.state == RESOLVED and alert.id in self._told]
         due = [*(alert for alert in _once(found) if alert.state == FIRING), *ends]

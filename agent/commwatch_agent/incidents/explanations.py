@@ -12,10 +12,6 @@ _SOON_S = 30.0
 _WAITS = frozenset({"hang", "stalled", "waiting"})
 
 
-def _same_ranks(cause: Incident, effect: Incident) -> bool:
-    return bool(cause.ranks) and set(cause.ranks) <= set(effect.ranks)
-
-
 def _absent(cause: Incident, effect: Incident) -> bool:
     """Return whether the culprits of a wait are those of the cause, or are not known."""
     return not effect.ranks or bool(set(cause.ranks) & set(effect.ranks))
@@ -40,7 +36,6 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
 )
 #: Kinds of incidents of a node that explain incidents of the jobs there.
 _OF_NODES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
-    ("gpu_fault", frozenset({"rank_lost"}), _same_ranks),
     ("link_saturated", frozenset({"bandwidth_low"}), _always),
 )
 

@@ -18,7 +18,7 @@ OF_RANKS = _WAITS | {"desync", "straggler", "corruption", "rank_lost"}
 class EvidenceItem:
     """One thing that an incident rests on."""
 
-    #: ``probe``, ``ras``, ``flight_recorder``, ``nccl_log``, ``gpu``, ``host``, ``metrics``, ``ending`` or ``stack``.
+    #: ``probe``, ``ras``, ``nccl_log``, ``gpu``, ``host``, ``metrics``, ``ending``, ``process``, ``stack`` or ``peers``.
     source: str
     #: Unix time in s.
     at: float

@@ -43,7 +43,7 @@ def is_ended(ranks: Iterable[RankView], world_size: int) -> bool:
     views = list(ranks)
     if any(view.state == "running" for view in views):
         return False
-    return len({view.rank for view in views}) >= world_size or all(view.state == "ended" for view in views)
+    return len({view.rank for view in views}) >= world_size or all(view.state in ("ended", "left") for view in views)
 
 
 def conditions_of(

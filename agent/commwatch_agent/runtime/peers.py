@@ -31,6 +31,8 @@ _FRESH_S = 1.0
 _MOST_OF_ONE, _MOST_BYTES, _AT_ONCE = 16 << 20, 64 << 20, 128
 #: Most JSON values of an agent's description of itself.
 _MOST_VALUES = 1000
+#: Most agents of a job that one of them asks regularly, to conclude for all.
+MOST_AGENTS = 128
 #: Most addresses that jobs report, of all jobs together; and most addresses that have never answered that are asked in one tick.
 MOST_REPORTED, _MOST_TRIED = 256, 32
 #: Most addresses that are new: at once, and more with each tick. So no job can search a network by reporting ever new addresses.
@@ -140,12 +142,14 @@ class Peers:
     def leads(self, common: str) -> bool:
         """Return whether, of the agents that answer and have ranks of a run, this one concludes for all: the first by host name.
 
+        If they are more than ``MOST_AGENTS``, each is on its own: Prometheus concludes for all of them.
+
         Args:
             common: what all nodes know the run by; empty: not known, so this agent does.
         """
         with self._lock:
             others = [self._whose[url] for url, runs in self._runs.items() if common in runs]
-        return all((gethostname(), self._own_id) < other for other in others)
+        return len(others) > MOST_AGENTS or all((gethostname(), self._own_id) < other for other in others)
 
     def tick(self) -> None:
         """Look up the addresses, ask each agent who it is, and forget old answers."""

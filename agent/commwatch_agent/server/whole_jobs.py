@@ -17,7 +17,7 @@ from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.incidents.job_rules import KnownJob, WholeJob
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.runtime.peers import ANSWERS
+from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS
 from commwatch_agent.server.history_queries import ApiError
 from commwatch_agent.server.job_questions import Own
 from commwatch_agent.server.services import Services
@@ -25,8 +25,8 @@ from commwatch_agent.server.services import Services
 log = logging.getLogger("commwatch")
 #: Seconds between two questions: usually, and while ranks wait; and for each agent, if that is longer.
 _EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
-#: What was concluded longer ago no longer counts; most agents that are asked.
-_STALE_S, MOST_AGENTS = 60.0, 128
+#: What was concluded longer ago no longer counts.
+_STALE_S = 60.0
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
 _COLUMNS = 64
 _WAITS = frozenset({"hang", "stalled", "desync"})
