@@ -223,13 +223,15 @@ def _straggler(facts: Facts) -> Iterator[Found]:
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
     waits = facts.waits.values()
-    # If nothing exposed is left without the waiting, some of the waiting is hidden, too.
-    hidden = facts.exposed == 0.0
-    if hidden or facts.late or facts.pipeline or len(waits) < 2:
+    if facts.late or facts.pipeline or len(waits) < 2:
         return
     least, most = min(waits), max(waits)
     in_turn = least >= _ALIKE * median(waits)
-    waiting = facts.visible * (mean(waits) if in_turn else most)
+    waiting = mean(waits) if in_turn else most
+    if (
+        facts.all_exposed is not None
+    ):  # what is hidden behind compute costs nothing; all that is exposed may be of one rank
+        waiting = min(waiting, facts.all_exposed * (1 if in_turn else len(waits)))
     if waiting >= WORTH:
         because = [f"each rank waits for others {percent(least)} to {percent(most)} of its step time"]
         title = "" if in_turn else "ranks wait for others, but none is late all the time"

@@ -96,6 +96,8 @@ class Facts(NamedTuple):
     late: Mapping[int, float] = MappingProxyType({})
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0
+    #: The exposed share before that; ``None``: not known, or ``exposed`` has it.
+    exposed_at_first: float | None = None
     #: A group is a pipeline (``pipelines.are_pipeline``).
     pipeline: bool = False
 
@@ -103,6 +105,11 @@ class Facts(NamedTuple):
     def visible(self) -> float:
         """Exposed part of the communication (0 to 1); 1 if not known."""
         return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
+
+    @property
+    def all_exposed(self) -> float | None:
+        """The exposed share with the waiting for late ranks; ``None``: not known."""
+        return self.exposed if self.exposed_at_first is None else self.exposed_at_first
 
     @property
     def gradients(self) -> Kind | None:
@@ -126,6 +133,7 @@ class Facts(NamedTuple):
             exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
             kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
             left_out=waiting,
+            exposed_at_first=self.exposed,
         )
 
     def saves(self, seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import NamedTuple
@@ -204,18 +204,18 @@ def facts(
     total = sum(step.duration_s for step in steps)
     of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    latest, waits = _latest(agent, job.job_id), _waits(counts)
+    latest = _latest(agent, job.job_id)
     return Facts(
         step_s=total / len(steps),
         # 0 if not known, so that no advice follows from it.
         comm=of_known(of_ranks, comm_share)[0] or 0.0,
         exposed=of_known(of_ranks, exposed_share)[0],
         kinds=_kinds(agent, job.job_id, counts, latest),
-        waits=waits,
+        waits=_waits(counts),
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=network or Network(),
-        late=late or _late(counts, waits, messages=bool(bubble)),
+        late=late or _late(counts, messages=bool(bubble)),
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
     )
@@ -275,45 +275,38 @@ def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
     return waits
 
 
-def _late(counts: Counts, waits: Mapping[int, float], *, messages: bool) -> dict[int, float]:
-    """Return the stragglers of the usual steps, as ``late_in_steps``.
-
-    Args:
-        waits: what ranks waited for late ranks and for messages, if there are ``messages``.
-    """
+def _late(counts: Counts, *, messages: bool) -> dict[int, float]:
+    """Return the stragglers of the usual steps, as ``late_in_steps``; ``messages``: there are some."""
     from commwatch_agent.analysis.straggler_search import late_in_steps  # brings in numpy
 
-    every = _by_step(counts, waits, lambda step: step.comm_s or 0.0)
+    every = _waits_by_step(counts, messages=True)
     late = late_in_steps(*every, messages=messages)
     if messages:
         # Stages of a pipeline are never quite even, but who is late to collectives, too, is late by any lead.
-        of_collectives = _by_step(
-            counts, _waits(counts, messages=False), lambda step: (step.comm_s or 0.0) - (step.p2p_wait_s or 0.0)
-        )
-        known = late_in_steps(*of_collectives, messages=False)
+        known = late_in_steps(*_waits_by_step(counts, messages=False), messages=False)
         late |= {rank: cost for rank, cost in late_in_steps(*every, messages=False).items() if rank in known}
     return late
 
 
-def _by_step(
-    counts: Counts, waits: Mapping[int, float], took: Callable[[StepView], float]
-) -> tuple[dict[int, list[float]], list[float]]:
+def _waits_by_step(counts: Counts, *, messages: bool) -> tuple[dict[int, list[float]], list[float]]:
     """Return by rank what it waited in each usual step that all ranks have, in s; and how long these steps took.
 
     In a step a rank waits for as much of its communication as it does not need on average.
 
     Args:
-        waits: share of its steps that each rank waited in all.
-        took: returns the communication of a step in s.
+        messages: as for ``_waits``.
     """
-    of_ranks = {
-        rank: {step.seq: step for step in reversed(counts.usual_of[rank]) if step.comm_s is not None} for rank in waits
-    }
+
+    def comm_s(step: StepView) -> float:
+        return (step.comm_s or 0.0) - (0.0 if messages else step.p2p_wait_s or 0.0)
+
+    waits = _waits(counts, messages=messages)
+    of_ranks = {rank: {step.seq: step for step in counts.usual_of[rank] if step.comm_s is not None} for rank in waits}
     common = [seq for seq in next(iter(of_ranks.values()), {}) if all(seq in steps for steps in of_ranks.values())]
     waited_s = {}
     for rank, steps in of_ranks.items() if common else ():
-        needed_s = mean(map(took, steps.values())) - waits[rank] * mean(step.duration_s for step in steps.values())
-        waited_s[rank] = [took(steps[seq]) - needed_s for seq in common]
+        needed_s = mean(map(comm_s, steps.values())) - waits[rank] * mean(step.duration_s for step in steps.values())
+        waited_s[rank] = [comm_s(steps[seq]) - needed_s for seq in common]
     return waited_s, [mean(steps[seq].duration_s for steps in of_ranks.values()) for seq in common]
 
 

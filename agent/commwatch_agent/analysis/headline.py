@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.core.units import percent
@@ -14,7 +14,17 @@ _LEAST_WAITING = 0.01
 _ALIKE = 1.2
 
 
-def waited_for(late: Mapping[int, float], waiting: float | None) -> list[int]:
+def with_late(costs: Iterable[float], waiting: float | None) -> float | None:
+    """Return the share of time that ranks wait for late ones, the mean over all ranks, if it costs them so much by stragglers alone.
+
+    Args:
+        costs: of each straggler, as a mean over all ranks.
+        waiting: as measured, perhaps over a longer time, and without waits for messages; ``None``: not known.
+    """
+    return max((share for share in (waiting, *costs) if share is not None), default=None)
+
+
+def awaited(late: Mapping[int, float], waiting: float | None) -> list[int]:
     """Return the stragglers if at least half of the waiting is for them, else none.
 
     Args:

@@ -157,8 +157,8 @@ def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> f
         waiting: this share as measured, perhaps over a longer time than a straggler was late; ``None``: not known.
         ranks: number of ranks.
     """
-    late = [each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks]
-    return max((share for share in (waiting, *late) if share is not None), default=None)
+    late = (each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks)
+    return headline.with_late(late, waiting)
 
 
 def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
@@ -175,7 +175,7 @@ def for_others(messages: float | None, waiting: float | None, measured: float | 
 def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
     """Return the stragglers if at least half of the waiting is for them, else none; ``waiting``: the result of ``waited_for``."""
     late = [each for each in found if each.kind == "straggler"]
-    return headline.waited_for({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
+    return headline.awaited({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
 
 
 def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
@@ -310,7 +310,10 @@ def _judge(
         job_id = wait.group.job_id
         absent = [Absent(rank, wait.group.group_id) for rank in wait.missing]
         blamed = {root for each in absent for root in at_fault(each, job_id, groups, known)}
-        why = {rank: absence(known.get((job_id, rank)), group_id) for rank, group_id in sorted(blamed)}
+        why: dict[int, str] = {}
+        for rank, group_id in sorted(blamed):
+            cause = absence(known.get((job_id, rank)), group_id)
+            why[rank] = min(cause, why.get(rank, cause), key=_CAUSES.index)
         kind, cause, culprits, says = _blame(why)
         # A missing rank may go on without one that has ended properly.
         certain = cause == "dead" or (cause in LOST and why.keys() <= set(wait.missing))

@@ -13,8 +13,9 @@ from statistics import median
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
 from commwatch_agent.analysis.corruption import PastCorruption
-from commwatch_agent.analysis.headline import bottleneck, of_some, split, waited_for
+from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.verdicts import for_others
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Advice, Row
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
@@ -350,7 +351,10 @@ def _share(report: Report) -> str:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; see docs/hooks.md (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
-    waits = report.wait_share, report.p2p_wait_share, waited_for(report.late, report.wait_share)
+    others = len(report.ranks) - len(report.late)
+    waiting = with_late((cost * others / len(report.ranks) for cost in report.late.values()), report.wait_share)
+    messages = for_others(report.p2p_wait_share, waiting, report.wait_share)
+    waits = waiting, messages, awaited(report.late, waiting)
     made_of = split(report.comm_share, *waits)
     why = bottleneck(report.comm_share, report.exposed_share, *waits)
     of_ranks = of_some(report.comm_ranks, _with_steps(report))

@@ -88,6 +88,8 @@ SPEAKS: dict[str, list[Facts]] = {
         facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}),
         facts(waits={0: 0.2, 1: 0.1, 2: 0.3}),
         facts(waits={0: 0.12, 1: 0.01}),
+        facts(waits={0: 0.12, 1: 0.01}, exposed=0.07),
+        facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.11),
         facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, bubble=0.2),
     ],
     "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
@@ -144,7 +146,7 @@ SILENT: dict[str, list[Facts]] = {
         facts(waits={0: 0.09, 1: 0.01}),
         facts(waits={0: 0.5}),
         facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, bubble=0.2, pipeline=True),
-        facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.1),  # hidden behind compute
+        facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.09),  # hidden behind compute
     ],
     "compression": [
         facts(kind()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch_agent.analysis.headline import bottleneck, of_some, split, waited_for
+from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_split() -> None:
     assert (of_some(3, 4), of_some(4, 4), of_some(0, 4)) == (" (3 of 4 ranks)", "", "")
 
 
-def test_waited_for() -> None:
+def test_awaited() -> None:
     """The late ranks are those that ranks wait for, if at least half of the waiting is for them."""
-    assert waited_for({2: 0.3, 1: 0.1}, 0.5) == [1, 2]
-    assert waited_for({2: 0.2}, 0.5) == waited_for({}, 0.5) == waited_for({}, None) == []
-    assert waited_for({2: 0.2}, None) == [2]
+    assert awaited({2: 0.3, 1: 0.1}, 0.5) == [1, 2]
+    assert awaited({2: 0.2}, 0.5) == awaited({}, 0.5) == awaited({}, None) == []
+    assert awaited({2: 0.2}, None) == [2]

@@ -364,6 +364,9 @@ def test_destroyed_group() -> None:
     assert (verdict.cause, verdict.ranks) == ("destroyed", [3])
     behind = rank(0, op(group="l")), rank(1, failed=[raised()]), destroyed
     assert {(each.cause, tuple(each.ranks)) for each in judged(*behind, groups=(LEFT, PAIR))} == {("destroyed", (3,))}
+    both = rank(0, op()), rank(1, failed=[raised()]), rank(2, op()), destroyed
+    (verdict,) = (each for each in judged(*both, groups=(WORLD, PAIR)) if each.group == "world")
+    assert (verdict.cause, verdict.ranks) == ("destroyed", [3])
     goes_on = rank(0, op(group="l")), rank(1), destroyed
     (verdict,) = judged(*goes_on, groups=(LEFT, PAIR))
     assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
