@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation("return False  # this rank waits for none", "continue  # this rank waits for none", "agent/analysis/test_verdicts.py"),
     Mutation("HANG_S, USUAL_TIMES = 10.0, 5.0", "HANG_S, USUAL_TIMES = 10.0, 1.0", "agent/analysis/test_verdicts.py"),
     Mutation("numbers += [each.seq for each in raised if", "numbers += [each.seq for each in () if", "agent/analysis/test_verdicts.py"),
-    Mutation("if 2 * cost >= (waiting or 0.0) else []", "if cost >= (waiting or 0.0) else []", "agent/analysis/test_verdicts.py"),
+    Mutation("if 2 * max(late.values()", "if max(late.values()", "agent/analysis/test_headline.py"),
     # Steps and shares.
     Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest/test_step_accounting.py"),
     Mutation("or _any_in(self._untimed, start_ns, end_ns))", "or False)", "agent/ingest/test_periods.py"),

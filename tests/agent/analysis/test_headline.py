@@ -66,5 +66,6 @@ def test_split() -> None:
 def test_awaited() -> None:
     """The late ranks are those that ranks wait for, if at least half of the waiting is for them."""
     assert awaited({2: 0.3, 1: 0.1}, 0.5) == [1, 2]
+    assert awaited({2: 0.2}, 0.4) == [2]
     assert awaited({2: 0.2}, 0.5) == awaited({}, 0.5) == awaited({}, None) == []
     assert awaited({2: 0.2}, None) == [2]
