@@ -111,11 +111,11 @@ def test_precedence(tmp_path: Path, key: str, default: Any, in_file: Any, variab
 def test_files_of_a_node(tmp_path: Path) -> None:
     """The agent's files are named for the host, or for the node if it has a name, so that a pod that is replaced has those of the one before."""
     env = {"HOME": str(tmp_path), "COMMWATCH_STATE": str(tmp_path)}
-    files = ("history", "alerts", "sent_alerts", "evidence")
+    files = ("history", "sent_alerts", "evidence")
     for names, node in ((env, gethostname()), ({**env, "COMMWATCH_NODE": "gpu-7.rack1"}, "gpu-7.rack1")):
         config = load(names)
         assert [getattr(config, file).name.partition("-")[2].partition(".sqlite")[0] for file in files] == [
-            node, f"{node}.json", f"{node}.json", node
+            node, f"{node}.json", node
         ]  # fmt: skip
         placed, lock = place_of_alerts(config)
         os.close(lock)

@@ -175,7 +175,15 @@ def test_who_waits_for_the_history(tmp_path: Path) -> None:
     slow = [route.path for route in routes if get_type_hints(route.endpoint).get("worker") is Worker]
     assert len(slow) > 15
     others = {path.rpartition("/")[2] for path in slow if line_of({"path": path, "query_string": b""}) == LIVE}
-    assert others == {"jobs", "ranks", "groups", "pipelines", "bars"}  # without parameters, they need no history
+    assert others == {
+        "jobs",
+        "ranks",
+        "groups",
+        "pipelines",
+        "bars",
+        "incidents",
+        "{incident_id}",
+    }  # without parameters, they need no history
 
 
 def test_the_schema_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from pydantic import TypeAdapter
 from commwatch_agent.analysis.host_rates import answer
 from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.incidents.answers import IncidentFilter, details_of
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.reference.references import References
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.timeline_export import Window
@@ -61,7 +63,10 @@ def asked(watch: Watch) -> Iterator[Worker]:
     made.close()
 
 
+INCIDENT = Incident("one", "hang", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0)
 QUESTIONS: dict[str, dict[str, Any]] = {
+    "incidents": {"job": "job", "wanted": IncidentFilter(), "own": [], "limit": 5},
+    "incident": {"incident_id": "one", "own": details_of(INCIDENT)},
     "summary": SUMMARY,
     "operations": {"wanted": Wanted(**ALWAYS, job="job", limit=30)},
     "operations_csv": {"wanted": Wanted(**ALWAYS, job="job", same={"rank": 1}, limit=30)},

@@ -84,8 +84,8 @@ def _data(call: Call) -> str:
 
 
 def _parts(what: Mapping[int, str]) -> str:
-    """Return as text which ranks have which value, the most frequent first."""
-    names = [name for name, _ in Counter(what.values()).most_common()]
+    """Return as text which ranks have which value, the most frequent first, then by rank."""
+    names = [name for name, _ in Counter(what[rank] for rank in sorted(what)).most_common()]
     return "; ".join(f"{named([rank for rank in what if what[rank] == name])}: {name}" for name in names)
 
 
