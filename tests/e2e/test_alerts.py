@@ -79,8 +79,8 @@ class Scene:
 
 
 def soon(directory: Path) -> dict[str, float | str]:
-    """For an agent that evaluates its rules each second, not each 15 s."""
-    return {"commwatch_agent.alerting.evaluation._ROUND_S": 1.0, **impatient_agent(directory / "list.yaml", FOR_S)}
+    """For an agent that looks at its metrics each second, not each 15 s."""
+    return {"commwatch_agent.alerting.look.METRICS_S": 1.0, **impatient_agent(directory / "list.yaml", FOR_S)}
 
 
 def settings(directory: Path, manager: str, webhook: str) -> Path:
@@ -193,8 +193,11 @@ def test_hang(tmp_path: Path) -> None:
     with agent(tmp_path, "--quiet", env=env, constants=soon(tmp_path)) as running:
         job = Job(tmp_path, "hang", stopped.does, stopped.culprit, stopped.good)
         try:
+            firing = "/api/v1/alerts?state=firing&severity=critical"
+            # It fires a moment before it is delivered, with its evidence.
             (alert,) = wait_for(
-                lambda: running.get("/api/v1/alerts?state=firing&severity=critical")["active"], "the alert"
+                lambda: [each for each in running.get(firing)["active"] if "evidence_url" in each["annotations"]],
+                "the alert",
             )
             evidence = wait_for(lambda: bundle(alert["annotations"]["evidence_url"]), "the evidence")
         finally:
