@@ -84,18 +84,25 @@ def fields(template: str) -> set[Field]:
     return {field for clause in parse(template) for field in clause.fields()}
 
 
-def render(template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
+def render(
+    template: str,
+    labels: Mapping[str, str],
+    value: float,
+    also: Mapping[str, float],
+    formats: Mapping[str, Callable[[float], str]] | None = None,
+) -> str:
     """Return the text of an alert.
 
     Args:
         also: the ``also`` numbers of its rule that are known, by name.
+        formats: of numbers, by name; by default ``FORMATS``, with the results of Prometheus.
     """
     numbers = {**also, VALUE: value}
 
     def known(field: Field) -> str:
         if field.format is None:
             return labels.get(field.name, "")
-        return FORMATS[field.format](numbers[field.name]) if field.name in numbers else ""
+        return (formats or FORMATS)[field.format](numbers[field.name]) if field.name in numbers else ""
 
     def text(part: str | Field) -> str:
         if isinstance(part, str):
@@ -220,6 +227,13 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "seconds": duration,
     "bytes": lambda value: f"{humanized(value)}B",
     "number": humanized,
+}
+#: The same, rounded for people: Prometheus's templates cannot round.
+ROUNDED: dict[str, Callable[[float], str]] = {
+    "percent": lambda value: f"{value * 100:.{0 if abs(value) >= 0.01 else 1}f}%",
+    "seconds": lambda value: duration(float(f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}")),
+    "bytes": lambda value: f"{humanized(float(f'{value:.3g}'))}B",
+    "number": lambda value: humanized(float(f"{value:.3g}")),
 }
 _GO_FORMATS = {
     "percent": "humanizePercentage {}",

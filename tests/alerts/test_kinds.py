@@ -11,6 +11,7 @@ import yaml
 from commwatch_alerts.catalogue import CatalogueError, read, shipped
 from commwatch_alerts.export import prometheus
 from commwatch_alerts.model import INFO, SEVERITIES, WARNING, KindSettings
+from commwatch_alerts.text import ROUNDED, render
 from tests.alerts.promtool import promtool
 
 LIST = read(shipped("rules.yaml"))
@@ -126,3 +127,20 @@ def test_unknown_kind() -> None:
     """A kind in the settings that does not exist is refused, with those that do."""
     with pytest.raises(CatalogueError, match="kinds: unknown 'hangs'; known are hang, stalled"):
         read(shipped("rules.yaml"), None, {"hangs": KindSettings()})
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "text"),
+    [
+        ("{value:percent}", 0.5327, "53%"),
+        ("{value:percent}", 0.0042, "0.4%"),
+        ("{value:seconds}", 36.524318, "37s"),
+        ("{value:seconds}", 754.4, "12m 34s"),
+        ("{value:seconds}", 0.01234, "12ms"),
+        ("{value:bytes}/s", 1.23456e9, "1.23GB/s"),
+        ("{value:number}", 12345.0, "12.3k"),
+    ],
+)
+def test_rounded_for_people(template: str, value: float, text: str) -> None:
+    """Numbers of the agent's messages have no more digits than people read."""
+    assert render(template, {}, value, {}, ROUNDED) == text

@@ -95,9 +95,9 @@ class IncidentWatch(Collector):
         before = self._in_step(now - now_s)
         look = self._look(now, now_s, self.plan.thresholds)
         settled = now_s - self._began_s >= SETTLED_S
-        around = Around(
-            now, self._ended_runs(look, before, settled), look.common, self._host, self.plan.instance, settled
-        )
+        owners = {name: ", ".join(filter(None, (job.user, job.script))) for name, job in look.jobs.items()}
+        ended = self._ended_runs(look, before, settled)
+        around = Around(now, ended, look.common, self._host, self.plan.instance, owners, settled)
         with self._lock:
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]

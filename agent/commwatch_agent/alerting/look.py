@@ -20,6 +20,7 @@ from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Seen
+from commwatch_collectors.node import process
 
 #: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics.
 _ENDED_NS, METRICS_S = 2_000_000_000, 15.0
@@ -56,6 +57,8 @@ class Verdicts:
         self._queries, self._more = queries, more
         self._lock = threading.Lock()
         self._ended = _Ended()
+        #: By run: who runs it, and its script.
+        self._owners: dict[str, tuple[str, str]] = {}
 
     def __call__(self, job: str | None = None) -> list[Verdict]:
         """Return the verdicts on a job, or on all, the longest first."""
@@ -67,14 +70,29 @@ class Verdicts:
         with self._queries.live(None) as (held, now_ns):
             seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
             runs = {job.id: (live_ranks.run_key(job), live_ranks.run(job)) for job in held}
+            owners = {job.id: self._owner(job, runs[job.id][0]) for job in held}
             sizes = {
                 job.id: int(next(live_ranks.of_this_run(job)).identity["world_size"]) for job in held if job.rank_totals
             }
         jobs = {
-            name: KnownJob(runs[name][0], size, is_ended((view for view in seen.ranks if view.job_id == name), size))
+            name: KnownJob(
+                runs[name][0],
+                size,
+                is_ended((view for view in seen.ranks if view.job_id == name), size),
+                *owners[name],
+            )
             for name, size in sizes.items()
         }
         return judged(seen), seen, jobs, _common(runs)
+
+    def _owner(self, job: Job, run: str) -> tuple[str, str]:
+        """Return who runs a job, and its script; looked up once."""
+        if run not in self._owners:
+            pid = next((totals.pid for totals in live_ranks.of_this_run(job) if totals.alive and totals.pid), None)
+            if pid is None:
+                return "", ""
+            self._owners[run] = process.user(pid), process.script(pid)
+        return self._owners[run]
 
     def _of_ended(self, held: list[Job], now_ns: int) -> list[Verdict]:
         """Return verdicts on what has ended; that search is made every other second."""

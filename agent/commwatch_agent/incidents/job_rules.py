@@ -25,6 +25,9 @@ class KnownJob(NamedTuple):
     world_size: int
     #: All its ranks are known to have ended.
     ended: bool
+    #: Who runs it, and its script; empty: not known.
+    user: str = ""
+    script: str = ""
 
 
 class WholeJob(NamedTuple):

@@ -21,7 +21,8 @@ from commwatch_agent.incidents.incident import (
     incident_id,
 )
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
-from commwatch_alerts.text import render
+from commwatch_alerts.text import ROUNDED, render
+from commwatch_collectors.spans import ranks as named
 
 #: One that comes back so many seconds after its end goes on.
 COMES_BACK_S = 60.0
@@ -58,6 +59,8 @@ class Around:
     #: Name of this host, and the label ``instance`` of what this agent says of it.
     host: str = ""
     instance: str = ""
+    #: What people know a job by besides its name, by that: ``alice, train.py``.
+    owners: Mapping[str, str] = field(default_factory=dict)
     #: Whether all sources have been looked at: otherwise a condition that is not found may still hold.
     is_settled: bool = True
 
@@ -253,9 +256,28 @@ def _alerts(
     after += _without([each for at, each in active.items() if at not in holding], rules, around.now)
     for at, (rule, condition) in holding.items():
         state = _held(active.get(at), rule, condition, around)
-        about = {"runbook_url": table.runbook_url(rule.name), "incident": incident.id}
+        about = {
+            "runbook_url": table.runbook_url(rule.name),
+            "incident": incident.id,
+            "where": _where(incident, around),
+        }
         after.append(replace(state, annotations={**state.annotations, **about}))
     return tuple(after[-MOST_ALERTS:])
+
+
+def _where(incident: Incident, around: Around) -> str:
+    """Return whom an incident is about, for people: job, user, script, nodes and ranks."""
+    owner = around.owners.get(incident.job_id, "")
+    parts = [f"Job {incident.job_id}{f' ({owner})' if owner else ''}"] if incident.job_id else []
+    parts += (
+        [f"{'node' if len(incident.nodes) == 1 else 'nodes'} {', '.join(incident.nodes)}"]
+        if any(incident.nodes)
+        else []
+    )
+    parts += [named(list(incident.ranks))] if incident.ranks else []
+    parts += [f"{named(list(incident.waiting))} waiting"] if incident.waiting else []
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Around) -> AlertState:
@@ -264,7 +286,7 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
     labels = labels_of(condition, rule, around)
     fires = state.fired_at is None and around.now - state.active_at >= rule.for_s
     texts = {
-        name: render(text, labels, condition.value, condition.numbers)
+        name: render(text, labels, condition.value, condition.numbers, ROUNDED)
         for name, text in (("summary", rule.summary), ("description", rule.description))
     }
     return replace(

@@ -91,8 +91,8 @@ def summary(alert: Alert) -> str:
 
 
 def description(alert: Alert) -> str:
-    """Return the alert's description in one line, because names in it may have line breaks; empty if there is none."""
-    return printable(alert.annotations.get("description", ""))
+    """Return the alert's description, and whom it is about, in one line, because names in it may have line breaks; empty if there is none."""
+    return printable(" ".join(alert.annotations.get(name, "") for name in ("description", "where")))
 
 
 def links(alert: Alert) -> list[tuple[str, str]]:

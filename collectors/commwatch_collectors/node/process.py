@@ -6,6 +6,7 @@ faults and the scheduler's times.
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from commwatch.wire import files
 #: State by letter in ``/proc/PID/stat``; other letters are transient states.
 STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie"}
 
+#: Options of Python that a value follows.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 #: ``PF_EXITING`` of the kernel, in the flags of a process.
 _EXITING = 0x4
 
@@ -27,6 +30,31 @@ def is_exiting(pid: int, proc: Path = Path("/proc")) -> bool:
     """Return whether the process has ended and the kernel only cleans up; False if not known."""
     fields = files.of_process(pid, str(proc))
     return len(fields) > 6 and fields[6].isdecimal() and bool(int(fields[6]) & _EXITING)
+
+
+def user(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the name of the user who runs a process, or the number of a user without a name; empty if not known."""
+    status = files.text(f"{proc}/{pid}/status") or ""
+    uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "")
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return uid
+
+
+def script(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the script or module that a Python process runs, as its command line has it; empty if there is none."""
+    words = (files.text(f"{proc}/{pid}/cmdline") or "").split("\0")[1:]
+    for at, word in enumerate(words):
+        if word == "-m":
+            return "".join(words[at + 1 : at + 2])
+        if word == "-c":
+            return ""
+        if word in _WITH_VALUE:
+            words[at + 1 : at + 2] = ["-"]
+        elif not word.startswith("-"):
+            return word.rpartition("/")[2]
+    return ""
 
 
 class Usage(NamedTuple):

@@ -60,7 +60,10 @@ class Scene:
         """What there is so many seconds later."""
         self.now += after
         self.known = advanced(
-            conditions, self.known, TABLE, Around(self.now, common={"key": "common"}, host="host", **around)
+            conditions,
+            self.known,
+            TABLE,
+            Around(self.now, common={"key": "common"}, host="host", owners={"train": "alice, train.py"}, **around),
         )
         return self.known
 
@@ -241,6 +244,7 @@ def test_texts_and_labels() -> None:
     assert alert.annotations["summary"] == "Hang of 1"
     assert alert.annotations["runbook_url"] == "http://agent/runbook#Hang"
     assert alert.annotations["incident"] == hang.id
+    assert alert.annotations["where"] == "Job train (alice, train.py), node host, rank 1, ranks 0, 2 waiting."
 
 
 def test_kinds_that_are_off() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -103,3 +104,30 @@ def test_usage_of_files(tmp_path: Path, lines: str, folder: str, stat: str, thro
     (cgroups / folder / "cpu.stat").write_text(stat)
     assert process.usage(7, proc, cgroups) == process.Usage(100, 20, 12, throttled_ns)
     assert process.usage(8, proc, cgroups) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python\0train.py\0--lr\01", "train.py"),
+        ("/usr/bin/python3\0-u\0-W\0ignore\0/home/me/train.py", "train.py"),
+        ("python\0-X\0dev\0-m\0llm.train\0--x", "llm.train"),
+        ("python\0-c\0import x", ""),
+        ("python", ""),
+        ("", ""),
+    ],
+)
+def test_script(tmp_path: Path, command: str, script: str) -> None:
+    """The script or module is that of the command line, without options of Python and its own arguments."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_text(command + "\0")
+    assert process.script(7, tmp_path) == script
+
+
+def test_user(tmp_path: Path) -> None:
+    """The user is the one who runs the process, by name if there is one; a process that is not there has none."""
+    assert process.user(os.getpid()) == pwd.getpwuid(os.getuid()).pw_name
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\tx\nUid:\t4294967294\t0\t0\t0\n")
+    assert process.user(7, tmp_path) == "4294967294"
+    assert process.user(8, tmp_path) == ""
