@@ -24,14 +24,10 @@ from socket import gethostname
 from typing import BinaryIO
 
 from commwatch.wire import crossing
-from commwatch_agent.alerting.marks import corruption_of, marks_of
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.runs import Stored
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.watchers import stack_capture
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
@@ -205,14 +201,6 @@ class Evidence:
         with contextlib.suppress(FileNotFoundError):
             return crossing.read(self._directory / f"{_key(alert)}.json", MOST_BYTES, crossing.own()).decode()
         return None
-
-    def marks(self, run: Stored) -> list[TraceMark]:
-        """Return the alerts and verdicts about a run in the bundles on disk."""
-        return list(marks_of(self._directory, run))
-
-    def corruption(self, run: Stored) -> list[PastCorruption]:
-        """Return the verdicts on corrupt data of a run in the bundles on disk, the earliest first."""
-        return corruption_of(self._directory, run)
 
     def _make_room(self, key: str) -> None:
         """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""

@@ -41,10 +41,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _timeline(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.marks import marks_of
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.commands.timeline import traces_of_others
+    from commwatch_agent.incidents.stored import of_run
     from commwatch_agent.nodes.merging import Nodes, covered
+    from commwatch_agent.report.past_incidents import marks_of
     from commwatch_agent.report.timeline_export import Window, own_trace, write
     from commwatch_agent.runtime.whole_files import writing
     from commwatch_agent.watchers.profiles import kept_in, traces_of
@@ -55,7 +56,7 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
         for url, why in silent.items():
             complain(f"{url} does not answer: {why}")
         about = {"nodes": {"answered": 1 + len(others), "silent": silent}} if others or silent else {}
-        marks, window = marks_of(config.evidence, agent.stored(job)), Window(arguments.last)
+        marks, window = marks_of(of_run(config.history, agent.stored(job))), Window(arguments.last)
         profiles = () if arguments.no_profiles else traces_of(kept_in(config.state), job)
         try:
             with (

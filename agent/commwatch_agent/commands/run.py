@@ -28,7 +28,6 @@ from commwatch.wire.crossing import Trust
 from commwatch.wire.errors import UsageError
 from commwatch.wire.identity import JOB_VARIABLES, RUN_VARIABLE, job_id, make_private_dir, probe_mark, ring_prefix
 from commwatch.wire.ring_reader import BadRing, RingReader
-from commwatch_agent.alerting.marks import corruption_of
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.commands import explain, native_hook, nccl_debug
 from commwatch_agent.commands.output_filter import Passing
@@ -39,8 +38,10 @@ from commwatch_agent.core.units import moment
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.incidents.stored import of_run
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report
+from commwatch_agent.report.past_incidents import corruption_of
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import logs_of
 from commwatch_agent.watchers.nccl_archive import kept
@@ -471,7 +472,7 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
         for name in names:
             stored = agent.stored(name)
             topology = kept(history, stored)
-            corruption = corruption_of(history.parent / config.evidence.name, stored)
+            corruption = corruption_of(of_run(history, stored))
             known = [] if topology is None else topology.findings
             built = report.build(agent, name, history, f"{opens} {shlex.quote(name)}", known, corruption=corruption)
             if built is not None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
+from commwatch_agent.core.runs import Stored
+from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.incident import AlertState, EvidenceItem, Incident
 
@@ -38,6 +41,19 @@ def incidents_of(rows: Iterable[IncidentRow]) -> Iterator[Incident]:
             yield from_json(json.loads(row.data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
+
+
+def of_run(path: Path, run: Stored) -> list[Incident]:
+    """Return the incidents of a run in the history that were or are open, the latest first.
+
+    Raises:
+        StoreError, sqlite3.Error: the history cannot be read.
+    """
+    with History(path) as history:
+        rows = history.incidents(runs=[run.key], states=("open", "ended"))
+    if not run.key:  # it is known by its name only
+        rows = [row for row in rows if row.job == run.name and run.from_s <= row.began_ns / 1e9 < run.until_s]
+    return list(incidents_of(rows))
 
 
 def from_json(given: dict[str, Any]) -> Incident:

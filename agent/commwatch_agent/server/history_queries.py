@@ -26,7 +26,7 @@ from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Cursor, Operation, Reader
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentFilter, IncidentView, details_of, latest_of
 from commwatch_agent.incidents.answers import view_of as incident_view
-from commwatch_agent.incidents.stored import incidents_of
+from commwatch_agent.incidents.stored import incidents_of, of_run
 from commwatch_agent.nodes.queries import Cells, view_of
 from commwatch_agent.reference.efficiency import Efficiency, Line
 from commwatch_agent.report.job_advice import lately
@@ -129,12 +129,12 @@ def incidents(
         own: those in memory, which may be newer than those in the history.
         limit: most ended ones.
     """
-    stored = None if job is None else agent.stored(job)
-    with History(agent.path) as history:
-        rows = history.incidents(runs=None if stored is None else [stored.key])
-    if stored is not None and not stored.key:
-        rows = [row for row in rows if row.job == stored.name and stored.from_s <= row.began_ns / 1e9 < stored.until_s]
-    found = [incident_view(each) for each in incidents_of(rows) if wanted.holds(each)]
+    if job is None:
+        with History(agent.path) as history:
+            known = list(incidents_of(history.incidents(states=("open", "ended"))))
+    else:
+        known = of_run(agent.path, agent.stored(job))
+    found = [incident_view(each) for each in known if wanted.holds(each)]
     every = {each.id: each for each in [*found, *(view for view in own if wanted.holds(view))]}
     shown = [each if job is None else replace(each, job_id=job) for each in every.values()]
     return latest_of(shown, limit)

@@ -7,10 +7,16 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.history.store import Writer
+from commwatch_agent.incidents.incident import AlertState, Incident
+from commwatch_agent.incidents.stored import row_of
 from commwatch_agent.report.chrome_trace import pid_of
 from tests.agent.server.routes.test_jobs import populated
 from tests.agent.test_config import one_line
@@ -60,29 +66,39 @@ def test_between_two_times(asked: RunningAgent) -> None:
         assert len(route(asked, f"job=train&{query}").of("operation")) == expected, query
 
 
-def test_alerts_in_the_timeline(asked: RunningAgent, tmp_path: Path) -> None:
-    """What the evidence on disk says of the job is in the file; evidence that cannot be read does not matter."""
+def test_incidents_in_the_timeline(asked: RunningAgent, tmp_path: Path) -> None:
+    """The incidents of the job are in the file, with their alerts; those of other jobs are not."""
     out, state = tmp_path / "trace.json", tmp_path / "state"
     state.mkdir()
     for path in asked.directory.glob("history-*"):
         (state / path.name).write_bytes(path.read_bytes())
-    evidence = state / next(state.glob("history-*.sqlite")).name.replace("history-", "evidence-").removesuffix(
-        ".sqlite"
+    (history,) = state.glob("history-*.sqlite")
+    at, key = read_begin(asked) + 0.05, QueryService(history).stored("train").key
+    alert = AlertState("StragglerRank", "warning", at, at, annotations={"summary": "late"})
+    late = Incident(
+        "a",
+        "straggler",
+        "warning",
+        "open",
+        "train",
+        key,
+        ("2",),
+        at,
+        at,
+        at,
+        says="rank 2 is late",
+        ranks=(2,),
+        alerts=(alert,),
     )
-    evidence.mkdir()
-    at = read_begin(asked) + 0.05
-    verdicts = [{"kind": "straggler", "ranks": [2], "says": "rank 2 is late"}]
-    alert = {"name": "StragglerRank", "labels": {"job_id": "train"}, "annotations": {"summary": "late"}, "fired_at": at}
-    (evidence / "a.json").write_text(json.dumps({"alert": alert, "taken_at": at, "verdicts": verdicts}))
-    (evidence / "b.json").write_text(json.dumps({"alert": {**alert, "labels": {"job_id": "other"}}, "taken_at": at}))
-    (evidence / "c.json").write_text("[1")
-    (evidence / "d.json").write_text('{"alert": 3}')
+    with closing(Writer(history)) as store:
+        for each in (late, replace(late, id="b", run="other", job_id="other")):
+            store.incident(row_of(each, "/run"))
     done = commwatch("timeline", "train", "--state", state, "--last", "all", "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     marks = [(each["name"], each["pid"], each["args"]) for each in read(out).instants if each["cat"] == "mark"]
-    assert marks == [
+    assert sorted(marks, key=str) == [
         ("alert StragglerRank", pid_of(0), {"summary": "late"}),
-        ("verdict straggler", pid_of(2), {"says": "rank 2 is late"}),
+        ("incident straggler", pid_of(2), {"says": "rank 2 is late", "severity": "warning", "id": "a"}),
     ]
 
 

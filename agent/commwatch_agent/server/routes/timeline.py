@@ -8,6 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from commwatch_agent.incidents.stored import of_run
+from commwatch_agent.report.chrome_trace import TraceMark
+from commwatch_agent.report.past_incidents import marks_of
 from commwatch_agent.report.timeline_export import Window as Part
 from commwatch_agent.report.timeline_parts import Page, TimelinePart
 from commwatch_agent.runtime.peers import SELF
@@ -31,6 +34,7 @@ from commwatch_agent.server.routes.params import (
     sound_parameters,
     window,
 )
+from commwatch_agent.server.services import Services
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 Last = Annotated[
@@ -68,7 +72,7 @@ def timeline(
 ) -> Response:
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     named = some_job(agent, job, scope)
-    marks = services.evidence.marks(services.queries.stored(named))
+    marks = _marks(services, named)
     if scope == "node":
         return answered(worker.text("timeline", job=named, window=of, marks=marks))
     nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
@@ -92,5 +96,9 @@ def timeline_part(
     """A page of the timeline of this node by its own clock, latest end first, for the timeline of another."""
     job_exists(agent, job)
     page = Page(of.last_s, from_ns, cursor, limit, of.since_ns, of.until_ns)
-    marks = services.evidence.marks(services.queries.stored(job)) if cursor is None else []
+    marks = _marks(services, job) if cursor is None else []
     return answered(worker.text("timeline_part", job=job, page=page, marks=marks))
+
+
+def _marks(services: Services, job: str) -> list[TraceMark]:
+    return list(marks_of(of_run(services.queries.path, services.queries.stored(job))))
