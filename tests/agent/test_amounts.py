@@ -25,6 +25,7 @@ from commwatch_agent.core.sketch import Packed
 from commwatch_agent.history import chunks, operations
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
+from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_agent.ingest import optimizer_rounds, rank_totals, step_accounting
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.optimizer_rounds import EachPass, Mark
@@ -349,7 +350,7 @@ def test_dump_of_many_groups(tmp_path: Path) -> None:
     assert {entry.group[0] for entry in taken.dump.entries} == {
         str(n) for n in range(2000 - flight_recorder.MOST_GROUPS, 2000)
     }
-    assert flight_recorder_analysis.conclude([taken]) is not None
+    assert judged_dumps([taken]) is not None
 
 
 def ras_text(size: int, *blocks: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from commwatch.wire.ring_reader import RingReader
-from commwatch_agent.analysis.flight_recorder_analysis import conclude, take
+from commwatch_agent.analysis.flight_recorder_analysis import take
+from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_collectors.node.flight_recorder import load, unpickled
 from tests.e2e.torchjob import run_job
 from tests.helpers import commwatch
@@ -56,7 +57,7 @@ def test_real_dump(dumps: Path) -> None:
 @pytest.mark.parametrize("form", ["trace_{}", "trace_{}.json"])
 def test_who_has_not_come(dumps: Path, form: str) -> None:
     """The dumps of two ranks together name the one that has not entered what the other waits in."""
-    (verdict,) = conclude([take(dumps / form.format(rank)) for rank in (0, 1)])
+    (verdict,) = judged_dumps([take(dumps / form.format(rank)) for rank in (0, 1)])
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("stalled", "not_joined", [1], [0])
     assert (verdict.group, verdict.op, verdict.seq, verdict.source) == (
         "default_pg",

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Trust
-from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, seconds
 from commwatch_agent.core.views import GroupView, InFlight, RankView
@@ -128,15 +128,14 @@ def last_operations(taken: RankDump) -> list[LastOperation]:
 # -- the views that are judged --------------------------------------------------------------------
 
 
-def conclude(dumps: Iterable[RankDump]) -> list[Verdict]:
-    """Return the verdicts on the ranks of the dumps, the longest first.
+def views(dumps: Iterable[RankDump]) -> tuple[list[RankView], list[GroupView]]:
+    """Return the ranks of the dumps and their groups, as they are judged.
 
     A rank without a dump is blamed only if a dump lists it as a member of a group.
     """
     by_rank = {taken.rank: taken for taken in dumps}
     groups = _groups(by_rank)
-    found = verdicts([_rank(taken, groups) for taken in by_rank.values()], groups.values())
-    return [replace(verdict, source=SOURCE) for verdict in found]
+    return [_rank(taken, groups) for taken in by_rank.values()], list(groups.values())
 
 
 def _groups(by_rank: dict[int, RankDump]) -> dict[tuple[str, str, tuple[int, ...] | None], GroupView]:

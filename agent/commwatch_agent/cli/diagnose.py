@@ -63,13 +63,14 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 
 def _flight_recorder(arguments: argparse.Namespace) -> int:
     from commwatch_agent.analysis import flight_recorder_analysis
+    from commwatch_agent.incidents.judging import judged_dumps
 
     if arguments.agents or arguments.job:
         raise UsageError("--flight-recorder reads only the dumps; leave out ADDRESS and --job")
     dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
         raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))
-    found = flight_recorder_analysis.conclude(dumps)
+    found = judged_dumps(dumps)
     print(
         (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.ended_operations import RankParts
+from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
 from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, merged_groups, verdicts
 from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
@@ -23,6 +25,12 @@ def seen_here(jobs: Iterable[Job], now_ns: int, reported: Iterable[Verdict]) -> 
     """
     held = list(jobs)
     return Seen(live_ranks.ranks(held, now_ns), live_ranks.groups(held), list(reported), {})
+
+
+def judged_dumps(dumps: Iterable[RankDump]) -> list[Verdict]:
+    """Return the verdicts on the ranks of dumps of PyTorch's Flight Recorder, the longest first."""
+    found = judged(Seen(*views(dumps), [], {}))
+    return [replace(verdict, source=SOURCE) for verdict in found]
 
 
 def judged(seen: Seen) -> list[Verdict]:

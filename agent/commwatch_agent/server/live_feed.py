@@ -21,6 +21,8 @@ from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.incidents.answers import IncidentView, latest_of
+from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes, own_records
 from commwatch_agent.server.live_view import JobNow, job_now
@@ -37,6 +39,8 @@ PAST_S, LATELY_S = 3600.0, 60.0
 _INSIGHTS_S, _SELDOM, _MOST_INSIGHTS_S = 60.0, 200, 600.0
 #: Seconds for each agent between two requests for the operations of all nodes: with 128 agents 26 s.
 _CELLS_S = 0.2
+#: Most ended incidents of a moment.
+_MOST_ENDED = 20
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Moment:
     alerts: list[AlertView]
     #: The nodes that ``job`` covers.
     nodes: Nodes
+    #: Incidents of this job and of the node that are open, pending, or ended lately, in the form of ``/api/v1/incidents``.
+    incidents: list[IncidentView]
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,9 @@ class LiveFeed:
         active = [alert for alert in self._services.incidents.alerts()[0] if alert.labels.get("job_id") in here]
         alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
         about = (self._clock(), __version__, gethostname(), self._services.ready())
-        return _json(Moment, Moment(*about, names, shown, alerts, nodes))
+        incidents = [each for each in self._services.incidents.incidents() if each.job_id in ("", here[1])]
+        found = latest_of(map(incident_view, incidents), _MOST_ENDED)
+        return _json(Moment, Moment(*about, names, shown, alerts, nodes, found))
 
     def node(self, job_id: str) -> NodeNow | None:
         """Return what this node contributes to the moment of a job; ``None``: it is not in memory."""

@@ -12,13 +12,13 @@ import pytest
 
 from commwatch_agent.analysis.flight_recorder_analysis import (
     RankDump,
-    conclude,
     last_operations,
     positions,
     take,
     take_all,
     text,
 )
+from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_collectors.node.flight_recorder import BadDump, load
 from tests.collectors.node.test_flight_recorder import BEGIN_NS, dump_of, entry, pending
 from tests.helpers import commwatch
@@ -35,15 +35,15 @@ def taken(rank: int, *entries: dict[str, Any], after_s: float = 60, ranks: str =
 def test_healthy() -> None:
     """Ranks whose operations have all ended, or have just begun, have nothing wrong with them."""
     done = [entry(n, n + 1) for n in range(3)]
-    assert conclude([taken(0, *done), taken(1, *done)]) == []
-    assert conclude([taken(0, *done, pending(3, 4), after_s=4), taken(1, *done, after_s=4)]) == []
-    assert conclude([]) == []
+    assert judged_dumps([taken(0, *done), taken(1, *done)]) == []
+    assert judged_dumps([taken(0, *done, pending(3, 4), after_s=4), taken(1, *done, after_s=4)]) == []
+    assert judged_dumps([]) == []
 
 
 def test_not_joined() -> None:
     """A rank that has not entered what the other waits in is named, with what and for how long."""
     done = [entry(n, n + 1) for n in range(3)]
-    (verdict,) = conclude([taken(0, *done, pending(3, 4), pending(4, 5, "scheduled")), taken(1, *done)])
+    (verdict,) = judged_dumps([taken(0, *done, pending(3, 4), pending(4, 5, "scheduled")), taken(1, *done)])
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("stalled", "not_joined", [1], [0])
     assert (verdict.op, verdict.seq, verdict.group, verdict.job_id) == ("all_reduce", 4, "default_pg", "the dumps")
     assert verdict.since_s == 57
@@ -53,7 +53,7 @@ def test_not_joined() -> None:
 def test_stuck_inside() -> None:
     """If all ranks have entered and none completes, the network between them is to blame."""
     both = [entry(0, 1), pending(1, 2)]
-    (verdict,) = conclude([taken(0, *both), taken(1, *both)])
+    (verdict,) = judged_dumps([taken(0, *both), taken(1, *both)])
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("hang", "stuck", [0, 1])
     assert "every rank has entered" in verdict.says
 
@@ -82,7 +82,7 @@ def test_queued_behind_another_group(timed: bool) -> None:
 
     tp, dp = of("tp", entry(0, 1)), of("dp", entry(1, 1))
     behind = of("tp", pending(3, 2, "scheduled", time_discovered_started_ns=None))
-    found = conclude(
+    found = judged_dumps(
         [of_rank(0, tp, dp, of("dp", pending(2, 2)), behind), of_rank(1, tp, of("tp", pending(2, 2))), of_rank(2, dp)]
     )
     assert [(each.kind, each.cause, each.group, each.ranks) for each in found] == [("stalled", "not_joined", "dp", [2])]
@@ -91,16 +91,16 @@ def test_queued_behind_another_group(timed: bool) -> None:
 def test_different_operations() -> None:
     """Ranks in different operations, or in the same with different data, at one place disagree."""
     other = pending(1, 2, profiling_name="nccl:broadcast")
-    (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2)), taken(1, entry(0, 1), other)])
+    (verdict,) = judged_dumps([taken(0, entry(0, 1), pending(1, 2)), taken(1, entry(0, 1), other)])
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("desync", "ops", [0, 1])
     larger = pending(1, 2, input_sizes=[[4096]], output_sizes=[[4096]])
-    (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2)), taken(1, entry(0, 1), larger)])
+    (verdict,) = judged_dumps([taken(0, entry(0, 1), pending(1, 2)), taken(1, entry(0, 1), larger)])
     assert (verdict.kind, verdict.cause) == ("desync", "sizes")
 
 
 def test_rank_without_a_dump() -> None:
     """A member without a dump is unknown, and the verdict names it."""
-    (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]"), taken(1, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]")])  # fmt: skip
+    (verdict,) = judged_dumps([taken(0, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]"), taken(1, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]")])  # fmt: skip
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("stalled", "unseen", [2])
     assert "no data from rank 2" in verdict.says
 
@@ -115,19 +115,19 @@ def test_overwritten() -> None:
         said["pg_config"].update(config)
         other = RankDump("trace_1", 1, BEGIN_NS + 60 * S, load(pickle.dumps(said)))
         waits.dump.members["1", "tp"] = (0, 1)
-        assert bool(conclude([waits, other])) is blamed
+        assert bool(judged_dumps([waits, other])) is blamed
 
 
 def test_messages_are_not_judged() -> None:
     """The recorder does not show whether a thread waits for a send or a recv."""
     recv = pending(1, 2, profiling_name="nccl:recv 0<-1", is_p2p=True, p2p_seq_id=1)
-    assert conclude([taken(0, entry(0, 1), recv), taken(1, entry(0, 1))]) == []
+    assert judged_dumps([taken(0, entry(0, 1), recv), taken(1, entry(0, 1))]) == []
 
 
 def test_groups_of_one_name() -> None:
     """Groups with one name and different members, as the rows of a mesh, are kept apart."""
     rows = [taken(rank, entry(0, 1), *[pending(1, 2)] * (rank == 0), ranks="[0, 1]" if rank < 2 else "[2, 3]") for rank in range(4)]  # fmt: skip
-    (verdict,) = conclude(rows)
+    (verdict,) = judged_dumps(rows)
     assert (verdict.ranks, verdict.waiting) == ([1], [0])
 
 
@@ -187,7 +187,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     dumps, damaged = take_all([good, tmp_path / "t1", tmp_path / "t2", twice])
     assert [each.rank for each in dumps] == [0]
     assert list(damaged) == [str(tmp_path / "t1"), str(tmp_path / "t2"), str(twice)]
-    said = text(conclude(dumps), dumps, damaged)
+    said = text(judged_dumps(dumps), dumps, damaged)
     assert "t1 is skipped: not a dump of the Flight Recorder" in said
     assert "t2 is skipped: No such file or directory" in said
     assert "no data from rank 1" in said
