@@ -26,9 +26,9 @@ from hypothesis import HealthCheck, settings
 from commwatch.wire import events as ev
 from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
-from commwatch_agent.alerting.bundles import Evidence
+from commwatch_agent.alerting.bundles import Bundles
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import Look, Verdicts
+from commwatch_agent.alerting.look import Verdicts
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
@@ -38,6 +38,7 @@ from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.store import begin
+from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
@@ -197,9 +198,9 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
         file.write(until.to_bytes(8, "little"))
 
 
-def no_alerts() -> tuple[IncidentWatch, Evidence]:
+def no_alerts() -> tuple[IncidentWatch, Bundles]:
     """What finds nothing wrong, and keeps no evidence."""
-    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s, thresholds: Look([], {}, {}), "none"), Evidence(
+    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s: Evidence(now), "none"), Bundles(
         Path("none"), "", lambda job: {}
     )
 

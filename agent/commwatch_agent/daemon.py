@@ -21,7 +21,7 @@ from commwatch.wire.announcement import FILE, announce
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import PEER_ADDRESS
 from commwatch_agent.alerting.alert_rules import plan_of
-from commwatch_agent.alerting.bundles import Evidence, Sources
+from commwatch_agent.alerting.bundles import Bundles, Sources
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
 from commwatch_agent.alerting.look import NodeLook, Verdicts
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
@@ -161,7 +161,7 @@ class Daemon:
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, self._address)
         sources = Sources(queries, self._verdicts, watchers.nccl, watchers.gpus, watchers.host)
-        self._evidence = Evidence(kept.evidence, self._address, sources.sections)
+        self._evidence = Bundles(kept.evidence, self._address, sources.sections)
         self._incidents = self._watch_of(config)
         self._worker = Worker(queries, self._references, self._damaged)
         self._id, self._queries = secrets.token_hex(8), queries

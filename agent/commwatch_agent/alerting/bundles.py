@@ -122,7 +122,7 @@ def _plain(other: object) -> object:
     return asdict(other) if is_dataclass(other) and not isinstance(other, type) else str(other)
 
 
-class Evidence:
+class Bundles:
     """The bundles on disk, and a queue of alerts that wait for their bundle.
 
     Args:

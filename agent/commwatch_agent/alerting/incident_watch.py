@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from socket import gethostname
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commwatch_agent.alerting.look import Look
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.alerts import alerts_of, is_explained
-from commwatch_agent.incidents.explanations import explained
+from commwatch_agent.incidents.conclude import FINDERS, Finder, conclude
+from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import OF_RANKS, EvidenceItem, Incident
-from commwatch_agent.incidents.lifecycle import Around, Table, advanced
+from commwatch_agent.incidents.lifecycle import Around, Table
 from commwatch_agent.incidents.stored import incidents_of, row_of
 from commwatch_agent.prometheus.families import Families
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
@@ -37,19 +37,18 @@ class Plan:
     """How an agent concludes, and where it delivers the alerts."""
 
     table: Table
-    #: By name.
-    thresholds: Mapping[str, float] = field(default_factory=dict)
     #: Label ``instance`` of this node in alerts that are about it; empty: no such label.
     instance: str = ""
     #: Gets all firing alerts after each look, and those that have ended, once. Must not block.
     deliver: Callable[[Sequence[Alert]], object] = lambda alerts: None
+    finders: Sequence[Finder] = FINDERS
 
 
 class IncidentWatch(Collector):
     """Concludes, keeps and tells what is wrong; one thread calls ``tick``, any thread the other methods.
 
     Args:
-        look: returns what holds, given Unix time, monotonic seconds and thresholds.
+        look: returns what is known, given Unix time and monotonic seconds.
         agent: run directory of this agent, by which it finds its incidents in the history.
         kept: incidents of this agent in the history.
         clock: monotonic time in s.
@@ -59,7 +58,7 @@ class IncidentWatch(Collector):
     def __init__(
         self,
         plan: Plan,
-        look: Callable[[float, float, Mapping[str, float]], Look],
+        look: Callable[[float, float], Evidence],
         agent: str,
         kept: Iterable[IncidentRow] = (),
         *,
@@ -93,7 +92,7 @@ class IncidentWatch(Collector):
         """Look, conclude, and deliver; call this about once a second."""
         now_s, now = self._clock(), self._wall()
         before = self._in_step(now - now_s)
-        look = self._look(now, now_s, self.plan.thresholds)
+        look = self._look(now, now_s)
         settled = now_s - self._began_s >= SETTLED_S
         owners = {name: ", ".join(filter(None, (job.user, job.script))) for name, job in look.jobs.items()}
         ended = self._ended_runs(look, before, settled)
@@ -101,7 +100,7 @@ class IncidentWatch(Collector):
         with self._lock:
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]
-        after = _pruned(explained(advanced(look.conditions, before, self.plan.table, around)))
+        after = _pruned(conclude(look, before, self.plan.table, around, self.plan.finders))
         self._count(before, after)
         with self._lock:
             self._incidents = after
@@ -116,7 +115,7 @@ class IncidentWatch(Collector):
             return self._incidents
         return [each if each.ended_at is not None else _shifted(each, delta_s) for each in self._incidents]
 
-    def _ended_runs(self, look: Look, known: Iterable[Incident], settled: bool) -> set[str]:
+    def _ended_runs(self, look: Evidence, known: Iterable[Incident], settled: bool) -> set[str]:
         """Return the keys of the runs that are over: none of their ranks is alive, or they are no longer in memory."""
         live = {job.run or name for name, job in look.jobs.items() if not job.ended}
         of_jobs = {job.run or name for name, job in look.jobs.items()}

@@ -1,40 +1,28 @@
-"""What an agent looks at to conclude: the jobs in memory, other sources, and its own metrics; all as conditions of one moment."""
+"""What an agent looks at to conclude: the jobs in memory, other sources, and its own metrics, as a value."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.runs import Run
-from commwatch_agent.incidents.incident import Condition
-from commwatch_agent.incidents.job_rules import KnownJob, WholeJob, conditions_of, is_ended
+from commwatch_agent.core.views import RankView
+from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.judging import judged, seen_here
-from commwatch_agent.incidents.metric_rules import METRIC_NAMES, METRIC_RULES
+from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Seen
 from commwatch_collectors.node import process
 
 #: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics.
 _ENDED_NS, METRICS_S = 2_000_000_000, 15.0
-
-
-class Look(NamedTuple):
-    """What was found at one moment."""
-
-    conditions: list[Condition]
-    #: The jobs in memory, by name; and what all nodes know their runs by, by key.
-    jobs: Mapping[str, KnownJob]
-    common: Mapping[str, str]
-    #: Names of the jobs of which another agent says what ranks do wrong.
-    led_elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -62,28 +50,22 @@ class Verdicts:
 
     def __call__(self, job: str | None = None) -> list[Verdict]:
         """Return the verdicts on a job, or on all, the longest first."""
-        return [verdict for verdict in self.look()[0] if job in (None, verdict.job_id)]
+        return [verdict for verdict in self.look().verdicts if job in (None, verdict.job_id)]
 
-    def look(self) -> tuple[list[Verdict], Seen, dict[str, KnownJob], dict[str, str]]:
-        """Return the verdicts, what they are based on, the jobs by name, and what all nodes know their runs by."""
+    def look(self, now: float | None = None) -> Evidence:
+        """Return the verdicts with what they are based on; ``now``: Unix time in s, by default by the clock."""
         more = list(self._more())
         with self._queries.live(None) as (held, now_ns):
             seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
-            runs = {job.id: (live_ranks.run_key(job), live_ranks.run(job)) for job in held}
-            owners = {job.id: self._owner(job, runs[job.id][0]) for job in held}
-            sizes = {
-                job.id: int(next(live_ranks.of_this_run(job)).identity["world_size"]) for job in held if job.rank_totals
-            }
-        jobs = {
-            name: KnownJob(
-                runs[name][0],
-                size,
-                is_ended((view for view in seen.ranks if view.job_id == name), size),
-                *owners[name],
-            )
-            for name, size in sizes.items()
-        }
-        return judged(seen), seen, jobs, _common(runs)
+            runs = {job.id: live_ranks.run(job) for job in held}
+            jobs = {job.id: self._known(job, seen.ranks) for job in held if job.rank_totals}
+        common = {job.run: runs[name].common for name, job in jobs.items() if job.run and runs[name].common}
+        return Evidence(time.time() if now is None else now, jobs, judged(seen), seen.ranks, seen.groups, common=common)
+
+    def _known(self, job: Job, ranks: Iterable[RankView]) -> KnownJob:
+        run, size = live_ranks.run_key(job), int(next(live_ranks.of_this_run(job)).identity["world_size"])
+        ended = is_ended((view for view in ranks if view.job_id == job.id), size)
+        return KnownJob(run, size, ended, *self._owner(job, run))
 
     def _owner(self, job: Job, run: str) -> tuple[str, str]:
         """Return who runs a job, and its script; looked up once."""
@@ -127,42 +109,28 @@ class NodeLook:
         #: Concludes for jobs with ranks on several nodes; ``None``: there are none.
         self.whole: Whole | None = None
         self._window = MetricWindow(METRIC_NAMES, instance)
-        self._of_metrics: tuple[float, list[Condition]] = (float("-inf"), [])
+        self._measured_s = float("-inf")
 
-    def __call__(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
-        """Return what holds now.
+    def __call__(self, now: float, now_s: float) -> Evidence:
+        """Return what is known now.
 
         Args:
             now: Unix time in s.
             now_s: monotonic seconds.
-            thresholds: of the table, by name.
         """
-        verdicts, seen, jobs, common = self._verdicts.look()
-        whole = self._of_all_nodes(jobs)
-        here = conditions_of(verdicts, seen.ranks, seen.groups, jobs, now)
-        conditions = [each for each in here if each.job_id not in whole]
-        conditions += [each for found in whole.values() for each in found.conditions]
-        jobs = {name: job._replace(ended=whole[name].ended) if name in whole else job for name, job in jobs.items()}
-        if now_s - self._of_metrics[0] >= METRICS_S:
+        found = self._verdicts.look(now)
+        whole = self._of_all_nodes(found.jobs)
+        jobs = {
+            name: job._replace(ended=whole[name].ended) if name in whole else job for name, job in found.jobs.items()
+        }
+        if now_s - self._measured_s >= METRICS_S:
             self._window.add(now_s, self._metrics())
-            found = [each for _, rule in METRIC_RULES for each in rule(self._window, thresholds, now)]
-            self._of_metrics = now_s, found
-        of_metrics = [_of_run(each, jobs) for each in self._of_metrics[1]]
+            self._measured_s = now_s
         elsewhere = frozenset(
-            name for name, job in jobs.items() if self.whole and not self.whole.leads(common.get(job.run, ""))
+            name for name, job in jobs.items() if self.whole and not self.whole.leads(found.common.get(job.run, ""))
         )
-        return Look([*conditions, *of_metrics], jobs, common, elsewhere)
+        return replace(found, jobs=jobs, metrics=self._window, whole=whole, led_elsewhere=elsewhere)
 
     def _of_all_nodes(self, jobs: Iterable[str]) -> dict[str, WholeJob]:
         known = {} if self.whole is None else {name: self.whole.found(name) for name in jobs}
         return {name: found for name, found in known.items() if found is not None}
-
-
-def _common(runs: Mapping[str, tuple[str, Run]]) -> dict[str, str]:
-    return {key: run.common for key, run in runs.values() if key and run.common}
-
-
-def _of_run(condition: Condition, jobs: Mapping[str, KnownJob]) -> Condition:
-    """Return a condition of a job with the key of its run."""
-    job = jobs.get(condition.job_id)
-    return condition if job is None else replace(condition, run=job.run)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.endings import Ending, first_to_fail
-from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.core.views import RankView
+from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import ranks as named
@@ -18,64 +18,22 @@ PROBE = "probe"
 _CERTAIN_S = 2.0
 
 
-class KnownJob(NamedTuple):
-    """What identifies a job of this node."""
-
-    run: str
-    world_size: int
-    #: All its ranks are known to have ended.
-    ended: bool
-    #: Who runs it, and its script; empty: not known.
-    user: str = ""
-    script: str = ""
+def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
+    """Yield what ranks do wrong: hangs, stalls, ranks that disagree, stragglers, corrupt data."""
+    sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
+    for verdict in _without_echoes([each for each in evidence.verdicts if each.job_id in evidence.jobs]):
+        size = sizes.get((verdict.job_id, verdict.group_id))
+        yield _condition(verdict, evidence.jobs[verdict.job_id], size, evidence.now)
 
 
-class WholeJob(NamedTuple):
-    """What was found of a job on all its nodes."""
-
-    conditions: list[Condition]
-    #: All its ranks are known to have ended.
-    ended: bool
-
-
-def is_ended(ranks: Iterable[RankView], world_size: int) -> bool:
-    """Return whether a job is known to have ended: no rank runs, and none may run elsewhere.
-
-    Ranks that have ended properly do so together. If others were lost, those that are not known may still run.
-    """
-    views = list(ranks)
-    if any(view.state == "running" for view in views):
-        return False
-    return len({view.rank for view in views}) >= world_size or all(view.state in ("ended", "left") for view in views)
-
-
-def conditions_of(
-    verdicts: Iterable[Verdict],
-    ranks: Iterable[RankView],
-    groups: Iterable[GroupView],
-    jobs: Mapping[str, KnownJob],
-    now: float,
-) -> list[Condition]:
-    """Return the conditions of jobs.
-
-    Args:
-        verdicts: as ``judging.judged`` returns them for the same ranks and groups.
-        jobs: by name.
-        now: Unix time in s.
-    """
+def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
+    """Yield the ranks that died, or that an exception ended."""
     of_job: dict[str, list[RankView]] = {}
-    for view in ranks:
+    for view in evidence.ranks:
         of_job.setdefault(view.job_id, []).append(view)
-    sizes = {(group.job_id, group.group_id): group.size for group in groups}
-    known = [verdict for verdict in verdicts if verdict.job_id in jobs]
-    found = [
-        _condition(verdict, jobs[verdict.job_id], sizes.get((verdict.job_id, verdict.group_id)), now)
-        for verdict in _without_echoes(known)
-    ]
     for job_id, views in of_job.items():
-        if job_id in jobs:
-            found += _lost(job_id, jobs[job_id], views, now)
-    return found
+        if job_id in evidence.jobs:
+            yield from _lost(job_id, evidence.jobs[job_id], views, evidence.now)
 
 
 def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:

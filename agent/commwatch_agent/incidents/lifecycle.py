@@ -41,7 +41,10 @@ class Table:
     """The kinds of incidents, and the rules of each that an agent uses."""
 
     kinds: Mapping[str, Kind]
-    rules: Mapping[str, Sequence[Rule]]
+    #: Alerts by kind.
+    rows: Mapping[str, Sequence[Rule]]
+    #: By name.
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     #: Returns the URL of the runbook, given the name of a rule.
     runbook_url: Callable[[str], str] = lambda name: ""
 
@@ -133,7 +136,7 @@ def _rank_of(kind: str) -> int:
 
 def _rules_of(condition: Condition, table: Table) -> list[Rule]:
     """Return the rules of the table that hold for a condition."""
-    return [rule for rule in table.rules.get(condition.kind, ()) if rule.holds(condition.variant, condition.value)]
+    return [rule for rule in table.rows.get(condition.kind, ()) if rule.holds(condition.variant, condition.value)]
 
 
 def _begun(condition: Condition, earlier: Incident | None, around: Around) -> Incident:
@@ -219,7 +222,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     kind = table.kinds.get(incident.kind)
     if incident.state == "pending":
         return incident if around.now - incident.last_at < GAP_S else None
-    rules = {(rule.name, rule.severity): rule for rule in table.rules.get(incident.kind, ())}
+    rules = {(rule.name, rule.severity): rule for rule in table.rows.get(incident.kind, ())}
     alerts = tuple(_without(incident.alerts, rules, around.now))
     firing = any(each.fired_at is not None and each.resolved_at is None for each in alerts)
     ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
@@ -251,7 +254,7 @@ def _alerts(
         for rule in _rules_of(condition, table)
     }
     active = {(each.name, each.severity): each for each in incident.alerts if each.resolved_at is None}
-    rules = {(rule.name, rule.severity): rule for of_kind in table.rules.values() for rule in of_kind}
+    rules = {(rule.name, rule.severity): rule for of_kind in table.rows.values() for rule in of_kind}
     after = [each for each in incident.alerts if each.resolved_at is not None]
     after += _without([each for at, each in active.items() if at not in holding], rules, around.now)
     for at, (rule, condition) in holding.items():

@@ -20,8 +20,9 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentFilter, IncidentView, latest_of, merged
+from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import EvidenceItem
-from commwatch_agent.incidents.job_rules import KnownJob, WholeJob, conditions_of, is_ended
+from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -126,7 +127,8 @@ def conditions(
     """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
     seen, nodes = _seen(agent, job, own, heard)
     ended = is_ended(seen.ranks, known.world_size)
-    found = conditions_of(judged(seen), seen.ranks, seen.groups, {job: known._replace(ended=ended)}, now)
+    evidence = Evidence(now, {job: known._replace(ended=ended)}, judged(seen), seen.ranks, seen.groups)
+    found = [*of_verdicts(evidence), *lost_ranks(evidence)]
     if nodes.silent:
         who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))
         item = EvidenceItem("peers", now, f"agents that do not answer: {who}", {"silent": sorted(nodes.silent)})

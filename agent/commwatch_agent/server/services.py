@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from commwatch_agent.alerting.bundles import Evidence
+from commwatch_agent.alerting.bundles import Bundles
 from commwatch_agent.alerting.incident_watch import IncidentWatch
 from commwatch_agent.alerting.look import Verdicts
 from commwatch_agent.analysis.queries import QueryService
@@ -38,7 +38,7 @@ class Services:
     #: What ranks of this node do wrong right now.
     verdicts: Verdicts
     #: Bundles of data that were captured when alerts began to fire.
-    evidence: Evidence
+    evidence: Bundles
     #: The agents of other nodes.
     peers: Peers
     #: A random name of this agent, by which it recognises its own address among those of its peers.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
-from commwatch_agent.incidents.job_rules import KnownJob, WholeJob
+from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS
@@ -73,14 +74,14 @@ class WholeJobs:
 
     def tick(self) -> None:
         """Ask the agents of other nodes about each job that is due."""
-        verdicts, seen, jobs, common = self._services.verdicts.look()
-        here = {name: sum(view.job_id == name for view in seen.ranks) for name in jobs}
-        waits = {verdict.job_id for verdict in verdicts if verdict.kind in _WAITS}
-        waits |= {view.job_id for view in seen.ranks if view.state == "gone"}
-        shared = {name: job for name, job in jobs.items() if job.world_size > here[name]}
+        here = self._services.verdicts.look()
+        ranks = Counter(view.job_id for view in here.ranks)
+        waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in _WAITS}
+        waits |= {view.job_id for view in here.ranks if view.state == "gone"}
+        shared = {name: job for name, job in here.jobs.items() if job.world_size > ranks[name]}
         self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
         for name, job in shared.items():
-            if self.leads(common.get(job.run, "")) and self._is_due(name, name in waits):
+            if self.leads(here.common.get(job.run, "")) and self._is_due(name, name in waits):
                 self._ask(name, job)
 
     def leads(self, common: str) -> bool:

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.long
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch_agent.alerting import incident_watch, look
+from commwatch_agent.alerting import incident_watch
 from commwatch_agent.alerting.incident_watch import Plan
+from commwatch_agent.incidents.conclude import Finder
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.incidents import lifecycle
@@ -36,13 +37,11 @@ rules = [
     Rule("Here", "", 0, 0, "warning", summary="a rank is here", description="", kind=kind.name),
     Rule("Later", "", 5, 0, "warning", summary="a rank has been here", description="", kind=kind.name),
 ]
-seen = look.NodeLook.__call__
-def here(self, now, *args):
-    found = seen(self, now, *args)
-    there = [Condition(kind.name, ("0",), "here", now, name, job.run) for name, job in found.jobs.items() if not job.ended]
-    return found._replace(conditions=there)
-look.NodeLook.__call__ = here
-plan = Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=lambda alerts: daemon._deliver(alerts))
+def here(evidence, thresholds):
+    live = [view.job_id for view in evidence.ranks if view.state == "running"]
+    return [Condition(kind.name, ("0",), "here", evidence.now, name, evidence.jobs[name].run) for name in live]
+finders = (Finder((kind.name,), "", here),)
+plan = Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=lambda alerts: daemon._deliver(alerts), finders=finders)
 daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)
 daemon.run()
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.alerting.bundles import MOST_BYTES, MOST_KEPT, Evidence, Sections, Sources, bundle
+from commwatch_agent.alerting.bundles import MOST_BYTES, MOST_KEPT, Bundles, Sections, Sources, bundle
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.opening import StoreError
 from commwatch_alerts.model import RESOLVED, Alert
@@ -37,7 +37,7 @@ class Scene:
         #: Raised by the next attempts.
         self.errors: list[Exception] = []
         self.directory = directory
-        self.evidence = Evidence(directory, URL, self._sections, lambda: self.now)
+        self.evidence = Bundles(directory, URL, self._sections, lambda: self.now)
 
     def _sections(self, job: str | None) -> Sections:
         self.asked.append(job)

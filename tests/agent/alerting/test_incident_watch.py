@@ -20,13 +20,13 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, generate_latest
 
 from commwatch_agent.alerting.incident_watch import SETTLED_S, IncidentWatch, Plan
-from commwatch_agent.alerting.look import Look
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import load
 from commwatch_agent.history.history import History
 from commwatch_agent.history.store import Writer
+from commwatch_agent.incidents.conclude import Finder
+from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
-from commwatch_agent.incidents.job_rules import KnownJob
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.runtime.run_lock import place_of_alerts
 from commwatch_agent.server.problems import answer_problems
@@ -65,11 +65,16 @@ class Scene:
         self.writes = True
         with History(self.path) as history:
             kept = history.incidents(agent=AGENT)
-        plan = Plan(table(*(rules or (LONG, WORSE))), deliver=self.delivered.append)
+        plan = Plan(
+            table(*(rules or (LONG, WORSE))), deliver=self.delivered.append, finders=(Finder((), "", self._find),)
+        )
         self.watch = IncidentWatch(plan, self._look, AGENT, kept, clock=lambda: self.at_s, wall=lambda: self.wall_s)
 
-    def _look(self, now: float, now_s: float, thresholds: Mapping[str, float]) -> Look:
-        return Look(self.conditions if self.look is None else self.look(), self.jobs, {"key": "common"})
+    def _look(self, now: float, now_s: float) -> Evidence:
+        return Evidence(now, self.jobs, common={"key": "common"})
+
+    def _find(self, evidence: Evidence, thresholds: Mapping[str, float]) -> list[Condition]:
+        return self.conditions if self.look is None else self.look()
 
     def later(self, seconds: int, *values: float) -> list[tuple[str, str]]:
         """So many seconds on, with hangs of these values; what was delivered meanwhile, by severity and state."""
@@ -227,7 +232,7 @@ def test_what_is_explained(tmp_path: Path) -> None:
     """An alert that another one of the same severity explains is not delivered, and neither is its end."""
     with closing((scene := Scene(tmp_path, rule("Hang", 0))).store):
         kinds = {**scene.watch.plan.table.kinds, "desync": Kind("desync", CRITICAL, 0, 60, "", "Desync")}
-        rules = {**scene.watch.plan.table.rules, "desync": [replace(rule("Desync", 0, CRITICAL), kind="desync")]}
+        rules = {**scene.watch.plan.table.rows, "desync": [replace(rule("Desync", 0, CRITICAL), kind="desync")]}
         scene.watch.change(replace(scene.watch.plan, table=Table(kinds, rules)))
         both = [replace(hang(50), kind="desync", subject=("g", "9")), hang(50)]
         scene.look = lambda: both
@@ -332,8 +337,8 @@ def test_routes_refuse(tmp_path: Path, path: str, named: str) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch_agent.alerting import look
 from commwatch_agent.alerting.incident_watch import Plan
+from commwatch_agent.incidents.conclude import Finder
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_alerts.model import Kind, Rule
@@ -347,8 +352,9 @@ rules = [
 told = open(sys.argv[2], "a", buffering=1)
 def deliver(alerts):
     told.writelines(f"{alert.name} {alert.id} {alert.state}\\n" for alert in alerts)
-look.NodeLook.__call__ = lambda self, now, *args: look.Look([Condition(kind.name, (), "here", now)], {}, {})
-Daemon(load({}, None, dir=Path(sys.argv[1]), port=0), Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=deliver)).run()
+here = Finder((kind.name,), "", lambda evidence, _: [Condition(kind.name, (), "here", evidence.now)])
+plan = Plan(Table({kind.name: kind}, {kind.name: rules}), deliver=deliver, finders=(here,))
+Daemon(load({}, None, dir=Path(sys.argv[1]), port=0), plan).run()
 """
 
 

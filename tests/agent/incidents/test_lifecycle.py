@@ -37,7 +37,7 @@ RULES = {
     ],
     "rank_lost": [rule("Lost", "rank_lost", 60, 0)],
 }
-TABLE = Table({kind.name: kind for kind in KINDS}, RULES, "http://agent/runbook#{}".format)
+TABLE = Table({kind.name: kind for kind in KINDS}, RULES, runbook_url="http://agent/runbook#{}".format)
 
 
 def wait(kind: str = "hang", *ranks: int, value: float = 12.0, seq: int = 7, **about: Any) -> Condition:

@@ -1,0 +1,75 @@
+"""The one function that concludes what is wrong, and the list of its rules. Pure.
+
+It runs for one node, and for a whole job with the ranks of all its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from commwatch_agent.incidents.evidence import Evidence
+from commwatch_agent.incidents.explanations import explained
+from commwatch_agent.incidents.incident import Condition, Incident
+from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
+from commwatch_agent.incidents.lifecycle import Around, Table, advanced
+from commwatch_agent.incidents.metric_conditions import MetricRule
+from commwatch_agent.incidents.metric_rules import METRIC_RULES
+
+
+class Finder(NamedTuple):
+    """One rule: when its incidents open, get worse and end is in the table of kinds."""
+
+    kinds: tuple[str, ...]
+    #: What it reads.
+    reads: str
+    #: Returns what holds now, given the thresholds of the table by name.
+    find: Callable[[Evidence, Mapping[str, float]], Iterable[Condition]]
+
+
+def _of_ranks(
+    find: Callable[[Evidence], Iterator[Condition]],
+) -> Callable[[Evidence, Mapping[str, float]], Iterator[Condition]]:
+    """Return a rule about what ranks do. Of a job with ranks on several nodes that was found for all of them."""
+
+    def found(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+        return (condition for condition in find(evidence) if condition.job_id not in evidence.whole)
+
+    return found
+
+
+def _on_other_nodes(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+    return (condition for found in evidence.whole.values() for condition in found.conditions)
+
+
+def _of_metrics(rule: MetricRule) -> Callable[[Evidence, Mapping[str, float]], Iterator[Condition]]:
+    """Return a rule about metrics, with the runs of its jobs."""
+
+    def found(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+        for condition in rule(evidence.metrics, thresholds, evidence.now):
+            job = evidence.jobs.get(condition.job_id)
+            yield condition if job is None else replace(condition, run=job.run)
+
+    return found
+
+
+_WAITS = ("hang", "stalled", "desync", "straggler", "corruption")
+FINDERS: tuple[Finder, ...] = (
+    Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
+    Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),
+    Finder((*_WAITS, "rank_lost"), "the same of jobs with ranks on several nodes", _on_other_nodes),
+    *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
+)
+
+
+def conclude(
+    evidence: Evidence, known: Iterable[Incident], table: Table, around: Around, finders: Sequence[Finder] = FINDERS
+) -> list[Incident]:
+    """Return the incidents after this moment: pending, open and ended ones.
+
+    Args:
+        known: as returned for the moment before.
+    """
+    conditions = [found for finder in finders for found in finder.find(evidence, table.thresholds)]
+    return explained(advanced(conditions, known, table, around))
