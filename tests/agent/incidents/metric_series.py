@@ -44,7 +44,7 @@ def family(name: str, *values: tuple[Mapping[str, str], float]) -> Metric:
     return metric
 
 
-def _labels(series: str) -> tuple[str, dict[str, str]]:
+def labels_and_name(series: str) -> tuple[str, dict[str, str]]:
     """Name and labels; without ``job``, which Prometheus adds."""
     name, _, inside = series.partition("{")
     found = dict(re.findall(r'(\w+)="([^"]*)"', inside))
@@ -53,7 +53,7 @@ def _labels(series: str) -> tuple[str, dict[str, str]]:
 
 def windows(series: Series) -> Iterator[tuple[int, MetricWindow]]:
     """The window after each snapshot, with the seconds since the first."""
-    each = [(*_labels(name), samples(notation)) for name, notation in series.items()]
+    each = [(*labels_and_name(name), samples(notation)) for name, notation in series.items()]
     window = MetricWindow(METRIC_NAMES)
     for step in range(max((len(values) for _, _, values in each), default=0)):
         there = [(name, labels, values[step]) for name, labels, values in each if step < len(values)]
