@@ -9,6 +9,7 @@ from typing import NamedTuple
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
+from commwatch_agent.incidents.metric_conditions import Name
 from commwatch_agent.incidents.metric_window import MetricWindow
 
 
@@ -45,7 +46,7 @@ class Evidence:
     ranks: Sequence[RankView] = ()
     groups: Sequence[GroupView] = ()
     #: The last minutes of the node's metrics.
-    metrics: MetricWindow = field(default_factory=lambda: MetricWindow(()))
+    metrics: MetricWindow = field(default_factory=lambda: MetricWindow([name.value for name in Name]))
     #: What was found of jobs with ranks on several nodes, in place of what this node knows of their ranks.
     whole: Mapping[str, WholeJob] = field(default_factory=dict)
     #: What all nodes know the runs of jobs by, by key.

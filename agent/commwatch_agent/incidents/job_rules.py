@@ -16,6 +16,8 @@ from commwatch_collectors.spans import ranks as named
 PROBE = "probe"
 #: Seconds after which a rank counts as lost.
 _CERTAIN_S = 2.0
+#: Exceptions of torch and Python for want of memory.
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
@@ -137,11 +139,17 @@ def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Conditio
         began_at=ended_at,
         job_id=job_id,
         run=job.run,
-        cause="exception" if view.raised else "died",
+        cause=_cause(view),
         ranks=(view.rank,),
         nodes=(view.host,),
         evidence=(EvidenceItem("ending", ended_at, says, data),),
     )
+
+
+def _cause(view: RankView) -> str:
+    if not view.raised:
+        return "died"
+    return "out_of_memory" if view.raised in _OUT_OF_MEMORY else "exception"
 
 
 def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Condition:

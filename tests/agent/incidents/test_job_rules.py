@@ -1,0 +1,174 @@
+"""Conditions of jobs: from verdicts of all sources, and from how ranks ended; and which explains which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.incidents.conclude import FINDERS, conclude
+from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
+from commwatch_agent.incidents.incident import Condition, Incident
+from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
+from commwatch_agent.incidents.lifecycle import Around, Table
+from commwatch_alerts.catalogue import read, shipped
+
+NOW = 1_700_000_000.0
+JOBS = {"train": KnownJob("key", 4, ended=False)}
+GROUP = GroupView("train", "g", "dp", "dp", "", 4, [0, 1, 2, 3], [0, 1, 2, 3], aligned=True)
+HANG = Verdict("hang", "stopped", "train", "g", "dp", 7, "all_reduce", [1], [0, 2, 3], 12.0, "rank 1 is stopped")
+LIST = read(shipped("rules.yaml"))
+TABLE = Table(
+    LIST.kinds, {name: LIST.rows(name) for name in LIST.kinds}, {one.name: one.value for one in LIST.thresholds}
+)
+
+
+def rank(number: int, state: str = "running", **about: Any) -> RankView:
+    view = RankView("train", number, 0, state, "node", 0, 1, "native", None, None, {}, {}, [], [], 0, 0)
+    return replace(view, **about)
+
+
+def ended(*views: RankView) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What is found once the job is over: cause, severity and ranks."""
+    jobs = {"train": JOBS["train"]._replace(ended=True)}
+    return [(each.cause, each.severity or "", each.ranks) for each in lost_ranks(Evidence(NOW, jobs, ranks=views))]
+
+
+def found(*verdicts: Verdict) -> list[Condition]:
+    return list(of_verdicts(Evidence(NOW, JOBS, verdicts, groups=[GROUP])))
+
+
+def test_of_a_verdict() -> None:
+    """A condition has what its verdict says, since when by its age, and who does nothing meanwhile."""
+    (one,) = found(HANG)
+    assert (one.kind, one.cause, one.ranks, one.waiting, one.seq) == ("hang", "stopped", (1,), (0, 2, 3), 7)
+    assert (one.began_at, one.value, one.idle_ranks, one.share, one.run) == (NOW - 12, 12.0, 4.0, 1.0, "key")
+    assert [(item.source, item.text) for item in one.evidence] == [("probe", HANG.says)]
+
+
+def test_known_to_ras_only() -> None:
+    """A hang that only NCCL's RAS knows is a condition with its evidence; one that the probe sees too is there once."""
+    by_ras = replace(HANG, source="ras", seq=None, cause="dead")
+    (one,) = found(by_ras)
+    assert (one.kind, one.cause, one.evidence[0].source) == ("hang", "dead", "ras")
+    assert [each.evidence[0].source for each in found(HANG, by_ras)] == ["probe"]
+    assert len(found(replace(HANG, kind="straggler", cost_share=0.3), by_ras)) == 2
+
+
+def test_straggler_is_about_its_rank() -> None:
+    """A straggler costs the others its share of their time, and keeps its incident when it is found in another group."""
+    late = replace(HANG, kind="straggler", cause="late", cost_share=0.2, since_s=30.0)
+    one, other = (found(replace(late, group_id=group))[0] for group in ("g", "h"))
+    assert (one.value, one.share) == (0.2, 0.2)
+    assert one.idle_ranks == pytest.approx(0.6)
+    assert one.key == other.key
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        (None, "died"),
+        ("ValueError", "exception"),
+        ("OutOfMemoryError", "out_of_memory"),
+        ("MemoryError", "out_of_memory"),
+    ],
+)
+def test_lost_rank(raised: str | None, cause: str) -> None:
+    """A rank that died or raised while the others run is lost after a moment, with its exception and where that was raised."""
+    views = [
+        rank(0),
+        rank(
+            1,
+            "ended" if raised else "gone",
+            ended_at=NOW - 3,
+            raised=raised,
+            raised_at="load (train.py:8)" if raised else None,
+        ),
+    ]
+    (one,) = lost_ranks(Evidence(NOW, JOBS, ranks=views))
+    assert (one.cause, one.ranks, one.began_at) == (cause, (1,), NOW - 3)
+    assert ("load (train.py:8)" in one.says) == bool(raised)
+    assert list(lost_ranks(Evidence(NOW - 2, JOBS, ranks=views))) == []
+
+
+def test_ranks_that_are_not_lost() -> None:
+    """A rank that ended well, or that only left its group, is not lost."""
+    views = [rank(0), rank(1, "ended", ended_at=NOW - 9), rank(2, "left", ended_at=NOW - 9)]
+    assert list(lost_ranks(Evidence(NOW, JOBS, ranks=views))) == []
+
+
+def test_first_to_fail() -> None:
+    """Of a job that is over, the first to fail is to blame; an exception outside of operations is a rank's own fault, those in operations are not."""
+    killed = rank(2, "gone", ended_at=NOW - 8, ended_after=NOW - 9)
+    victim = rank(0, "ended", ended_at=NOW - 7, ended_after=NOW - 7, raised="RuntimeError", failed_in_operation=True)
+    culprit = rank(1, "ended", ended_at=NOW - 7, ended_after=NOW - 7, raised="ValueError")
+    assert ended(victim, killed) == [("died", "", (2,))]
+    assert ended(victim, culprit, replace(killed, ended_at=NOW - 5, ended_after=NOW - 6.5)) == [("exception", "", (1,))]
+
+
+def test_killed_together() -> None:
+    """Ranks that were all killed at once are for information: a job that was cancelled."""
+    assert ended(*(rank(n, "gone", ended_at=NOW - 8, ended_after=NOW - 9) for n in range(4))) == [("all", "info", ())]
+    assert ended(*(rank(n, "ended", ended_at=NOW - 8) for n in range(4))) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "size", "is_over"),
+    [
+        (["running", "ended"], 2, False),
+        (["ended", "ended"], 2, True),
+        (["gone", "ended"], 2, True),
+        (["ended", "ended"], 4, True),  # those elsewhere end with them
+        (["gone", "ended"], 4, False),
+        (["left", "left"], 2, True),
+    ],
+)
+def test_end_of_a_job(states: list[str], size: int, is_over: bool) -> None:
+    """A job is over if no rank runs here and none may run elsewhere."""
+    assert is_ended([rank(n, state) for n, state in enumerate(states)], size) == is_over
+
+
+def test_whole_job_in_place_of_this_node() -> None:
+    """What was found on all nodes of a job replaces what this node sees of its ranks."""
+    whole = {"train": WholeJob(found(replace(HANG, ranks=[3])), ended=False)}
+    alone = replace(HANG, kind="stalled", cause="unseen", ranks=[3])
+    evidence = Evidence(NOW, JOBS, [alone], [rank(0)], [GROUP], whole=whole)
+    (one,) = conclude(evidence, [], TABLE, Around(NOW))
+    assert (one.kind, one.ranks) == ("hang", (3,))
+    assert [each.kind for each in conclude(replace(evidence, whole={}), [], TABLE, Around(NOW))] == ["stalled"]
+
+
+def test_kinds_are_those_of_the_table() -> None:
+    """Every kind that a rule may find is in the table, and each row that an agent uses has a rule."""
+    kinds = {kind for finder in FINDERS for kind in finder.kinds}
+    assert kinds <= set(LIST.kinds)
+    assert {kind for kind, rows in TABLE.rows.items() if rows} <= kinds
+
+
+def explains(cause: Condition, effect: Condition) -> bool:
+    """Whether of two conditions of one moment one is the cause of the other."""
+    known: list[Incident] = []
+    evidence = Evidence(NOW, JOBS, whole={"train": WholeJob([cause, effect], ended=False)})
+    for second in range(2):
+        known = conclude(replace(evidence, now=NOW + second), known, TABLE, Around(NOW + second))
+    by_key = {each.key: each for each in known}
+    assert by_key[cause.key].consequence_of is None
+    return by_key[effect.key].consequence_of == by_key[cause.key].id
+
+
+def test_causes() -> None:
+    """A lost rank explains the wait for it, and not that for another one; a disagreement explains waits; a straggler a share that is mostly waiting for it."""
+    hang = found(HANG)[0]
+    lost = Condition("rank_lost", ("1",), "died", NOW - 9, "train", "key", ranks=(1,))
+    assert explains(lost, hang)
+    assert explains(lost, replace(hang, ranks=()))
+    assert not explains(lost, replace(hang, ranks=(2,)))
+    assert explains(found(replace(HANG, kind="desync", cause="sizes", seq=9))[0], hang)
+    late = found(replace(HANG, kind="straggler", cause="late", cost_share=0.3))[0]
+    much = Condition("comm_bound", (), "much", NOW, "train", "key", value=0.5, share=0.5)
+    assert explains(late, much)
+    assert not explains(replace(late, share=0.1), much)
+    assert not explains(replace(lost, run="another"), hang)
