@@ -16,6 +16,8 @@ from commwatch_collectors.spans import ranks as named
 PROBE = "probe"
 #: Seconds after which a rank counts as lost.
 _CERTAIN_S = 2.0
+#: Within so many seconds a launcher has restarted the ranks of a job that it ends all at once.
+_RESTARTS_S = 10.0
 #: Exceptions of torch and Python for want of memory.
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
@@ -114,7 +116,7 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
     first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
     if len(first) == 1:
         yield _of_rank(job_id, job, lost[first[0]], now)
-    elif lost:
+    elif lost and now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S:
         yield _of_all(job_id, job, list(lost.values()), now)
 
 

@@ -110,8 +110,9 @@ def test_first_to_fail() -> None:
 
 
 def test_killed_together() -> None:
-    """Ranks that were all killed at once are for information: a job that was cancelled."""
-    assert ended(*(rank(n, "gone", ended_at=NOW - 8, ended_after=NOW - 9) for n in range(4))) == [("all", "info", ())]
+    """Ranks that were all killed at once are for information, unless they soon run again: a job that was cancelled."""
+    assert ended(*(rank(n, "gone", ended_at=NOW - 11, ended_after=NOW - 12) for n in range(4))) == [("all", "info", ())]
+    assert ended(*(rank(n, "gone", ended_at=NOW - 8, ended_after=NOW - 9) for n in range(4))) == []
     assert ended(*(rank(n, "ended", ended_at=NOW - 8) for n in range(4))) == []
 
 
