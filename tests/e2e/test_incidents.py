@@ -50,6 +50,7 @@ def settings(directory: Path, *urls: str, more: str = "") -> Path:
         f'[[receivers]]\nname = "to{n}"\nkind = "webhook"\nurl = "{url}"\n' for n, url in enumerate(urls)
     )
     at_once = "".join(f'[kinds.{kind}]\nfor = "0s"\n' for kind in ("hang", "straggler", "rank_lost"))
+    at_once += "[thresholds]\nstalled_seconds = 10\n"
     file.write_text(f"{more}{at_once}{receivers}")
     return file
 
@@ -107,6 +108,20 @@ TABLE = [
     pytest.param(Scenario("fsdp", "die", (2,)), "rank_lost", "died", "RankLost", 4, marks=pytest.mark.long),
     pytest.param(Scenario("ddp4", "fail", (1,)), "rank_lost", "exception", "RankLost", 4, marks=pytest.mark.long),
     pytest.param(
+        Scenario("ddp4", "want_memory", (1,)), "rank_lost", "out_of_memory", "RankLost", 4, marks=pytest.mark.long
+    ),
+    pytest.param(
+        Scenario("ddp4", "asleep", (1,)), "stalled", "not_joined", "CollectiveStalled", 3, marks=pytest.mark.long
+    ),
+    pytest.param(
+        Scenario("fsdp", "late", (2,), options=("--busy",)),
+        "straggler",
+        "late",
+        "StragglerRank",
+        20,
+        marks=pytest.mark.long,
+    ),
+    pytest.param(
         Scenario("ddp4", "flip", (2,), checks="replicas"),
         "corruption",
         "weights",
@@ -124,7 +139,7 @@ def test_every_answer_agrees(tmp_path: Path, what: Scenario, kind: str, cause: s
     """REST, metrics, verdicts, alerts, notification and what is stored agree on a fault: kind, culprits, cause and begin; nothing else is open."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
-    what = replace(what, options=("--after", "3"))
+    what = replace(what, options=(*what.options, "--after", "3"))
     with Server() as server, agent(run, "--config", str(settings(tmp_path, server.url)), "--quiet") as watching:
         with running(what, run) as began:
             (one,) = wait_for(lambda: incidents(watching, kind), f"the {kind}", LONG_S)

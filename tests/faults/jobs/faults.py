@@ -133,6 +133,10 @@ def fail(step: int) -> None:
     raise ValueError("a fault of the user's")
 
 
+def want_memory(step: int) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def die(step: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -249,6 +253,7 @@ FAULTS = {
             die_inside,
             leave,
             fail,
+            want_memory,
             die,
             hold_gil,
             asleep,
