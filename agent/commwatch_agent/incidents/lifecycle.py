@@ -216,7 +216,9 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     if incident.ended_at is not None:
         return incident
     if (incident.run or incident.job_id) in around.ended_runs:
-        return None if incident.state == "pending" else _ended(incident, around.now, JOB_ENDED)
+        # The agent may have been away when it ended.
+        at = around.now if around.now - incident.last_at < GAP_S else incident.last_at
+        return None if incident.state == "pending" else _ended(incident, at, JOB_ENDED)
     if not around.is_settled:
         return incident
     kind = table.kinds.get(incident.kind)

@@ -183,6 +183,14 @@ def test_ends_with_the_job() -> None:
     assert all(each.state == "ended" for each in scene.known)
 
 
+def test_job_that_ended_while_the_agent_was_away() -> None:
+    """An incident of a job whose end was not seen ends when its condition last held."""
+    scene = Scene()
+    scene.see(wait("hang", 1))
+    (ended,) = scene.see(after=600, ended_runs={"key"})
+    assert (ended.ended_at, ended.outcome) == (T0, "job_ended")
+
+
 def test_another_run_of_that_name() -> None:
     """Two runs of one name have incidents of their own, also of the same rank."""
     lost = Condition("rank_lost", ("1",), "died", T0, "train", "key", ranks=(1,))
