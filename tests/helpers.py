@@ -218,7 +218,6 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ras": Ras((), aggregate, lock),
         "host": HostWatch(aggregate, lock, lambda: 0),
         "incidents": incidents,
-        "verdicts": Verdicts(queries),
         "evidence": evidence,
         "peers": Peers(Config(nowhere, nowhere), "id"),
         "id": "id",
@@ -226,7 +225,9 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ready": lambda: None,
         "ending": lambda: False,
     }
-    return Services(queries=queries, **(idle | parts))
+    parts = idle | parts
+    verdicts = Verdicts(queries, lambda: parts["ras"].verdicts(None))
+    return Services(queries=queries, **({"verdicts": verdicts} | parts))
 
 
 def judged_now(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:

@@ -172,7 +172,7 @@ def test_tutorial(tmp_path: Path, native: Path) -> None:
         names += re.findall(r"^  job +(\S+)", done.stdout, re.MULTILINE)
         if shown == script:
             for part in (
-                "late ranks are the bottleneck, not the network",
+                "rank 1 is the bottleneck, not the network",
                 "* rank 1 is late and the others wait for it",
             ):
                 assert part in text

@@ -196,7 +196,6 @@ DIRECT: dict[str, dict[str, list[str]]] = {
 GATE: dict[str, list[str]] = {
     "agent/commwatch_agent/deploy/probe_folder.py": ["folder(operator)"],
     "agent/commwatch_agent/alerting/bundles.py": ["create()", "folder()", "open_file(own)", "read(own)"],
-    "agent/commwatch_agent/alerting/marks.py": ["folder()", "read(ANYBODY)"],
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": ["open_file(trust)"],
     "agent/commwatch_agent/commands/output_filter.py": ["open_file(own)", "open_file(own)"],
     "agent/commwatch_agent/commands/run.py": ["create()", "folder()"],

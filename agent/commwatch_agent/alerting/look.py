@@ -50,13 +50,18 @@ class Verdicts:
 
     def __call__(self, job: str | None = None) -> list[Verdict]:
         """Return the verdicts on a job, or on all, the longest first."""
-        return [verdict for verdict in self.look().verdicts if job in (None, verdict.job_id)]
+        return [verdict for verdict in self.look(fresh=True).verdicts if job in (None, verdict.job_id)]
 
-    def look(self, now: float | None = None) -> Evidence:
-        """Return the verdicts with what they are based on; ``now``: Unix time in s, by default by the clock."""
+    def look(self, now: float | None = None, *, fresh: bool = False) -> Evidence:
+        """Return the verdicts with what they are based on.
+
+        Args:
+            now: Unix time in s; by default by the clock.
+            fresh: search now in what has ended; by default that is done every other second.
+        """
         more = list(self._more())
         with self._queries.live(None) as (held, now_ns):
-            seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
+            seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns, fresh=fresh), *more])
             runs = {job.id: live_ranks.run(job) for job in held}
             jobs = {job.id: self._known(job, seen.ranks) for job in held if job.rank_totals}
         common = {job.run: runs[name].common for name, job in jobs.items() if job.run and runs[name].common}
@@ -76,10 +81,10 @@ class Verdicts:
             self._owners[run] = process.user(pid), process.script(pid)
         return self._owners[run]
 
-    def _of_ended(self, held: list[Job], now_ns: int) -> list[Verdict]:
-        """Return verdicts on what has ended; that search is made every other second."""
+    def _of_ended(self, held: list[Job], now_ns: int, *, fresh: bool) -> list[Verdict]:
+        """Return verdicts on what has ended."""
         with self._lock:
-            if now_ns - self._ended.at_ns >= _ENDED_NS:
+            if fresh or now_ns - self._ended.at_ns >= _ENDED_NS:
                 self._ended = _Ended(now_ns, live_ranks.ended_verdicts(held, live_ranks.groups(held), now_ns))
             here = {job.id for job in held}
             return [verdict for verdict in self._ended.found if verdict.job_id in here]

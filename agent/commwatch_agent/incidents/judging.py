@@ -45,8 +45,10 @@ def judged(seen: Seen) -> list[Verdict]:
         *corruptions_across(seen.replicas, groups),
     ):  # drop duplicates from an agent that was queried under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
+        # Of an ``all_to_all``, each slice has a verdict.
+        what = verdict.says if verdict.kind == "corruption" else None
         if at not in known:
-            reported.setdefault((*at, verdict.group, verdict.seq, verdict.parameter, *verdict.ranks), verdict)
+            reported.setdefault((*at, verdict.group, verdict.seq, what, *verdict.ranks), verdict)
     return combined(found, _without_doubt(list(reported.values())))
 
 

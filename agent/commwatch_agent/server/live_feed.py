@@ -19,6 +19,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.answers import IncidentView, latest_of
@@ -130,7 +131,11 @@ class LiveFeed:
             return None if job is None else self._part(job, now_ns)
 
     def _part(self, job: Job, now_ns: int) -> NodeNow:
-        return node_now(job, self._cards(job), own_records(self._services.verdicts(job.id)), now_ns)
+        return node_now(job, self._cards(job), own_records(self._verdicts(job.id)), now_ns)
+
+    def _verdicts(self, job_id: str) -> list[Verdict]:
+        """Return verdicts of about now: a page asks each second."""
+        return [verdict for verdict in self._services.verdicts.look().verdicts if verdict.job_id == job_id]
 
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
