@@ -9,12 +9,19 @@ from commwatch_agent.incidents.incident import Incident
 
 #: An effect may be seen so many seconds before its cause, because they come from different sources.
 _SOON_S = 30.0
+#: Most by which two begins differ whose order is not known.
+_AT_ONCE_S = 1.0
 _WAITS = frozenset({"hang", "stalled", "waiting"})
 
 
 def _absent(cause: Incident, effect: Incident) -> bool:
     """Return whether the culprits of a wait are those of the cause, or are not known."""
     return not effect.ranks or bool(set(cause.ranks) & set(effect.ranks))
+
+
+def _took_part(cause: Incident, effect: Incident) -> bool:
+    """Return whether a rank was in the operation of the cause before it died: backends abort if ranks disagree."""
+    return set(effect.ranks) <= {*cause.ranks, *cause.waiting} and cause.began_at <= effect.began_at + _AT_ONCE_S
 
 
 def _always(cause: Incident, effect: Incident) -> bool:
@@ -28,7 +35,8 @@ def _most_of_it(cause: Incident, effect: Incident) -> bool:
 
 #: Kind of the cause, kinds of the effects in the same job, and whether the cause explains the effect; the first that does counts.
 _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
-    ("rank_lost", _WAITS | {"desync"}, _absent),
+    ("desync", frozenset({"rank_lost"}), _took_part),
+    ("rank_lost", _WAITS, _absent),
     ("desync", _WAITS, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),

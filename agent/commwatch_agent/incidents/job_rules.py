@@ -14,7 +14,7 @@ from commwatch_collectors.spans import ranks as named
 
 #: Where verdicts that come from the ring do not say so.
 PROBE = "probe"
-#: Seconds after which a rank counts as lost.
+#: Seconds after which a rank counts as lost, and a disagreement as known.
 _CERTAIN_S = 2.0
 #: Within so many seconds a launcher has restarted the ranks of a job that it ends all at once.
 _RESTARTS_S = 10.0
@@ -23,10 +23,15 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
-    """Yield what ranks do wrong: hangs, stalls, ranks that disagree, stragglers, corrupt data."""
+    """Yield what ranks do wrong: hangs, stalls, ranks that disagree, stragglers, corrupt data.
+
+    That ranks disagree counts after a moment: who is at fault shows only once the calls of all of them are known.
+    """
     sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
     for verdict in _without_echoes([each for each in evidence.verdicts if each.job_id in evidence.jobs]):
         size = sizes.get((verdict.job_id, verdict.group_id))
+        if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S:
+            continue
         yield _condition(verdict, evidence.jobs[verdict.job_id], size, evidence.now)
 
 

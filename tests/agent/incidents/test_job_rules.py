@@ -58,6 +58,12 @@ def test_known_to_ras_only() -> None:
     assert len(found(replace(HANG, kind="straggler", cost_share=0.3), by_ras)) == 2
 
 
+def test_disagreement_that_is_not_known_yet() -> None:
+    """That ranks disagree is a condition once it is two seconds old."""
+    differ = replace(HANG, kind="desync", cause="sizes")
+    assert [len(found(replace(differ, since_s=age_s))) for age_s in (0.5, 1.9, 2.0)] == [0, 0, 1]
+
+
 def test_straggler_is_about_its_rank() -> None:
     """A straggler costs the others its share of their time, and keeps its incident when it is found in another group."""
     late = replace(HANG, kind="straggler", cause="late", cost_share=0.2, since_s=30.0)
@@ -167,7 +173,10 @@ def test_causes() -> None:
     assert explains(lost, hang)
     assert explains(lost, replace(hang, ranks=()))
     assert not explains(lost, replace(hang, ranks=(2,)))
-    assert explains(found(replace(HANG, kind="desync", cause="sizes", seq=9))[0], hang)
+    differ = found(replace(HANG, kind="desync", cause="sizes", seq=9))[0]
+    assert explains(differ, hang)
+    assert explains(differ, lost)  # a backend may abort the process
+    assert not explains(differ, replace(lost, began_at=NOW - 60))
     late = found(replace(HANG, kind="straggler", cause="late", cost_share=0.3))[0]
     much = Condition("comm_bound", (), "much", NOW, "train", "key", value=0.5, share=0.5)
     assert explains(late, much)
