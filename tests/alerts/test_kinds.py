@@ -38,7 +38,7 @@ def test_durations() -> None:
 
 
 def test_thresholds_are_those_of_the_expression() -> None:
-    """The agent compares with the same threshold as Prometheus: it stands in the expression, on the right side of the comparison."""
+    """The agent compares with the same threshold as Prometheus: the expression has it on the right side of the comparison."""
     for entry in ENTRIES:
         for key, sign in (("above", ">"), ("below", "<")):
             if key in entry:

@@ -12,7 +12,7 @@ from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import ranks as named
 
-#: Where verdicts that come from the ring do not say so.
+#: Source of verdicts that follow from what the probe records.
 PROBE = "probe"
 #: Seconds after which a rank counts as lost, and a disagreement as known.
 _CERTAIN_S = 2.0

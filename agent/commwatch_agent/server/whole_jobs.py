@@ -74,6 +74,9 @@ class WholeJobs:
 
     def tick(self) -> None:
         """Ask the agents of other nodes about each job that is due."""
+        agents = sum(peer.state == ANSWERS for peer in self._services.peers.views())
+        if not 0 < agents <= MOST_AGENTS:  # most agents are alone, and need not look at their ranks for this
+            return
         here = self._services.verdicts.look()
         ranks = Counter(view.job_id for view in here.ranks)
         waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in _WAITS}
@@ -81,7 +84,7 @@ class WholeJobs:
         shared = {name: job for name, job in here.jobs.items() if job.world_size > ranks[name]}
         self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
         for name, job in shared.items():
-            if self.leads(here.common.get(job.run, "")) and self._is_due(name, name in waits):
+            if self.leads(here.common.get(job.run, "")) and self._is_due(name, agents, ranks_wait=name in waits):
                 self._ask(name, job)
 
     def leads(self, common: str) -> bool:
@@ -93,10 +96,9 @@ class WholeJobs:
         known = self._jobs.get(job)
         return None if known is None or self._clock() - known.at_s > _STALE_S else known.found
 
-    def _is_due(self, job: str, ranks_wait: bool) -> bool:
-        number = sum(peer.state == ANSWERS for peer in self._services.peers.views())
-        every_s = max(_SOON_S if ranks_wait else _EVERY_S, _PER_AGENT_S * number)
-        return 0 < number <= MOST_AGENTS and self._clock() - self._jobs[job].asked_s >= every_s
+    def _is_due(self, job: str, agents: int, *, ranks_wait: bool) -> bool:
+        every_s = max(_SOON_S if ranks_wait else _EVERY_S, _PER_AGENT_S * agents)
+        return self._clock() - self._jobs[job].asked_s >= every_s
 
     def _ask(self, name: str, job: KnownJob) -> None:
         known = self._jobs[name]

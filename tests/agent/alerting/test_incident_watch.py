@@ -121,7 +121,7 @@ def test_delivers(tmp_path: Path) -> None:
 
 
 def test_in_the_history_before_anyone_knows(tmp_path: Path) -> None:
-    """An alert waits until its incident is in the history, but not for ever if that cannot be written."""
+    """An alert waits until its incident is in the history, and at most five seconds if the history cannot be written."""
     with closing((scene := Scene(tmp_path, rule("Hang", 0))).store):
         scene.writes = False
         assert scene.later(5, 50) == []

@@ -328,7 +328,7 @@ def test_bubble_of_twice_the_micro_batches() -> None:
 
 
 def test_some_wait_now_and_then() -> None:
-    """Where ranks wait for others of which none is late all the time, that is said, with what no lateness at all would save."""
+    """If ranks wait for others and none is late all the time, advice states that, with the gain of having no lateness at all."""
     found = given("uneven_work", facts(waits={0: 0.3, 1: 0.05}))
     assert found is not None
     assert found.title == "ranks wait for others, but none is late all the time"
