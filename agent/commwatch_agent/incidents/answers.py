@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.words import place, title, what_to_do
 from commwatch_alerts.model import SEVERITIES
 
 #: In this order they are listed.
@@ -45,9 +46,13 @@ class IncidentView:
     #: Rank seconds lost so far, and the share of the time (0 to 1) while it lasted.
     cost_rank_s: float | None
     share: float | None
-    #: Code of the cause, and one sentence with numbers.
+    #: Code of the cause, one sentence with numbers, and where in the code the first culprit is, as ``load (train.py:88)``; empty: not known.
     cause: str
     says: str
+    place: str
+    #: What people call it, as ``Hang: rank 2``, and what to do about it.
+    title: str
+    remedy: str
     #: Id of the incident that explains this one.
     consequence_of: str | None
 
@@ -73,7 +78,12 @@ def details_of(incident: Incident) -> IncidentDetails:
 
 
 def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
-    found = {field.name: getattr(incident, field.name) for field in fields(kind)}
+    found = {field.name: getattr(incident, field.name) for field in fields(kind) if hasattr(incident, field.name)}
+    found |= {
+        "title": title(incident.kind, incident.ranks),
+        "place": place(incident.evidence),
+        "remedy": what_to_do(incident.kind, incident.cause, incident.job_id, incident.evidence),
+    }
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
 
 

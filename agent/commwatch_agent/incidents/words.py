@@ -1,0 +1,76 @@
+"""Incidents in words, the same in all views: a title, when, at which cost, where the culprit was, and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from commwatch_agent.core.units import seconds, time_of_day
+from commwatch_agent.incidents.incident import JOB_ENDED, EvidenceItem
+from commwatch_alerts.remedies import TITLES, remedy
+from commwatch_collectors.spans import ranks as named
+
+
+class Timed(Protocol):
+    """The times and costs of an ``Incident`` or a view of it."""
+
+    @property
+    def began_at(self) -> float: ...
+    @property
+    def last_at(self) -> float: ...
+    @property
+    def ended_at(self) -> float | None: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def cost_rank_s(self) -> float | None: ...
+
+
+def title(kind: str, ranks: Iterable[int]) -> str:
+    """Return what people call an incident.
+
+    >>> title("hang", [2])
+    'Hang: rank 2'
+    """
+    whom = list(ranks)
+    name = TITLES.get(kind, kind)
+    return f"{name}: {named(whom)}" if whom else name
+
+
+def lasted_s(incident: Timed) -> float:
+    """Return how long an incident has lasted, in s."""
+    return max(0.0, (incident.last_at if incident.ended_at is None else incident.ended_at) - incident.began_at)
+
+
+def when(incident: Timed) -> str:
+    """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until the job ended``."""
+    since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
+    if incident.ended_at is None:
+        return f"since {since}, for {lasted} so far"
+    return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"
+
+
+def cost(incident: Timed) -> str:
+    """Return what an incident costs, as ``4m00s of rank time``; empty: not known."""
+    return f"{seconds(incident.cost_rank_s)} of rank time" if incident.cost_rank_s else ""
+
+
+def place(evidence: Iterable[EvidenceItem]) -> str:
+    """Return where in the code the first culprit was, as ``load (train.py:88)``: where it raised, else of its stack; empty: not known."""
+    items = list(evidence)
+    raised = (item.data.get("at") for item in items if item.source == "ending")
+    stacks = (item.data.get("place") for item in items if item.source == "stack")
+    return next((str(at) for at in (*raised, *stacks) if at), "")
+
+
+def stack(evidence: Iterable[EvidenceItem]) -> str:
+    """Return the Python stack of the first culprit of which one was taken; empty: there is none."""
+    return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")
+
+
+def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem]) -> str:
+    """Return what to do about an incident, with the names filled in."""
+    items = list(evidence)
+    pid = next((item.data.get("pid") for item in items if item.data.get("pid")), None)
+    about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
+    return remedy(kind, cause, {name: text for name, text in about.items() if text})

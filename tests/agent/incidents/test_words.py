@@ -1,0 +1,71 @@
+"""Incidents in words: each kind and cause has a title and a remedy; times, costs and places are those of the incident."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from commwatch_agent.incidents.answers import details_of, view_of
+from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
+from commwatch_agent.incidents.words import cost, stack, title, when
+from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.remedies import TITLES, remedy
+
+AT = 1_700_000_000.0
+
+
+def incident(
+    kind: str = "hang",
+    cause: str = "stopped",
+    ended_at: float | None = None,
+    outcome: str | None = None,
+    cost_rank_s: float | None = None,
+    evidence: tuple[EvidenceItem, ...] = (),
+) -> Incident:
+    """An incident of rank 2 that began at ``AT``, and was last seen 60 s later."""
+    return Incident(
+        "1", kind, "critical", "open", "train", "run", ("2",), AT, AT + 10, AT + 60,
+        cause=cause, ranks=(2,), ended_at=ended_at, outcome=outcome, cost_rank_s=cost_rank_s, evidence=evidence,
+    )  # fmt: skip
+
+
+def test_every_kind() -> None:
+    """Each kind of the table has a title, and each but those of several causes a remedy whatever its cause."""
+    kinds = read(shipped("rules.yaml")).kinds
+    assert set(TITLES) == set(kinds)
+    assert [kind for kind in kinds if not remedy(kind, "", {})] == ["desync"]
+
+
+@pytest.mark.parametrize("cause", ["ops", "root", "sizes", "order"])
+def test_disagreements(cause: str) -> None:
+    """Each cause of a disagreement has its own remedy."""
+    assert remedy("desync", cause, {})
+
+
+@pytest.mark.parametrize(
+    ("about", "text"),
+    [({"pid": "71"}, ", and let it continue: `kill -CONT 71`."), ({}, "an administrator).")],
+)
+def test_names_are_filled_in(about: Mapping[str, str], text: str) -> None:
+    """A remedy has the process that it is about, and no clause on one that is not known."""
+    assert remedy("hang", "stopped", about).endswith(text)
+
+
+def test_when_and_cost() -> None:
+    """An open incident has the time so far; an ended one its length, and whether its job ended with it; no cost is no text."""
+    assert when(incident()).endswith(", for 60.0 s so far")
+    assert when(incident(ended_at=AT + 30, outcome=RECOVERED)).endswith(", for 30.0 s")
+    assert when(incident(ended_at=AT + 30, outcome=JOB_ENDED)).endswith(", until the job ended")
+    assert (cost(incident()), cost(incident(cost_rank_s=240.0))) == ("", "4m00s of rank time")
+
+
+def test_view() -> None:
+    """A view has title, place and remedy of its incident, with what its evidence knows of the culprit."""
+    raised = EvidenceItem("ending", AT, "rank 2 ended", {"rank": 2, "at": "load (train.py:88)", "pid": 71})
+    taken = EvidenceItem("stack", AT, "rank 2 is in wait (a.py:1)", {"rank": 2, "place": "wait (a.py:1)", "stack": "s"})
+    view = view_of(incident("rank_lost", "exception", evidence=(taken, raised)))
+    assert (view.title, view.place) == ("Rank lost: rank 2", "load (train.py:88)")
+    assert "in load (train.py:88)" in view.remedy
+    assert details_of(incident(evidence=(taken,))).place == "wait (a.py:1)"
+    assert (stack((raised, taken)), stack((raised,)), title("unheard_of", ())) == ("s", "", "unheard_of")
