@@ -37,6 +37,7 @@ from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.store import begin
 from commwatch_agent.ingest.intake import Intake, room_for_rings
 from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.reference.references import References, directory
@@ -119,6 +120,7 @@ class Daemon:
         handover = threading.RLock()
         self._aggregate = aggregate = Aggregate(int(config.keep_ended * 1e9))
         most_rings = room_for_rings(raised_limit())
+        self._ends = ProcessEnds()
         self._intake = Intake(
             config.rings,
             aggregate,
@@ -129,6 +131,8 @@ class Daemon:
             looks=_LOOKS,
             renames=self._new_names,
             alive=self._alive,
+            ends=self._ends,
+            concluded=lambda since_ns: self._incidents.has_concluded(since_ns / 1e9),
         )
         self._stop = threading.Event()
         # The pause is the one that is under way: another interval takes effect only after it.
@@ -238,6 +242,7 @@ class Daemon:
         culprits = Culprits(self._incidents.incidents, self._live_ranks, self._incidents.add_evidence)
         return [
             Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop),
+            Beside("process ends", self._ends.tick, 0.0, self._stop, self._ends.close),
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             Beside("culprits", culprits.tick, _EVIDENCE_S, self._stop),

@@ -105,13 +105,13 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
 
 
 def test_report(watching: RunningAgent) -> None:
-    """The report of the job has the verdict: the evidence of the alert keeps it."""
+    """The report of the job has what was found."""
     job = started(watching.directory, "reported", 3, "broadcast", "2", str(AT), "received", "sync")
 
     def corruption() -> list[dict[str, Any]]:
         known = "reported" in [each["job_id"] for each in watching.get("/api/v1/jobs")]
-        found: list[dict[str, Any]] = watching.get("/api/v1/report?job=reported")["corruption"] if known else []
-        return found
+        found = watching.get("/api/v1/report?job=reported")["incidents"] if known else []
+        return [each for each in found if each["kind"] == "corruption"]
 
     try:
         (found,) = wait_for(corruption, "the verdict in the report")

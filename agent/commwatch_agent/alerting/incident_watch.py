@@ -68,6 +68,8 @@ class IncidentWatch(Collector):
         self.plan, self._look, self._agent = plan, look, agent
         self._clock, self._wall, self._host = clock, wall, gethostname()
         self._began_s = clock()
+        #: When the last look began from which all has been concluded.
+        self._looked_s = float("-inf")
         self._offset_s = wall() - clock()
         self._lock = threading.Lock()
         self._incidents: list[Incident] = list(incidents_of(kept))
@@ -105,6 +107,7 @@ class IncidentWatch(Collector):
         with self._lock:
             self._incidents = after
             self._note_changes(now_s)
+            self._looked_s = now_s
         self._deliver(now_s, look.led_elsewhere)
         self._seconds += self._clock() - now_s
 
@@ -158,6 +161,11 @@ class IncidentWatch(Collector):
                 self._written[incident.id] = _gist(incident), self._clock()
                 if incident.id in self._unstored and self._unstored[incident.id][0] is incident:
                     del self._unstored[incident.id]
+
+    def has_concluded(self, since_s: float) -> bool:
+        """Return whether there was a look since a time, in monotonic seconds, and what was concluded is in the history."""
+        with self._lock:
+            return self._looked_s >= since_s and not self._unstored
 
     # -- answers --------------------------------------------------------------------------------
 

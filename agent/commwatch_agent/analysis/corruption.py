@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commwatch_agent.analysis.verdicts import Verdict
@@ -33,15 +32,6 @@ _IN_COLLECTIVES = {
     "diverged": "corruption: no two of {0} have the same data",
 }
 _CAUSES = {"rank": "weights", "one_of": "one_of", "all": "diverged"}
-
-
-@dataclass(frozen=True)
-class PastCorruption:
-    """A verdict on corrupt data that an alert has kept."""
-
-    #: When the alert fired, in s of Unix time.
-    fired_at: float
-    says: str
 
 
 def corruptions(jobs: Iterable[Job], groups: Mapping[tuple[str, str], GroupView], now_ns: int) -> Iterator[Verdict]:

@@ -131,6 +131,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         started_at=(started_ns(totals) + totals.offset_ns) / 1e9,
         ended_after=None if totals.ending is None else totals.ending.since_ns / 1e9,
         failed_in_operation=totals.ending is not None and totals.ending.in_operation,
+        end_is_reported=totals.ending is not None and totals.ending.is_reported,
         raised=(totals.ending and totals.ending.raised) or None,
         raised_at=(totals.ending and totals.ending.at) or None,
         destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),

@@ -464,7 +464,10 @@ def _job(rings: list[RingRow], exit_code: int | None, run: Run) -> JobView:
         ranks=sorted({ring.rank for ring in rings}),
         restarts=life,
         started_at=min(ring.started_ns for ring in rings) / 1e9,
-        last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
+        last_seen_at=max(
+            ring.seen_ns if ring.ending is None else max(ring.seen_ns, ring.ending.until_ns) for ring in rings
+        )
+        / 1e9,
         lost=sum(ring.lost + ring.dropped for ring in rings),
         records=sum(ring.next_n - ring.lost for ring in rings),
         steps_unavailable=unavailable,
@@ -501,6 +504,7 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         started_at=ring.started_ns / 1e9,
         ended_after=None if ring.ending is None else ring.ending.since_ns / 1e9,
         failed_in_operation=ring.ending is not None and ring.ending.in_operation,
+        end_is_reported=ring.ending is not None and ring.ending.is_reported,
         raised=(ring.ending and ring.ending.raised) or None,
         raised_at=(ring.ending and ring.ending.at) or None,
     )

@@ -49,9 +49,9 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from functools import cache, partial
 
     from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.incidents.answers import details_of
     from commwatch_agent.incidents.stored import of_run
     from commwatch_agent.report import report
-    from commwatch_agent.report.past_incidents import corruption_of
     from commwatch_agent.report.recorded_steps import known_steps
     from commwatch_agent.runtime.whole_files import write
     from commwatch_agent.watchers.nccl_archive import kept
@@ -66,7 +66,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
             stored = agent.stored(job)
             topology = kept(config.history, stored)
             findings = [] if topology is None else topology.findings
-            corruption = corruption_of(of_run(config.history, stored))
+            incidents = map(details_of, of_run(config.history, stored))
             recorded = cache(partial(known_steps, agent.path, view, arguments.last))
             built = report.build(
                 agent,
@@ -74,7 +74,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
                 config.history,
                 command,
                 findings,
-                corruption=corruption,
+                incidents=incidents,
                 last_s=arguments.last,
                 recorded=recorded,
             )

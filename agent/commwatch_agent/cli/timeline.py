@@ -45,7 +45,7 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.commands.timeline import traces_of_others
     from commwatch_agent.incidents.stored import of_run
     from commwatch_agent.nodes.merging import Nodes, covered
-    from commwatch_agent.report.past_incidents import marks_of
+    from commwatch_agent.report.incident_marks import marks_of
     from commwatch_agent.report.timeline_export import Window, own_trace, write
     from commwatch_agent.runtime.whole_files import writing
     from commwatch_agent.watchers.profiles import kept_in, traces_of

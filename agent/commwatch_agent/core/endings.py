@@ -23,6 +23,8 @@ class Ending(NamedTuple):
     in_operation: bool = False
     #: Where it was raised, as ``load (train.py:88)``; empty: not known.
     at: str = ""
+    #: ``until_ns`` is when the kernel reported the end of the process, a little after it: of several such ends, the earliest was first.
+    is_reported: bool = False
 
     @property
     def exception(self) -> str:
@@ -42,7 +44,11 @@ def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
     candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
     # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.
     alone = [rank for rank in candidates if not failed[rank].in_operation]
-    return [rank for rank in alone if failed[rank].clean] or alone or candidates
+    first = [rank for rank in alone if failed[rank].clean] or alone or candidates
+    if all(failed[rank].is_reported for rank in first):
+        reported_ns = min((failed[rank].until_ns for rank in first), default=0)
+        return [rank for rank in first if failed[rank].until_ns == reported_ns]
+    return first
 
 
 def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
@@ -62,7 +68,8 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
         at = time_of_day(ending.until_ns / 1e9)
         how = f"ended with {ending.exception}" if ending.raised else "died (no clean end)"
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
-        parts.append(f"{named(first)} {how} at {at}{among}")
+        victims = ", in an operation, so another rank may be the cause" if ending.in_operation else ""
+        parts.append(f"{named(first)} {how} at {at}{among}{victims}")
     return "; ".join(parts)
 
 

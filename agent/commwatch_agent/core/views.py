@@ -212,6 +212,8 @@ class RankView:
     ended_after: float | None = None
     #: An operation raised shortly before its end: another rank may be the cause.
     failed_in_operation: bool = False
+    #: ``ended_at`` is when the kernel reported the end of its process.
+    end_is_reported: bool = False
     #: When its process started, in s of Unix time; ``None``: not known.
     started_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.

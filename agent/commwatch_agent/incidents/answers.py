@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.words import place, title, what_to_do
@@ -64,6 +64,7 @@ class IncidentDetails(IncidentView):
     evidence: list[EvidenceItem]
 
 
+_View = TypeVar("_View", bound=IncidentView)
 _LISTS = frozenset({"nodes", "ranks", "waiting", "evidence"})
 
 
@@ -111,11 +112,11 @@ class IncidentFilter:
         )
 
 
-def in_order(views: Iterable[IncidentView]) -> list[IncidentView]:
+def in_order(views: Iterable[_View]) -> list[_View]:
     """Return open incidents first, then pending and ended ones; of each the worst and latest first, and consequences after their causes."""
     known = {each.id: each for each in views}
 
-    def depth(view: IncidentView) -> int:
+    def depth(view: _View) -> int:
         found, at = 0, view.consequence_of
         while at in known and found < len(known):
             found, at = found + 1, known[at].consequence_of
@@ -133,7 +134,7 @@ def in_order(views: Iterable[IncidentView]) -> list[IncidentView]:
     )
 
 
-def latest_of(views: Iterable[IncidentView], limit: int) -> list[IncidentView]:
+def latest_of(views: Iterable[_View], limit: int) -> list[_View]:
     """Return incidents ``in_order``, of the ended ones only the latest ``limit``."""
     ordered = in_order(views)
     ended = sorted((each for each in ordered if each.ended_at is not None), key=lambda each: -(each.ended_at or 0.0))
@@ -141,9 +142,9 @@ def latest_of(views: Iterable[IncidentView], limit: int) -> list[IncidentView]:
     return [each for each in ordered if each.id not in dropped]
 
 
-def merged(parts: Iterable[Iterable[IncidentView]]) -> list[IncidentView]:
+def merged(parts: Iterable[Iterable[_View]]) -> list[_View]:
     """Return the incidents of several agents, each once: as the agent has it that knows most of it."""
-    best: dict[str, IncidentView] = {}
+    best: dict[str, _View] = {}
     for part in parts:
         for each in part:
             known = best.get(each.id)

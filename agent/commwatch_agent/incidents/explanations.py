@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
 
 #: An effect may be seen so many seconds before its cause, because they come from different sources.
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
 _WAITS = frozenset({"hang", "stalled", "waiting"})
+#: Causes of a hang by which its culprit is lost.
+_LOST = frozenset({"dead", "gone"})
 
 
 def _absent(cause: Incident, effect: Incident) -> bool:
@@ -22,6 +24,23 @@ def _absent(cause: Incident, effect: Incident) -> bool:
 def _took_part(cause: Incident, effect: Incident) -> bool:
     """Return whether a rank was in the operation of the cause before it died: backends abort if ranks disagree."""
     return set(effect.ranks) <= {*cause.ranks, *cause.waiting} and cause.began_at <= effect.began_at + _AT_ONCE_S
+
+
+def _absent_when_lost(cause: Incident, effect: Incident) -> bool:
+    """Return whether a rank that was lost explains a wait: not if the rank was already the culprit of a hang before it was lost."""
+    return _absent(cause, effect) and not _had_hung(effect, cause)
+
+
+def _had_hung(cause: Incident, effect: Incident) -> bool:
+    """Return whether a rank was the culprit of a hang, such as a stopped one, before it was lost."""
+    lost = set(effect.ranks)
+    items = [item for item in cause.evidence if item.data.get("kind") == "hang" and item.at < effect.began_at]
+    return any(lost & set(_ranks_in(item)) and item.data.get("cause") not in _LOST for item in items)
+
+
+def _ranks_in(item: EvidenceItem) -> list[object]:
+    found = item.data.get("ranks")
+    return list(found) if isinstance(found, list | tuple) else []
 
 
 def _always(cause: Incident, effect: Incident) -> bool:
@@ -36,7 +55,8 @@ def _most_of_it(cause: Incident, effect: Incident) -> bool:
 #: Kind of the cause, kinds of the effects in the same job, and whether the cause explains the effect; the first that does counts.
 _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
     ("desync", frozenset({"rank_lost"}), _took_part),
-    ("rank_lost", _WAITS, _absent),
+    ("hang", frozenset({"rank_lost"}), _had_hung),
+    ("rank_lost", _WAITS, _absent_when_lost),
     ("desync", _WAITS, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),

@@ -25,14 +25,15 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
     """Yield what ranks do wrong: hangs, stalls, ranks that disagree, stragglers, corrupt data.
 
-    That ranks disagree counts after a moment: who is at fault shows only once the calls of all of them are known.
+    That ranks disagree counts after a moment, or at the job's end: who is at fault shows only once the calls of all of them are known.
     """
     sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
     for verdict in _without_echoes([each for each in evidence.verdicts if each.job_id in evidence.jobs]):
         size = sizes.get((verdict.job_id, verdict.group_id))
-        if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S:
+        job = evidence.jobs[verdict.job_id]
+        if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S and not job.ended:
             continue
-        yield _condition(verdict, evidence.jobs[verdict.job_id], size, evidence.now)
+        yield _condition(verdict, job, size, evidence.now)
 
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
@@ -130,7 +131,8 @@ def _ending(view: RankView) -> Ending | None:
         return None
     since = view.ended_at if view.ended_after is None else view.ended_after
     clean = view.state == "ended"
-    return Ending(int(since * 1e9), int(view.ended_at * 1e9), clean, view.raised or "", view.failed_in_operation)
+    times = int(since * 1e9), int(view.ended_at * 1e9)
+    return Ending(*times, clean, view.raised or "", view.failed_in_operation, is_reported=view.end_is_reported)
 
 
 def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Condition:

@@ -10,10 +10,15 @@ from commwatch_agent.incidents.incident import JOB_ENDED, EvidenceItem
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
 
+#: Kinds that are of one moment.
+_MOMENTS = frozenset({"rank_lost"})
+
 
 class Timed(Protocol):
-    """The times and costs of an ``Incident`` or a view of it."""
+    """The kind, times and costs of an ``Incident`` or a view of it."""
 
+    @property
+    def kind(self) -> str: ...
     @property
     def began_at(self) -> float: ...
     @property
@@ -43,7 +48,9 @@ def lasted_s(incident: Timed) -> float:
 
 
 def when(incident: Timed) -> str:
-    """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until the job ended``."""
+    """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until the job ended``; the loss of a rank is of one moment."""
+    if incident.kind in _MOMENTS:
+        return f"at {time_of_day(incident.began_at)}"
     since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
     if incident.ended_at is None:
         return f"since {since}, for {lasted} so far"

@@ -27,6 +27,7 @@ from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rings import runs
 from commwatch_agent.ingest.rings.clock import offset_of
 from commwatch_agent.ingest.rings.finding import PASSING, Finder
+from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.ingest.rings.source import Look, Source, ending
 from commwatch_agent.ingest.rings.turns import Turns
 from commwatch_collectors.node.process import is_exiting
@@ -44,6 +45,8 @@ MOST_RINGS = 2048
 _OPENING_S, _READING_S = 0.5, 1.0
 #: Steps of a rank that are handed to the history before the end of a tick.
 _MOST_STEPS = 512
+#: The file of a rank that has ended is kept at most so long for what is concluded from that.
+_CONCLUDED_NS = 5_000_000_000
 #: Most pieces of a ring's names that are read in one turn.
 _PIECES = 4
 
@@ -67,6 +70,9 @@ class Intake:
             Full rings, and those of trainers that have ended, are read at once.
         renames: returns new names of runs by the old ones, once each.
         alive: called for each batch, so also during a long tick.
+        ends: knows when trainers end; another thread calls its ``tick``.
+        concluded: returns whether what is wrong has been looked at since a monotonic time in ns, and is in the history: the file of a rank that
+            has ended is kept until then, so that a launcher that waits for it finds what was concluded.
     """
 
     def __init__(
@@ -81,9 +87,12 @@ class Intake:
         looks: int = 1,
         renames: Callable[[], Mapping[str, str]] = dict,
         alive: Callable[[], object] = lambda: None,
+        ends: ProcessEnds | None = None,
+        concluded: Callable[[int], bool] = lambda since_ns: True,
         now_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._handover, self._alive = handover or lock, alive
+        self._handover, self._alive, self._concluded = handover or lock, alive, concluded
+        self._ends = ends or ProcessEnds()
         self._looks, self._ticks, self._renames = looks, 0, renames
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
@@ -135,7 +144,7 @@ class Intake:
                     source.totals.take_closed(source.stored_cells)
                     source.stored_cells = 0
                 self._aggregate.retire(now_ns)
-        self._remove_finished()
+        self._remove_finished(now_ns)
         return self.read - before
 
     def _rename(self) -> None:
@@ -380,10 +389,14 @@ class Intake:
             totals.alive = alive and not totals.closed_properly
             # A killed process loses its connections before its lock, so that other ranks raise meanwhile.
             source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
+            if alive and owner:
+                source.pid = owner
+                self._ends.watch(owner)
             totals.ending = None
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
                 source.final = source.final and not reader.more_names
+                source.died_ns = self._ends.at(source.pid)
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
@@ -413,8 +426,8 @@ class Intake:
             source.unavailable = unavailable
             self._store.steps(source.row, steps, unavailable)
 
-    def _remove_finished(self) -> None:
-        """Remove the ring files of ended trainers whose records are all in the history."""
+    def _remove_finished(self, now_ns: int) -> None:
+        """Remove the ring files of ended trainers whose records are all in the history, with what was concluded from their end."""
         kept = set(self._aggregate.rank_totals())
         finished: list[tuple[str, Source, RingReader]] = []
         for name, source in list(self._sources.items()):
@@ -422,16 +435,25 @@ class Intake:
                 if source.totals not in kept:
                     del self._sources[name]
             elif source.final and self._store.trouble is None:
-                state = "ended" if source.totals.closed_properly else "gone"
-                self._store.end(source.row.id, state, source.totals.ending)
-                finished.append((name, source, source.reader))
+                self._store_end(source, now_ns)
+                ended_ns = source.ended_ns or now_ns
+                if self._concluded(ended_ns) or now_ns - ended_ns > _CONCLUDED_NS:
+                    finished.append((name, source, source.reader))
         if finished and self._store.commit():
             for name, source, reader in finished:
                 self._remove(name, source, reader)
                 source.reader = None
 
+    def _store_end(self, source: Source, now_ns: int) -> None:
+        """Hand the end of a rank to the store, again if more has become known of it."""
+        ending = source.totals.ending
+        if source.ended_ns is None or ending != source.stored_ending:
+            source.ended_ns, source.stored_ending = source.ended_ns or now_ns, ending
+            self._store.end(source.row.id, "ended" if source.totals.closed_properly else "gone", ending)
+
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:
         self._finder.ignore(name, reader.inode, source.owner)
+        self._ends.forget(source.pid)
         reader.close()
         try:
             with crossing.folder(self._directory) as rings:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from commwatch.wire.events import MAX_PLAUSIBLE
 from commwatch_agent.analysis.advice_input import network_of
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.analysis.ended_operations import MOST_S
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
@@ -100,8 +99,6 @@ class ReportPart:
     host: HostView
     #: From NCCL's logs; ``None``: there are none.
     topology: Topology | None
-    #: What the evidence of alerts has on corrupt data.
-    corruption: list[PastCorruption]
 
     def __post_init__(self) -> None:
         if not all(

@@ -12,19 +12,21 @@ from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import for_others
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Advice, Row
+from commwatch_agent.core.endings import exit_says
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
+from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.recorded_steps import known_steps
+from commwatch_agent.report.what_happened import ended_by, happened, last_at, lines, standstill_s
 from commwatch_collectors.nccl.findings import Finding
 
 _MOST_ADVICE = 5
@@ -97,6 +99,8 @@ class Report:
     rank_hours: float
     exposed_hours: float | None
     wait_hours: float | None
+    #: Hours of ranks that passed in hangs, stalls and disagreements; waits in operations that ended count above, too.
+    standstill_hours: float
     #: Share of the symmetric operations of which it is not known how long they waited: they have no times, or their groups span nodes
     #: whose data are not complete. ``None``: there are no symmetric operations.
     unjoined_share: float | None
@@ -112,8 +116,8 @@ class Report:
     advice_last_s: float | None
     #: From NCCL's logs, the worst first.
     findings: list[Finding]
-    #: Verdicts on corrupt data, from the evidence of this node's alerts, the earliest first.
-    corruption: list[PastCorruption] = field(default_factory=list)
+    #: What was wrong, and is: causes before their consequences (``what_happened.happened``).
+    incidents: list[IncidentDetails] = field(default_factory=list)
     #: The nodes that it covers; ``None``: only the node of the history.
     nodes: Nodes | None = None
 
@@ -125,7 +129,7 @@ def build(
     command: str,
     findings: Iterable[Finding] = (),
     *,
-    corruption: Iterable[PastCorruption] = (),
+    incidents: Iterable[IncidentDetails] = (),
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
     recorded: Recorded | None = None,
@@ -133,7 +137,7 @@ def build(
     """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
-        corruption: verdicts on its data that alerts have kept, the earliest first.
+        incidents: of its run, in any order.
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
         recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
@@ -151,6 +155,8 @@ def build(
     operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
     waits = {row.by["rank"]: row for row in by_rank}
     known = facts(agent, job, counts, findings)
+    found = happened(incidents)
+    duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
     advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
     lines = [
@@ -165,7 +171,7 @@ def build(
         job=job,
         hosts=sorted({rank.host for rank in ranks}),
         hooks=sorted({rank.hook for rank in ranks}),
-        duration_s=job.last_seen_at - job.started_at,
+        duration_s=duration_s,
         steps=max((line.steps for line in lines), default=0),
         latest_steps=max(map(len, counts.steps_of.values()), default=0) if counts.since_ns else None,
         step_p50_s=median(durations) if durations else None,
@@ -180,9 +186,10 @@ def build(
         group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
-        rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
+        rank_hours=duration_s * len(ranks) / 3600,
         exposed_hours=_hours(exposed_s),
         wait_hours=_hours(waited),
+        standstill_hours=standstill_s(found) / 3600,
         unjoined_share=unjoined,
         ranks=lines,
         operations=operations,
@@ -193,7 +200,7 @@ def build(
         advice=advice,
         advice_last_s=advice_last_s,
         findings=findings,
-        corruption=list(corruption),
+        incidents=[each for one in found for each in (one.cause, *one.effects)],
         nodes=nodes,
     )
 
@@ -278,18 +285,24 @@ def rank_cells(line: RankLine) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def heading(report: Report) -> list[tuple[str, str]]:
+    """Return which job the report is on, and how that ended, as (name, text)."""
+    job = report.job
+    facts = [("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}")]
+    ended = "" if job.state == "running" else ended_by(happened(report.incidents))
+    how = (
+        "; ".join(filter(None, ("" if not job.exit_code else exit_says(job.exit_code), ended))) if ended else job.ending
+    )
+    return [*facts, ("how", how)] if how else facts
+
+
 def headlines(report: Report) -> list[tuple[str, str]]:
-    """Return the lines at the top of the report as (name, text)."""
+    """Return the figures at the top of the report as (name, text)."""
     job = report.job
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
-    facts = [
-        ("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}"),
-        ("ranks", ranks),
-    ]
+    facts = [("ranks", ranks)]
     if report.nodes is not None:
         facts.append(("nodes", _nodes(report.nodes)))
-    if job.ending:
-        facts.append(("how", job.ending))
     if job.restarts:
         facts.append(("restarts", str(job.restarts)))
     unclear = "" if job.steps_unavailable is None else f"; others are not counted: {job.steps_unavailable}"
@@ -324,12 +337,11 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         )
     facts.append(("cost", _cost(report)))
     lost = (
-        "nothing"
+        "none lost"
         if not report.lost
-        else f"{counted(report.lost, 'record')}; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+        else f"{report.lost} lost; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
     )
-    facts.append(("lost", f"{lost} ({counted(report.records, 'record')} read)"))
-    return facts
+    return [*facts, ("recorded", f"{counted(report.records, 'record')}, {lost}")]
 
 
 def _nodes(nodes: Nodes) -> str:
@@ -388,8 +400,15 @@ def _cost(report: Report) -> str:
         parts.append(f"{_rank_time(report.exposed_hours)} of exposed communication")
     if report.wait_hours is not None:
         parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
+    if report.standstill_hours:
+        parts.append(f"{_rank_time(report.standstill_hours)} of standstill (what happened)")
     whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
-    return f"{whole}, including {' and '.join(parts)}" if parts else whole
+    return f"{whole}, including {_listed(parts)}" if parts else whole
+
+
+def _listed(parts: list[str]) -> str:
+    """Return texts as a list in words."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _rank_time(hours: float) -> str:
@@ -399,33 +418,30 @@ def _rank_time(hours: float) -> str:
 def text(report: Report, cells: int = CELLS) -> str:
     """Return the report as text for a terminal of ``cells`` columns."""
     longest = max(len(name) for name, _ in headlines(report))
-    lines = ["", "commwatch report", ""]
-    for name, value in headlines(report):
-        lines.append(f"  {name:<{longest}}  {value}")
-    lines.append("")
-    if report.corruption:
-        lines += ["  corrupt data (docs/corruption.md)", ""]
-        lines += [*(f"  * {moment(found.fired_at)}: {found.says}" for found in report.corruption), ""]
+    shown = ["", "commwatch report", ""]
+    shown += [*(f"  {name:<{longest}}  {value}" for name, value in heading(report)), ""]
+    shown += lines(happened(report.incidents), cells)
+    shown += [*(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
     if report.ranks and report.steps:
-        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
-    lines += (
+        shown += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
+    shown += (
         columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
         if report.operations
         else ["  no operations"]
     )
-    lines += ["", *paragraph(LEGEND, cells, first="  "), ""]
+    shown += ["", *paragraph(LEGEND, cells, first="  "), ""]
     if report.advice:
-        lines += [
+        shown += [
             f"  what to try, {about(report.advice_last_s)} (gains are upper bounds, unless they come from a replay)",
             "",
         ]
     for each in report.advice[:_MOST_ADVICE]:
-        lines.append(f"  * {each.title}: {each.gain}")
-        lines += paragraph(each.do, cells, first="    ")
-        lines += ["    because " + "; ".join(each.because), ""]
-    lines += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
-    lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
-    return terminal_text.lines(lines)
+        shown.append(f"  * {each.title}: {each.gain}")
+        shown += paragraph(each.do, cells, first="    ")
+        shown += ["    because " + "; ".join(each.because), ""]
+    shown += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
+    shown += [f"  history   {report.history}", f"  again     {report.command}", ""]
+    return terminal_text.lines(shown)
 
 
 def about(last_s: float | None) -> str:

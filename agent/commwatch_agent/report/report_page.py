@@ -8,9 +8,9 @@ from collections import Counter
 from commwatch_agent.analysis.advice_input import MOST_TIMED
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.nccl_views import NcclOperations, Topology
-from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
+from commwatch_agent.core.units import counted, percent, rate, seconds, size
 from commwatch_agent.core.views import GroupView
-from commwatch_agent.report import html_frame
+from commwatch_agent.report import html_frame, what_happened
 from commwatch_agent.report.charts import Material, figures
 from commwatch_agent.report.report import (
     LEGEND,
@@ -18,11 +18,13 @@ from commwatch_agent.report.report import (
     RANK_HEAD,
     Report,
     about,
+    heading,
     headlines,
     operation_cells,
     rank_cells,
 )
 from commwatch_agent.report.svg import STYLE
+from commwatch_agent.report.what_happened import happened
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, forecast_rows, limit
 from commwatch_collectors.nccl.findings import Finding
@@ -39,12 +41,11 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         topology: the job's topology from NCCL's logs.
         study: what changes would do to the job.
     """
-    body = [html_frame.table((), headlines(report))]
-    if report.corruption:
-        found = "".join(
-            f"<li>{html_frame.text(f'{moment(each.fired_at)}: {each.says}')}</li>" for each in report.corruption
-        )
-        body += ["<h2>Corrupt data</h2>", f"<ul>{found}</ul>"]
+    body = [
+        html_frame.table((), heading(report)),
+        *what_happened.html(happened(report.incidents)),
+        html_frame.table((), headlines(report)),
+    ]
     if report.advice:
         basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds, unless they come from a replay.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]

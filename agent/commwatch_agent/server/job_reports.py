@@ -13,13 +13,13 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_since
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.core.views import JobView
+from commwatch_agent.incidents.answers import IncidentDetails, merged
 from commwatch_agent.nodes.job_report import (
     MOST_STEPS,
     NodeData,
@@ -50,8 +50,15 @@ class Own(NamedTuple):
     host: HostView
     late: dict[int, float]
     topology: Topology | None
-    #: What the evidence of alerts has on corrupt data; only for reports.
-    corruption: list[PastCorruption]
+    #: Of its run; only for reports.
+    incidents: list[IncidentDetails]
+
+
+@dataclass(frozen=True)
+class NodeReport(ReportPart):
+    """A node's part of a report, with its incidents of the run."""
+
+    incidents: list[IncidentDetails]
 
 
 @dataclass(frozen=True)
@@ -75,9 +82,9 @@ class Asked:
     live: Heard = field(default_factory=lambda: Heard({}, {}))
 
 
-def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> ReportPart:
+def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeReport:
     """Return what a report of another agent needs of this node; ``steps``: at most so many."""
-    return ReportPart(
+    return NodeReport(
         job=_job(agent, job),
         begun_at=agent.begun_at(job),
         ranks=agent.ranks(job),
@@ -124,7 +131,7 @@ def report(
         others, nodes = _others(asked)
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     topologies = [own.topology, *(each.part.topology for each in others)]
-    corruption = [*own.corruption, *(past for each in others for past in each.part.corruption)]
+    incidents = merged([own.incidents, *(each.part.incidents for each in others if isinstance(each.part, NodeReport))])
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
     built = build(
         every,
@@ -132,7 +139,7 @@ def report(
         agent.path,
         command,
         findings_of(topologies),
-        corruption=sorted(corruption, key=lambda past: past.fired_at),
+        incidents=incidents,
         last_s=last_s,
         nodes=nodes,
         recorded=recorded,
@@ -192,7 +199,7 @@ def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
     both = {
         url: [*answers, *operations.answers[url]] for url, answers in parts.answers.items() if url in operations.answers
     }
-    found, nodes = read(Heard(both, silent), ReportPart, *(Cells for _ in asked.windows), Operations)
+    found, nodes = read(Heard(both, silent), NodeReport, *(Cells for _ in asked.windows), Operations)
     return [
         NodeData(part, dict(zip(asked.windows, cells, strict=True)), latest.operations)
         for part, *cells, latest in found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from socket import gethostname
@@ -10,14 +9,12 @@ from socket import gethostname
 from commwatch.wire import files
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.stacks import place_of
 from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
 _KINDS, _MOST = frozenset({"hang", "stalled", "waiting", "desync", "straggler", "init_incomplete"}), 4
-#: A frame of py-spy: function, file and line.
-_FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ")
 
 
 class Culprits:
@@ -83,17 +80,3 @@ def doing(pid: int, proc: str = "/proc") -> str:
     channel = files.text(f"{proc}/{pid}/wchan") or "0"
     waits = "" if channel == "0" else f", in {channel} of the kernel"
     return f"is {STATES.get(state, state)}{waits}" if state else ""
-
-
-def place_of(text: str) -> str:
-    """Return where the main thread of a stack is, as ``load (train.py:88)``: in the user's code, if there is any; empty: not known.
-
-    Args:
-        text: as ``py-spy dump`` prints it, the innermost frame of each thread first.
-    """
-    main = re.split(r"^Thread ", text, flags=re.MULTILINE)
-    threads = [thread for thread in main[1:] if "MainThread" in thread.partition("\n")[0]] or main[1:2]
-    frames = [found for line in "".join(threads).splitlines()[1:] if (found := _FRAME.match(line))]
-    of_user = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
-    frame = next(iter(of_user or frames), None)
-    return "" if frame is None else f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"

@@ -13,7 +13,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.identity import make_private_dir
 from commwatch_agent.core.endings import Ending, failed, first_to_fail, says
 from commwatch_agent.history import job_exit
-from commwatch_agent.report.report import build, headlines
+from commwatch_agent.report.report import build, heading
 from tests.agent.ingest.test_intake import trainer
 from tests.helpers import MS, Watch, operation
 
@@ -27,9 +27,10 @@ def clean(at_s: float, raised: str = "", *, in_operation: bool = False) -> Endin
     return Ending(at, at, True, raised, in_operation)
 
 
-def died(since_s: float, until_s: float) -> Ending:
+def died(since_s: float, until_s: float, *, in_operation: bool = False, is_reported: bool = False) -> Ending:
     """A rank whose process vanished between two passes."""
-    return Ending(AT + int(since_s * S), AT + int(until_s * S), clean=False)
+    times = AT + int(since_s * S), AT + int(until_s * S)
+    return Ending(*times, clean=False, in_operation=in_operation, is_reported=is_reported)
 
 
 def clock(at_s: float) -> str:
@@ -49,8 +50,28 @@ def clock(at_s: float) -> str:
         ({0: clean(5.1, "ValueError"), 1: died(4.9, 5.2)}, [0]),
         ({0: clean(5.1, "RuntimeError", in_operation=True), 1: died(5.2, 5.4)}, [0]),
         ({0: clean(5.1, "ValueError"), 1: clean(5.0, "KeyError")}, [1]),
+        ({0: died(4.9, 5.2), 1: died(4.9, 5.3, in_operation=True)}, [0]),
+        ({0: died(4.9, 5.15, is_reported=True), 1: died(4.9, 5.1, is_reported=True)}, [1]),
+        ({0: died(4.9, 5.1, is_reported=True), 1: died(4.9, 5.1, is_reported=True)}, [0, 1]),
+        ({0: died(4.9, 5.1, is_reported=True), 1: died(4.9, 5.2)}, [0, 1]),
+        ({0: clean(5.0, "RuntimeError", in_operation=True), 1: died(4.9, 5.3, is_reported=True)}, [1]),
     ],
-    ids=["none", "well", "one", "cannot tell", "one after the other", "killed", "raised", "all it knows", "two raised"],
+    ids=[
+        "none",
+        "well",
+        "one",
+        "cannot tell",
+        "one after the other",
+        "killed",
+        "raised",
+        "all it knows",
+        "two raised",
+        "raised first",
+        "reported",
+        "reported at once",
+        "one is reported",
+        "reported late",
+    ],
 )
 def test_first_to_fail(endings: dict[int, Ending], first: list[int]) -> None:
     """The rank that failed first is named: several if the times do not decide, never one that failed only because of another."""
@@ -140,7 +161,7 @@ def test_exit_code_is_kept(tmp_path: Path) -> None:
     assert (job.state, job.failed, job.exit_code, job.ending) == ("ended", True, 3, "exit code 3")
     report = build(watch.agent, "job", watch.agent.path, "again")
     assert report is not None
-    lines = dict(headlines(report))
+    lines = dict(heading(report))
     assert lines["job"].startswith("job (failed), began")
     assert lines["how"] == "exit code 3"
 

@@ -182,3 +182,19 @@ def test_causes() -> None:
     assert explains(late, much)
     assert not explains(replace(late, share=0.1), much)
     assert not explains(replace(lost, run="another"), hang)
+
+
+def test_a_hung_rank_that_is_killed() -> None:
+    """A rank that hung before it was lost is the cause of both; a wait for a rank that worked, until it was lost, is the consequence of its loss."""
+    for verdict, hung in ((HANG, True), (replace(HANG, kind="stalled", cause="not_joined"), False)):
+        (wait,), dead = found(verdict), found(replace(HANG, cause="dead", since_s=40.0))[0]
+        lost = Condition("rank_lost", ("1",), "died", NOW + 30, "train", "key", ranks=(1,))
+        known: list[Incident] = []
+        for second in range(33):
+            conditions = [dead, lost] if second > 30 else [wait]
+            evidence = Evidence(NOW + second, JOBS, whole={"train": WholeJob(conditions, ended=False)})
+            known = conclude(evidence, known, TABLE, Around(NOW + second))
+        by_key = {each.key: each for each in known}
+        cause, effect = (wait, lost) if hung else (lost, wait)
+        assert by_key[effect.key].consequence_of == by_key[cause.key].id
+        assert by_key[cause.key].consequence_of is None

@@ -62,7 +62,7 @@ def part_of(agent: QueryService) -> ReportPart:
     (job,) = agent.jobs()
     steps = rows_of(*agent.latest_steps(0, "job", 1000))
     about = job, agent.begun_at("job"), agent.ranks("job"), agent.groups("job"), steps, agent.step_totals("job")
-    return ReportPart(*about, agent.totals("job", []).waits, {}, HOST, None, [])
+    return ReportPart(*about, agent.totals("job", []).waits, {}, HOST, None)
 
 
 def test_waits_over_time(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from socket import gethostname
 import pytest
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.watchers.culprits import Culprits, doing, place_of, taken
+from commwatch_agent.incidents.stacks import main_thread, place_of
+from commwatch_agent.watchers.culprits import Culprits, doing, taken
 from tests.agent.watchers.test_stack_capture import rank_view
 from tests.helpers import needs, wait_for
 
@@ -50,6 +51,7 @@ def test_place() -> None:
     assert place_of(STACK) == "load (train.py:88)"
     assert place_of("") == ""
     assert place_of(STACK.replace("/home/me", "/venv/site-packages")) == "wait (threading.py:320)"
+    assert main_thread(STACK)[-2:] == ["load (/home/me/train.py:88)", "<module> (/home/me/train.py:120)"]
 
 
 def test_stopped_process() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import Drained, RingReader
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.runs import Origin
@@ -37,6 +38,12 @@ class Source:
         self.stored_run = ""
         #: The trainer has ended, and all its records are drained.
         self.final = False
+        #: Monotonic time when its end was first handed to the store, and that end; ``None``: it was not.
+        self.ended_ns: int | None = None
+        self.stored_ending: Ending | None = None
+        #: Of its trainer, as this agent sees it; 0: not known. And when that process ended, as monotonic ns; ``None``: not known.
+        self.pid = 0
+        self.died_ns: int | None = None
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
         self.alive_ns: int | None = None
         #: Monotonic time before the last drain that left nothing behind: operations that end later may still be in the ring.
@@ -69,19 +76,23 @@ def ending(source: Source, closed_ns: int) -> Ending:
         closed_ns: when the rank recorded its end, on its clock; 0: it did not.
     """
     totals = source.totals
+    raised_ns = max((record.end_ns for record in totals.failures if record.flags & ev.FAILED), default=None)
     if closed_ns:
-        latest = totals.failures[-1] if totals.failures else None
-        in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
-        return Ending(
-            closed_ns + totals.offset_ns,
-            closed_ns + totals.offset_ns,
-            True,
-            totals.raised,
-            in_operation,
-            totals.raised_at,
-        )
+        at_ns = closed_ns + totals.offset_ns
+        return Ending(at_ns, at_ns, True, totals.raised, _is_shortly(raised_ns, closed_ns), totals.raised_at)
     # An agent that started later has only the last heartbeat, which comes once a second.
     late = source.alive_ns is None or totals.gone_ns is None
-    until_ns = totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0
+    until_ns = source.died_ns or (totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0)
     since_ns = min(until_ns, max(totals.heartbeat_ns, source.alive_ns or 0))
-    return Ending(since_ns + totals.offset_ns, until_ns + totals.offset_ns, clean=False)
+    return Ending(
+        since_ns + totals.offset_ns,
+        until_ns + totals.offset_ns,
+        clean=False,
+        in_operation=_is_shortly(raised_ns, until_ns),
+        is_reported=source.died_ns is not None,
+    )
+
+
+def _is_shortly(raised_ns: int | None, ended_ns: int) -> bool:
+    """Return whether an operation raised shortly before the end of its rank."""
+    return raised_ns is not None and ended_ns - raised_ns < _SHORTLY_NS

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from commwatch_agent.incidents.stored import of_run
 from commwatch_agent.report.chrome_trace import TraceMark
-from commwatch_agent.report.past_incidents import marks_of
+from commwatch_agent.report.incident_marks import marks_of
 from commwatch_agent.report.timeline_export import Window as Part
 from commwatch_agent.report.timeline_parts import Page, TimelinePart
 from commwatch_agent.runtime.peers import SELF

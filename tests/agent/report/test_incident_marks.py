@@ -1,8 +1,7 @@
-"""The incidents of a job in its timeline, and what was found of corrupt data in its report."""
+"""The incidents of a run, and their marks in its timeline."""
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import replace
 from math import inf
@@ -10,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.core.runs import Stored
 from commwatch_agent.history.store import Writer
 from commwatch_agent.incidents.incident import AlertState, Incident
 from commwatch_agent.incidents.stored import of_run, row_of
-from commwatch_agent.report import charts, report, report_page
 from commwatch_agent.report.chrome_trace import TraceMark
-from commwatch_agent.report.past_incidents import corruption_of, marks_of
-from tests.helpers import Watch, group_entry, identity, operation, write_ring
+from commwatch_agent.report.incident_marks import marks_of
 
 #: A run that is the only one of its name.
 ALL = Stored("", "job", 0.0, inf)
@@ -65,11 +61,6 @@ def test_of_a_run(history: Path) -> None:
     assert {each.id for each in of_run(history, ALL._replace(from_s=900.0, until_s=1500.0))} == {"b"}
 
 
-def test_corruption(history: Path) -> None:
-    """What was found of corrupt data is there once, with the time when it was first seen, the earliest first."""
-    assert corruption_of(of_run(history, ALL)) == [PastCorruption(1000.0, FIRST), PastCorruption(2000.0, LATER)]
-
-
 def test_marks(history: Path) -> None:
     """An incident is a mark at its begin for each rank that it names, and its alert one when it began to fire."""
     (hang,) = [each for each in of_run(history, ALL) if each.kind == "hang"]
@@ -80,21 +71,3 @@ def test_marks(history: Path) -> None:
         TraceMark(640 * 10**9, "alert CollectiveHang", None, {"summary": ""}),
     ]
     assert [mark.rank for mark in marks_of([replace(hang, ranks=(), alerts=())])] == [None]
-
-
-def test_in_report(history: Path, tmp_path: Path) -> None:
-    """Text, page and JSON of the report have them; without any, none of them has the section."""
-    watch = Watch(tmp_path / "watch")
-    write_ring(watch.rings, [operation(start_ns=0, end_ns=1)], [group_entry(0, (0,))], **identity())
-    watch.tick(10**9)
-    (job,) = watch.agent.jobs()
-    for corruption in (corruption_of(of_run(history, ALL)), []):
-        built = report.build(watch.agent, job.job_id, watch.path, "again", corruption=corruption)
-        assert built is not None
-        page = report_page.html(built, charts.gather(watch.agent, job.job_id))
-        text = report.text(built)
-        assert ("corrupt data" in text, FIRST in text, LATER in text) == (bool(corruption),) * 3
-        assert ("Corrupt data" in page, "differ: &lt;a&gt;" in page) == (bool(corruption),) * 2
-        assert [each["says"] for each in json.loads(report.as_json(built))["corruption"]] == [
-            each.says for each in corruption
-        ]

@@ -1,10 +1,9 @@
-"""The incidents of a job as marks of a timeline, and those on corrupt data for the report. Pure."""
+"""The incidents of a job as marks of a timeline. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from commwatch_agent.analysis.corruption import PastCorruption
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.report.chrome_trace import TraceMark
 
@@ -19,9 +18,3 @@ def marks_of(incidents: Iterable[Incident]) -> Iterator[TraceMark]:
             if alert.fired_at is not None:
                 summary = {"summary": alert.annotations.get("summary", "")}
                 yield TraceMark(int(alert.fired_at * 1e9), f"alert {alert.name}", None, summary)
-
-
-def corruption_of(incidents: Iterable[Incident]) -> list[PastCorruption]:
-    """Return what was found of corrupt data, each once, the earliest first."""
-    found = sorted((each for each in incidents if each.kind == "corruption"), key=lambda each: each.seen_at)
-    return list({each.says: PastCorruption(each.seen_at, each.says) for each in reversed(found)}.values())[::-1]

@@ -1,0 +1,70 @@
+"""When processes end, to the millisecond: of ranks that a launcher ends together, the first shows. The kernel reports it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+#: Most processes that are watched, each with an open file; longest wait for the end of one, in s.
+_MOST, _WAIT_S = 256, 1.0
+
+
+class ProcessEnds:
+    """Watches processes by pidfds; one thread calls ``tick``, any thread the other methods."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoll = select.epoll()
+        #: By pid: its file, and by file its pid.
+        self._files: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        #: By pid: the monotonic time of its end, in ns.
+        self._ended: dict[int, int] = {}
+
+    def watch(self, pid: int) -> None:
+        """Note when this process ends. Without a free file, or on a kernel before 5.3, it is not noted."""
+        with self._lock:
+            if pid in self._files or len(self._files) >= _MOST:
+                return
+            with contextlib.suppress(OSError, AttributeError):
+                opened = os.pidfd_open(pid)
+                self._ended.pop(pid, None)  # of an earlier process with this number
+                self._files[pid], self._pids[opened] = opened, pid
+                self._epoll.register(opened, select.EPOLLIN)
+
+    def at(self, pid: int) -> int | None:
+        """Return when a process ended, as monotonic ns; ``None``: not known."""
+        return self._ended.get(pid)
+
+    def forget(self, pid: int) -> None:
+        """Drop what is known of a process."""
+        with self._lock:
+            self._ended.pop(pid, None)
+            self._drop(pid)
+
+    def tick(self) -> None:
+        """Wait for ends, at most a second, and note them."""
+        found = self._epoll.poll(_WAIT_S)
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            for opened, _ in found:
+                pid = self._pids.get(opened)
+                if pid is not None:
+                    self._ended[pid] = now_ns
+                    self._drop(pid)
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for pid in list(self._files):
+                self._drop(pid)
+            self._epoll.close()
+
+    def _drop(self, pid: int) -> None:
+        opened = self._files.pop(pid, None)
+        if opened is not None:
+            del self._pids[opened]
+            os.close(opened)  # which also unregisters it

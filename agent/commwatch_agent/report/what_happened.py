@@ -1,0 +1,163 @@
+"""What happened in a run, by its incidents: the first part of its report, and what its length, costs and end are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from commwatch_agent.core.plain_table import paragraph
+from commwatch_agent.core.units import counted
+from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.incident import JOB_ENDED
+from commwatch_agent.incidents.stacks import main_thread
+from commwatch_agent.incidents.words import cost, lasted_s, stack, when
+from commwatch_agent.report import html_frame
+from commwatch_alerts.model import INFO, SEVERITIES
+
+#: Most causes in full, consequences of each, and frames of a stack.
+_MOST, _MOST_EFFECTS, _MOST_FRAMES = 6, 4, 8
+#: Stands for a blank at which a line is not broken.
+_WHOLE = "\0"
+#: While one of these lasts, the ranks of a group do nothing.
+_STANDSTILLS = frozenset({"hang", "stalled", "waiting", "desync"})
+#: Those that end a job, unless they recover.
+_FATAL = frozenset({"rank_lost", "hang", "desync"})
+
+
+@dataclass(frozen=True)
+class Happened:
+    """A fault, and what followed from it."""
+
+    cause: IncidentDetails
+    effects: Sequence[IncidentDetails]
+
+
+def happened(incidents: Iterable[IncidentDetails]) -> list[Happened]:
+    """Return faults with their consequences: the most severe first, and of those the earliest."""
+    every = {each.id: each for each in incidents if each.state != "pending"}
+    roots = {name: _root(each, every) for name, each in every.items()}
+    found = [
+        Happened(each, sorted((every[name] for name in every if roots[name] == each.id != name), key=_began))
+        for each in every.values()
+        if roots[each.id] == each.id
+    ]
+    return sorted(found, key=lambda one: (-SEVERITIES.index(one.cause.severity), one.cause.began_at, one.cause.id))
+
+
+def _root(incident: IncidentDetails, every: dict[str, IncidentDetails]) -> str:
+    """Return the id of the first cause of an incident that is known."""
+    seen = [incident.id]
+    while (cause := every[seen[-1]].consequence_of) in every and cause not in seen:
+        seen.append(str(cause))
+    return seen[-1]
+
+
+def _began(incident: IncidentDetails) -> float:
+    return incident.began_at
+
+
+def ended_by(found: Sequence[Happened]) -> str:
+    """Return what ended a job by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
+    fatal = [
+        one.cause
+        for one in found
+        if one.cause.severity != INFO
+        and any(each.kind in _FATAL and each.outcome == JOB_ENDED for each in (one.cause, *one.effects))
+    ]
+    first = min(fatal, key=_began, default=None)
+    return "" if first is None else first.says if first.kind == "rank_lost" else first.title
+
+
+def last_at(found: Iterable[Happened]) -> float:
+    """Return until when a fault of the ranks lasted, in s of Unix time; 0: there was none."""
+    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in _STANDSTILLS)
+    return max((each.began_at + lasted_s(each) for each in every), default=0.0)
+
+
+def standstill_s(found: Iterable[Happened]) -> float:
+    """Return the rank seconds that passed while ranks of a group did nothing; of faults at one time, those of the costliest."""
+    total_s = until = worst_s = 0.0
+    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in _STANDSTILLS)
+    for each in sorted(every, key=_began):
+        if each.began_at >= until:
+            total_s, worst_s = total_s + worst_s, 0.0
+        until, worst_s = max(until, each.began_at + lasted_s(each)), max(worst_s, each.cost_rank_s or 0.0)
+    return total_s + worst_s
+
+
+def lines(found: Sequence[Happened], cells: int) -> Iterator[str]:
+    """Yield what happened as lines for a terminal of ``cells`` columns; none if nothing did."""
+    if not found:
+        return
+    yield from ("  what happened", "")
+    for one in _in_full(found):
+        yield from paragraph(f"{one.cause.severity.upper()}  {_head(one.cause)}", cells, first="  * ", rest="    ")
+        for text in _about(one.cause):
+            yield from _wrapped(text, one.cause, cells)
+        yield from _frames(one.cause)
+        for effect in one.effects[:_MOST_EFFECTS]:
+            yield from paragraph(f"therefore: {_head(effect)}", cells, first="    ", rest="      ")
+        if len(one.effects) > _MOST_EFFECTS:
+            yield f"    and {counted(len(one.effects) - _MOST_EFFECTS, 'more consequence')}"
+        yield ""
+    rest = _in_short(found)
+    if rest:
+        yield from (*paragraph(f"also: {rest}", cells, first="  "), "")
+
+
+def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:
+    """Yield a text in lines that are not broken inside foreign names."""
+    for name in filter(None, (about.group, about.place, about.job_id, *about.nodes)):
+        text = text.replace(name, name.replace(" ", _WHOLE))
+    yield from (line.replace(_WHOLE, " ") for line in paragraph(text, cells, first="    "))
+
+
+def html(found: Sequence[Happened]) -> list[str]:
+    """Return what happened as parts of a page; none if nothing did."""
+    if not found:
+        return []
+    parts = ["<h2>What happened</h2>"]
+    for one in _in_full(found):
+        parts.append(f"<h3>{html_frame.text(f'{one.cause.severity.upper()}: {_head(one.cause)}')}</h3>")
+        parts += [f"<p>{html_frame.text(text)}</p>" for text in _about(one.cause)]
+        frames = stack(one.cause.evidence)
+        if frames:
+            parts.append(f"<details><summary>Python stack</summary><pre>{html_frame.text(frames)}</pre></details>")
+        effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for effect in one.effects)
+        parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
+    rest = _in_short(found)
+    return [*parts, f"<p>Also: {html_frame.text(rest)}</p>"] if rest else parts
+
+
+def _in_full(found: Sequence[Happened]) -> list[Happened]:
+    return [one for one in found if one.cause.severity != INFO][:_MOST]
+
+
+def _in_short(found: Sequence[Happened]) -> str:
+    """Return the titles of what is not told in full."""
+    full = _in_full(found)
+    return "; ".join(_head(one.cause) for one in found if one not in full)
+
+
+def _head(incident: IncidentDetails) -> str:
+    return ", ".join(filter(None, (incident.title, when(incident), cost(incident))))
+
+
+def _about(incident: IncidentDetails) -> Iterator[str]:
+    """Yield what is known of an incident as sentences: what it was at first, if that differs, what it is, where, and what to do."""
+    sources = {"probe", "ras", "flight_recorder"}
+    causes = [(item.data.get("cause"), item.text) for item in incident.evidence if item.source in sources]
+    if causes and causes[0][0] != incident.cause:
+        yield f"at first: {causes[0][1]}"
+    yield incident.says
+    if incident.place and incident.place not in incident.says:
+        yield f"the culprit was in {incident.place}"
+    if incident.remedy:
+        yield f"to do: {incident.remedy}"
+
+
+def _frames(incident: IncidentDetails) -> Iterator[str]:
+    frames = main_thread(stack(incident.evidence))
+    yield from (f"      {frame}" for frame in frames[:_MOST_FRAMES])
+    if len(frames) > _MOST_FRAMES:
+        yield f"      … {len(frames) - _MOST_FRAMES} more frames"

@@ -1,0 +1,58 @@
+"""When processes end: noted in their order, and for processes that are watched only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+
+from commwatch_agent.ingest.rings import process_ends
+from commwatch_agent.ingest.rings.process_ends import ProcessEnds
+from tests.helpers import wait_for
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+
+
+def noted(ends: ProcessEnds, pid: int) -> bool:
+    ends.tick()
+    return ends.at(pid) is not None
+
+
+def test_in_order() -> None:
+    """The ends of killed processes are noted in the order in which they came, before they are waited for; what is forgotten is not known."""
+    with closing(ProcessEnds()) as ends:
+        first, second, other = sleeper(), sleeper(), sleeper()
+        try:
+            for process in (first, second, second):
+                ends.watch(process.pid)
+            before = time.monotonic_ns()
+            for process in (second, first, other):
+                process.kill()
+                ends.tick()
+            wait_for(lambda: noted(ends, first.pid) and noted(ends, second.pid), "both ends")
+            assert before < (ends.at(second.pid) or 0) <= (ends.at(first.pid) or 0) <= time.monotonic_ns()
+            assert ends.at(other.pid) is None
+            ends.forget(first.pid)
+            assert ends.at(first.pid) is None
+        finally:
+            for process in (first, second, other):
+                process.kill()
+                process.wait()
+
+
+def test_processes_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not exist, and one more than may be watched, are not watched, and end nothing."""
+    monkeypatch.setattr(process_ends, "_MOST", 1)
+    with closing(ProcessEnds()) as ends, sleeper() as first, sleeper() as second:
+        ends.watch(1 << 30)
+        ends.watch(first.pid)
+        ends.watch(second.pid)
+        first.kill()
+        second.kill()
+        wait_for(lambda: noted(ends, first.pid), "the end")
+        assert (ends.at(second.pid), ends.at(1 << 30)) == (None, None)

@@ -1,0 +1,137 @@
+"""What happened in a run: faults before their consequences, in the report as text, page and JSON; length, costs and end count them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from commwatch_agent.incidents.answers import IncidentDetails, details_of
+from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
+from commwatch_agent.report import charts, report, report_page
+from commwatch_agent.report.what_happened import ended_by, happened, last_at, lines, standstill_s
+from tests.helpers import Watch, group_entry, identity, operation, write_ring
+
+AT = 1_700_000_000.0
+#: As py-spy prints it.
+STACK = 'Thread 7 (idle): "MainThread"\n    load (/home/me/train.py:88)\n    <module> (/home/me/train.py:120)\n'
+
+
+def fault(
+    name: str,
+    kind: str,
+    *ranks: int,
+    severity: str = "critical",
+    cause: str = "",
+    after_s: float = 0.0,
+    lasted_s: float = 60.0,
+    cost_s: float | None = None,
+    consequence_of: str | None = None,
+    outcome: str = JOB_ENDED,
+    evidence: tuple[EvidenceItem, ...] = (),
+) -> IncidentDetails:
+    """An ended incident."""
+    began, ended = AT + after_s, AT + after_s + lasted_s
+    one = Incident(name, kind, severity, "ended", "train", "run", (name,), began, began + 10, ended, ended, outcome)
+    return details_of(
+        replace(
+            one,
+            cause=cause,
+            says=f"{kind} says <{name}>",
+            ranks=ranks,
+            cost_rank_s=cost_s,
+            consequence_of=consequence_of,
+            evidence=evidence,
+        )
+    )
+
+
+def item(source: str, text: str, **data: object) -> EvidenceItem:
+    return EvidenceItem(source, AT, text, data)
+
+
+def text(*incidents: IncidentDetails) -> str:
+    return "\n".join(lines(happened(incidents), 200))
+
+
+def test_causes_before_consequences() -> None:
+    """Each fault comes with all that follows from it, also through others; the most severe come first, then the earliest; pending ones do not count."""
+    hang = fault("hang", "hang", 1, consequence_of="lost", after_s=2)
+    waits = fault("waits", "stalled", 1, consequence_of="hang", after_s=1)
+    lost, late = fault("lost", "rank_lost", 1, after_s=3), fault("late", "straggler", 2, severity="warning")
+    found = happened([waits, late, hang, lost, replace(late, id="not yet", state="pending")])
+    assert [(one.cause.id, [each.id for each in one.effects]) for one in found] == [
+        ("lost", ["waits", "hang"]),
+        ("late", []),
+    ]
+    assert [one.cause.id for one in happened([hang])] == ["hang"]  # its cause is not known here
+    circle = [replace(hang, consequence_of="waits"), waits]
+    assert len(happened(circle)) <= 2
+
+
+def test_what_ended_a_job() -> None:
+    """A job was ended by its earliest fault that did not recover; a late rank or an information ends none."""
+    hang, lost = fault("hang", "hang", 2), fault("lost", "rank_lost", 1, after_s=30)
+    assert ended_by(happened([hang, lost])) == "Hang: rank 2"
+    assert ended_by(happened([lost])) == lost.says
+    assert ended_by(happened([replace(hang, outcome=RECOVERED), lost])) == lost.says
+    harmless = [fault("late", "straggler", 2), fault("all", "rank_lost", severity="info")]
+    assert ended_by(happened(harmless)) == ended_by([]) == ""
+
+
+def test_length_and_costs() -> None:
+    """A hang counts as long as it lasted; of faults at one time, only the costliest counts."""
+    first, same = fault("a", "hang", 1, cost_s=240.0), fault("b", "stalled", 2, after_s=10, lasted_s=20, cost_s=40.0)
+    later, late = fault("c", "desync", 3, after_s=100, cost_s=8.0), fault("d", "straggler", 2, lasted_s=900, cost_s=9.0)
+    found = happened([first, same, later, late])
+    assert (last_at(found), standstill_s(found)) == (AT + 160, 248.0)
+    assert (last_at([]), standstill_s([])) == (0.0, 0.0)
+
+
+def test_in_words() -> None:
+    """A fault is told with severity, title, length, cost, sentence, what it was at first, place, stack and remedy, and then what followed."""
+    evidence = (
+        item("probe", "rank 2 is stopped", cause="stopped", kind="hang"),
+        item("stack", "rank 2", place="load (train.py:88)", stack=STACK),
+    )
+    hang = fault("hang", "hang", 2, cause="dead", cost_s=240.0, evidence=evidence)
+    said = text(hang, fault("lost", "rank_lost", 2, consequence_of="hang"), fault("i", "waiting", 1, severity="info"))
+    for part in (
+        "  * CRITICAL  Hang: rank 2, ",
+        "4m00s of rank time",
+        "    at first: rank 2 is stopped\n    hang says <hang>\n    the culprit was in load (train.py:88)\n    to do: Read the end",
+        "\n      load (/home/me/train.py:88)\n      <module> (/home/me/train.py:120)\n    therefore: Rank lost: rank 2, ",
+        "\n  also: Long wait: rank 1, ",
+    ):
+        assert part in said
+    assert text() == ""
+
+
+def test_foreign_names_begin_no_line() -> None:
+    """A line is not broken inside a name of the job's."""
+    name = "x " * 30 + "(y * CRITICAL.py:1)"
+    said = text(fault("hang", "hang", 2, evidence=(item("stack", "rank 2", place=name),)))
+    assert name in said
+
+
+def test_in_report(tmp_path: Path) -> None:
+    """Text, page and JSON of the report have what happened before its figures, and the length of a hang; without any, none has the section."""
+    watch = Watch(tmp_path / "watch")
+    write_ring(watch.rings, [operation(start_ns=0, end_ns=1)], [group_entry(0, (0,))], **identity())
+    watch.tick(10**9)
+    (job,) = watch.agent.jobs()
+    began = job.last_seen_at
+    hang = replace(fault("<a>", "hang", 2, cost_s=8.0), began_at=began, last_at=began + 8, ended_at=began + 8)
+    for incidents in ([hang], []):
+        built = report.build(watch.agent, job.job_id, watch.path, "again", incidents=incidents)
+        assert built is not None
+        page = report_page.html(built, charts.gather(watch.agent, job.job_id))
+        said = report.text(built)
+        assert ("what happened\n" in said, "hang says <<a>>" in said, "of standstill" in said) == (bool(incidents),) * 3
+        assert ("What happened" in page, "hang says &lt;&lt;a&gt;&gt;" in page) == (bool(incidents),) * 2
+        assert [each["says"] for each in json.loads(report.as_json(built))["incidents"]] == [
+            one.says for one in incidents
+        ]
+        assert built.duration_s == job.last_seen_at - job.started_at + (8 if incidents else 0)
+        if incidents:
+            assert said.index("what happened") < said.index("\n  cost")
