@@ -32,8 +32,10 @@ def _absent_when_lost(cause: Incident, effect: Incident) -> bool:
 
 
 def _had_hung(cause: Incident, effect: Incident) -> bool:
-    """Return whether a rank was the culprit of a hang, such as a stopped one, before it was lost."""
+    """Return whether a wait was there before a rank was lost: the rank waited in it, or was the culprit of a hang, such as a stopped one."""
     lost = set(effect.ranks)
+    if cause.seen_at < effect.began_at and lost <= set(cause.waiting):  # a time-out or a launcher has ended it
+        return True
     items = [item for item in cause.evidence if item.data.get("kind") == "hang" and item.at < effect.began_at]
     return any(lost & set(_ranks_in(item)) and item.data.get("cause") not in _LOST for item in items)
 
@@ -56,6 +58,7 @@ def _most_of_it(cause: Incident, effect: Incident) -> bool:
 _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
     ("desync", frozenset({"rank_lost"}), _took_part),
     ("hang", frozenset({"rank_lost"}), _had_hung),
+    ("stalled", frozenset({"rank_lost"}), _had_hung),
     ("rank_lost", _WAITS, _absent_when_lost),
     ("desync", _WAITS, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),

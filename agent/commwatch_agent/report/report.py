@@ -401,7 +401,7 @@ def _cost(report: Report) -> str:
     if report.wait_hours is not None:
         parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
     if report.standstill_hours:
-        parts.append(f"{_rank_time(report.standstill_hours)} of standstill (what happened)")
+        parts.append(f"{_rank_time(report.standstill_hours)} of standstill")
     whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
     return f"{whole}, including {_listed(parts)}" if parts else whole
 

@@ -140,7 +140,8 @@ def _in_short(found: Sequence[Happened]) -> str:
 
 
 def _head(incident: IncidentDetails) -> str:
-    return ", ".join(filter(None, (incident.title, when(incident), cost(incident))))
+    spent = cost(incident)
+    return f"{incident.title}, {when(incident)}{f'; cost: {spent}' if spent else ''}"
 
 
 def _about(incident: IncidentDetails) -> Iterator[str]:

@@ -20,6 +20,8 @@ NOW = 1_700_000_000.0
 JOBS = {"train": KnownJob("key", 4, ended=False)}
 GROUP = GroupView("train", "g", "dp", "dp", "", 4, [0, 1, 2, 3], [0, 1, 2, 3], aligned=True)
 HANG = Verdict("hang", "stopped", "train", "g", "dp", 7, "all_reduce", [1], [0, 2, 3], 12.0, "rank 1 is stopped")
+#: A rank that waits in it, and all ranks at once.
+ENDED: tuple[tuple[str, tuple[int, ...]], ...] = (("0", (0,)), ("all", ()))
 LIST = read(shipped("rules.yaml"))
 TABLE = Table(
     LIST.kinds, {name: LIST.rows(name) for name in LIST.kinds}, {one.name: one.value for one in LIST.thresholds}
@@ -198,3 +200,17 @@ def test_a_hung_rank_that_is_killed() -> None:
         cause, effect = (wait, lost) if hung else (lost, wait)
         assert by_key[effect.key].consequence_of == by_key[cause.key].id
         assert by_key[cause.key].consequence_of is None
+
+
+def test_ranks_that_are_ended_while_they_wait() -> None:
+    """A rank that is lost while it waits in a hang or stall that is known, by a time-out or by its launcher, is a consequence of that."""
+    for verdict in (HANG, replace(HANG, kind="stalled", cause="not_joined")):
+        (wait,) = found(verdict)
+        lost = [Condition("rank_lost", (name,), "died", NOW + 2, "train", "key", ranks=ranks) for name, ranks in ENDED]
+        known: list[Incident] = []
+        for second in range(5):
+            conditions = [wait, *lost] if second > 2 else [wait]
+            evidence = Evidence(NOW + second, JOBS, whole={"train": WholeJob(conditions, ended=False)})
+            known = conclude(evidence, known, TABLE, Around(NOW + second))
+        by_key = {each.key: each for each in known}
+        assert {by_key[each.key].consequence_of for each in lost} == {by_key[wait.key].id}
