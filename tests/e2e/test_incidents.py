@@ -118,6 +118,10 @@ TABLE = [
     pytest.param(
         Scenario("plain", "other_operation", (1,)), "desync", "ops", "CollectiveDesync", 3, marks=pytest.mark.long
     ),
+    pytest.param(
+        Scenario("plain", "other_size_and_fail", (1,)), "desync", "sizes", "CollectiveDesync", 3, marks=pytest.mark.long
+    ),
+    pytest.param(Scenario("ddp4", "destroy", (1,)), "hang", "destroyed", "CollectiveHang", 3, marks=pytest.mark.long),
     pytest.param(Scenario("ddp4", "leave", (2,)), "hang", "gone", "CollectiveHang", 3, marks=pytest.mark.long),
     pytest.param(Scenario("fsdp", "die", (2,)), "rank_lost", "died", "RankLost", 4, marks=pytest.mark.long),
     pytest.param(Scenario("ddp4", "fail", (1,)), "rank_lost", "exception", "RankLost", 4, marks=pytest.mark.long),

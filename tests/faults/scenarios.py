@@ -103,6 +103,8 @@ HANGS = [
     Scenario("experts", "asleep", (3,), _HANGS, within_s=12),
     Scenario("plain", "other_operation", (1,), _QUARREL, within_s=12),
     Scenario("plain", "other_size", (1,), _QUARREL, within_s=12),
+    Scenario("plain", "other_size_and_fail", (1,), _QUARREL, within_s=12),
+    *(Scenario(shape, "destroy", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4")),
 ]
 HEALTHY = [
     *(

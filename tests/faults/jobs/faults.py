@@ -162,6 +162,19 @@ def other_size(step: int) -> None:
     dist.all_reduce(torch.ones(10))
 
 
+def other_size_and_fail(step: int) -> None:
+    """It calls with another size, and an exception ends it while the others are inside."""
+    dist.all_reduce(torch.ones(10), async_op=True)
+    time.sleep(0.5)
+    fail(step)
+
+
+def destroy(step: int) -> None:
+    """It destroys its group, and goes on with other work."""
+    dist.destroy_process_group()
+    time.sleep(FOREVER_S)
+
+
 def flip_bit(tensor: torch.Tensor) -> None:
     tensor.detach().reshape(-1).view(torch.int32)[37] ^= 1 << 9
 
@@ -260,6 +273,8 @@ FAULTS = {
             spin,
             other_operation,
             other_size,
+            other_size_and_fail,
+            destroy,
             flip,
             flip_received,
         ),
