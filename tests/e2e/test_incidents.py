@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
 from tests.faults.run import TRAIN, Place, began_at, job, ranks
 from tests.faults.scenarios import Scenario
-from tests.helpers import PATIENCE_S, RunningAgent, agent, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, agent, commwatch, wait_for
 from tests.receivers import Server
 
 JOB = "faulty"
@@ -181,6 +182,26 @@ def test_every_answer_agrees(tmp_path: Path, what: Scenario, kind: str, cause: s
         )
         assert [(each["id"], each["ranks"], each["cause"]) for each in stored] == [(one["id"], one["ranks"], cause)]
         wait_for(lambda: said(server, name) == ["firing", "resolved"], "the end's message", LONG_S)
+        reports_agree(watching, stored[0], tmp_path)
+
+
+def reports_agree(watching: RunningAgent, one: dict[str, Any], directory: Path) -> None:
+    """The report of the ended job, as text, JSON and page, begins with the incident, and says where and what to do."""
+    place = ("--dir", str(watching.directory), JOB)
+    said = commwatch("report", *place).stdout
+    said = said[said.index("what happened") :]
+    assert said.index(one["title"]) < said.index("to do: ") < said.index("\n  cost ")
+    assert one["place"] in said
+    (found,) = [
+        each
+        for each in json.loads(commwatch("report", "--json", *place).stdout)["incidents"]
+        if each["id"] == one["id"]
+    ]
+    assert {name: found[name] for name in one} == one
+    commwatch("report", "--html", directory / "report.html", *place)
+    page = unescape((directory / "report.html").read_text(encoding="utf-8"))
+    page = page[page.index("What happened") :]
+    assert page.index(one["title"]) < page.index("to do: ")
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("die", "died"), ("fail", "exception")])

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 RECOVERED, JOB_ENDED = "recovered", "job_ended"
 #: Kinds of one wait, as it goes on and more is known of it: they share an id.
 _WAITS = frozenset({"hang", "stalled", "waiting"})
+#: While one of these lasts, the ranks of a group do nothing.
+STANDSTILLS = _WAITS | {"desync"}
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = _WAITS | {"desync", "straggler", "corruption", "rank_lost"}
 

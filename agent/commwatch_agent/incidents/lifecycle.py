@@ -14,6 +14,7 @@ from typing import Any
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
     RECOVERED,
+    STANDSTILLS,
     AlertState,
     Condition,
     EvidenceItem,
@@ -28,6 +29,8 @@ from commwatch_collectors.spans import ranks as named
 COMES_BACK_S = 60.0
 #: A condition that is not found for a shorter time counts as found, because samples are apart.
 GAP_S = 15.0
+#: A standstill that was not found for so long before the end of its run had ended before: looks are a second apart.
+_LAST_LOOK_S = 3.0
 #: Most items of evidence, and most alerts, of an incident.
 MOST_EVIDENCE, MOST_ALERTS = 24, 16
 #: Begins that differ by less are the same: each look measures an age again.
@@ -216,9 +219,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     if incident.ended_at is not None:
         return incident
     if (incident.run or incident.job_id) in around.ended_runs:
-        # The agent may have been away when it ended.
-        at = around.now if around.now - incident.last_at < GAP_S else incident.last_at
-        return None if incident.state == "pending" else _ended(incident, at, JOB_ENDED)
+        return None if incident.state == "pending" else _ended_with_its_run(incident, around)
     if not around.is_settled:
         return incident
     kind = table.kinds.get(incident.kind)
@@ -231,6 +232,14 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     if around.now - incident.last_at >= ends_after_s and not firing:
         return _ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
     return replace(incident, alerts=alerts)
+
+
+def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
+    """Return an incident that ends with its run, or that had recovered before; the agent may have been away when the run ended."""
+    unseen_s = around.now - incident.last_at
+    if around.is_settled and incident.kind in STANDSTILLS and _LAST_LOOK_S < unseen_s < GAP_S:
+        return _ended(incident, incident.last_at, RECOVERED)
+    return _ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
 
 
 def _ended(incident: Incident, at: float, outcome: str) -> Incident:

@@ -289,7 +289,7 @@ def heading(report: Report) -> list[tuple[str, str]]:
     """Return which job the report is on, and how that ended, as (name, text)."""
     job = report.job
     facts = [("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}")]
-    ended = "" if job.state == "running" else ended_by(happened(report.incidents))
+    ended = ended_by(happened(report.incidents)) if job.failed else ""
     how = (
         "; ".join(filter(None, ("" if not job.exit_code else exit_says(job.exit_code), ended))) if ended else job.ending
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from commwatch_agent.core.plain_table import paragraph
 from commwatch_agent.core.units import counted
 from commwatch_agent.incidents.answers import IncidentDetails
-from commwatch_agent.incidents.incident import JOB_ENDED
+from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
 from commwatch_agent.incidents.words import cost, lasted_s, stack, when
 from commwatch_agent.report import html_frame
@@ -18,10 +18,6 @@ from commwatch_alerts.model import INFO, SEVERITIES
 _MOST, _MOST_EFFECTS, _MOST_FRAMES = 6, 4, 8
 #: Stands for a blank at which a line is not broken.
 _WHOLE = "\0"
-#: While one of these lasts, the ranks of a group do nothing.
-_STANDSTILLS = frozenset({"hang", "stalled", "waiting", "desync"})
-#: Those that end a job, unless they recover.
-_FATAL = frozenset({"rank_lost", "hang", "desync"})
 
 
 @dataclass(frozen=True)
@@ -57,27 +53,29 @@ def _began(incident: IncidentDetails) -> float:
 
 
 def ended_by(found: Sequence[Happened]) -> str:
-    """Return what ended a job by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
-    fatal = [
-        one.cause
-        for one in found
-        if one.cause.severity != INFO
-        and any(each.kind in _FATAL and each.outcome == JOB_ENDED for each in (one.cause, *one.effects))
-    ]
+    """Return what ended a job that failed by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
+    fatal = [one.cause for one in found if _lasted_to_the_end(one)]
     first = min(fatal, key=_began, default=None)
     return "" if first is None else first.says if first.kind == "rank_lost" else first.title
 
 
+def _lasted_to_the_end(one: Happened) -> bool:
+    """Return whether a run ended while ranks did nothing, or after one was lost."""
+    ended = [each.kind for each in (one.cause, *one.effects) if each.outcome == JOB_ENDED]
+    lost = "rank_lost" in ended and one.cause.severity != INFO
+    return lost or any(kind in STANDSTILLS for kind in ended)
+
+
 def last_at(found: Iterable[Happened]) -> float:
     """Return until when a fault of the ranks lasted, in s of Unix time; 0: there was none."""
-    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in _STANDSTILLS)
+    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in STANDSTILLS)
     return max((each.began_at + lasted_s(each) for each in every), default=0.0)
 
 
 def standstill_s(found: Iterable[Happened]) -> float:
     """Return the rank seconds that passed while ranks of a group did nothing; of faults at one time, those of the costliest."""
     total_s = until = worst_s = 0.0
-    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in _STANDSTILLS)
+    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in STANDSTILLS)
     for each in sorted(every, key=_began):
         if each.began_at >= until:
             total_s, worst_s = total_s + worst_s, 0.0
@@ -130,7 +128,7 @@ def html(found: Sequence[Happened]) -> list[str]:
 
 
 def _in_full(found: Sequence[Happened]) -> list[Happened]:
-    return [one for one in found if one.cause.severity != INFO][:_MOST]
+    return [one for one in found if one.cause.severity != INFO or _lasted_to_the_end(one)][:_MOST]
 
 
 def _in_short(found: Sequence[Happened]) -> str:

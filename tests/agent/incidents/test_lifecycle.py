@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.incidents.incident import Condition, EvidenceItem, Incident
+from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, Condition, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import COMES_BACK_S, GAP_S, MOST_EVIDENCE, Around, Table, advanced
 from commwatch_alerts.model import CRITICAL, INFO, WARNING, Kind, Rule
 
@@ -189,6 +189,20 @@ def test_job_that_ended_while_the_agent_was_away() -> None:
     scene.see(wait("hang", 1))
     (ended,) = scene.see(after=600, ended_runs={"key"})
     assert (ended.ended_at, ended.outcome) == (T0, "job_ended")
+
+
+@pytest.mark.parametrize(
+    ("since_s", "settled", "outcome"),
+    [(8.0, True, RECOVERED), (1.0, True, JOB_ENDED), (8.0, False, JOB_ENDED)],
+    ids=["well before", "with it", "not known"],
+)
+def test_wait_that_was_over_before_the_end(since_s: float, settled: bool, outcome: str) -> None:
+    """A wait that was over some seconds before its job ended has recovered, when it was last seen; one that lasted ended with the job."""
+    scene = Scene()
+    (last,) = scene.last(wait("hang", 1), for_s=5)
+    (ended,) = scene.see(after=since_s, ended_runs={"key"}, is_settled=settled)
+    at = last.last_at if outcome == RECOVERED else scene.now
+    assert (ended.state, ended.outcome, ended.ended_at) == ("ended", outcome, at)
 
 
 def test_another_run_of_that_name() -> None:

@@ -75,6 +75,7 @@ def test_what_ended_a_job() -> None:
     assert ended_by(happened([hang, lost])) == "Hang: rank 2"
     assert ended_by(happened([lost])) == lost.says
     assert ended_by(happened([replace(hang, outcome=RECOVERED), lost])) == lost.says
+    assert ended_by(happened([fault("stall", "stalled", 1, severity="info"), lost])) == "Stall: rank 1"
     harmless = [fault("late", "straggler", 2), fault("all", "rank_lost", severity="info")]
     assert ended_by(happened(harmless)) == ended_by([]) == ""
 
@@ -95,7 +96,11 @@ def test_in_words() -> None:
         item("stack", "rank 2", place="load (train.py:88)", stack=STACK),
     )
     hang = fault("hang", "hang", 2, cause="dead", cost_s=240.0, evidence=evidence)
-    said = text(hang, fault("lost", "rank_lost", 2, consequence_of="hang"), fault("i", "waiting", 1, severity="info"))
+    said = text(
+        hang,
+        fault("lost", "rank_lost", 2, consequence_of="hang"),
+        fault("i", "waiting", 1, severity="info", outcome=RECOVERED),
+    )
     for part in (
         "  * CRITICAL  Hang: rank 2, ",
         "4m00s of rank time",
