@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +42,6 @@ NAMESPACES = ("net", "mnt", "time")
 #: How long a rank has to end after SIGTERM, in seconds.
 _GRACE_S = 30.0
 _MOST_BYTES = 1 << 20
-#: The variable of a job for seconds from the failure of a rank until the others are ended, as torchrun's ``--monitor-interval``.
-MONITOR = "PREFORK_MONITOR_S"
 
 
 # -- the client -----------------------------------------------------------------------------------
@@ -136,8 +133,7 @@ def _supervise(client: socket.socket) -> dict[str, Any]:
         for _ in pids:
             os.write(port_write, f"{store.port:>16}".encode())
     client.sendall(b"%d\n" % pids[0])
-    monitor_s = float(request["env"].get(MONITOR, "0"))
-    code = _waited(client, {os.pidfd_open(pid): pid for pid in pids}, monitor_s)
+    code = _waited(client, {os.pidfd_open(pid): pid for pid in pids})
     if ranks:
         code = int(code != 0)
     with suppress(OSError):
@@ -182,7 +178,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         setattr(sys, f"__{name}__", again)
 
 
-def _waited(client: socket.socket, alive: dict[int, int], monitor_s: float) -> int:
+def _waited(client: socket.socket, alive: dict[int, int]) -> int:
     """Wait for all ranks; passes signals on, and ends all when one fails or the client is gone. Returns how the first that failed ended."""
     failed = 0
     patience_s: float | None = None
@@ -196,7 +192,6 @@ def _waited(client: socket.socket, alive: dict[int, int], monitor_s: float) -> i
             code = os.waitstatus_to_exitcode(os.waitpid(alive.pop(descriptor), 0)[1])
             os.close(descriptor)
             if code and not failed:
-                time.sleep(monitor_s)
                 failed, ending, patience_s = code, int(signal.SIGTERM), _GRACE_S
         for descriptor in alive if ending else ():
             signal.pidfd_send_signal(descriptor, ending)

@@ -69,6 +69,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("rank_lost", "exception"): "Mend what that rank raised[ in {place}]: other ranks that failed later did so because of it.",
     ("rank_lost", "out_of_memory"): "Use less memory on that rank[, in {place}]: smaller micro-batches, activation checkpointing, or sharding.",
     ("rank_lost", "all"): "Look at the launcher's log: it, the scheduler or a user has ended all ranks at once.",
+    ("rank_lost", "interrupted"): "A signal from a keyboard, a launcher or a scheduler has ended the job; nothing is to be mended.",
     ("rank_lost", ""): _DEAD,
     ("straggler", ""): "Look at what that rank does before its collectives[: {place}]. Typical are "
     "a slow loader, more work than the others have, and a busy or throttled node.",

@@ -9,6 +9,11 @@ from typing import NamedTuple
 from commwatch_agent.core.units import time_of_day
 from commwatch_collectors.spans import ranks as named
 
+#: Ends of processes that one signal has ended are less apart; a launcher needs as long to see that one of them has ended.
+_APART_NS = 50_000_000
+#: The exception by which Ctrl-C ends a process: no fault of its rank.
+INTERRUPTED = "KeyboardInterrupt"
+
 
 class Ending(NamedTuple):
     """End of one rank, between two Unix times in ns; they are equal where the rank recorded its end."""
@@ -45,10 +50,20 @@ def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
     # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.
     alone = [rank for rank in candidates if not failed[rank].in_operation]
     first = [rank for rank in alone if failed[rank].clean] or alone or candidates
-    if all(failed[rank].is_reported for rank in first):
-        reported_ns = min((failed[rank].until_ns for rank in first), default=0)
-        return [rank for rank in first if failed[rank].until_ns == reported_ns]
-    return first
+    return _reported_first({rank: failed[rank] for rank in first}, any(each.in_operation for each in failed.values()))
+
+
+def _reported_first(endings: Mapping[int, Ending], others_raised: bool) -> list[int]:
+    """Return the rank whose end the kernel reported first; all ranks if that does not decide.
+
+    A signal to all ranks ends them within moments of each other. If operations of others had raised by then, a rank was missing before.
+    """
+    in_order = sorted(endings, key=lambda rank: endings[rank].until_ns)
+    times = [endings[rank].until_ns for rank in in_order]
+    apart_ns = 1 if others_raised else _APART_NS
+    if len(times) > 1 and all(each.is_reported for each in endings.values()) and times[1] - times[0] >= apart_ns:
+        return in_order[:1]
+    return sorted(endings)
 
 
 def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.endings import Ending, first_to_fail
+from commwatch_agent.core.endings import INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
@@ -114,15 +114,17 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
     fail is to blame; if several may be that, they are for information.
     """
     lost = {view.rank: view for view in views if view.state == "gone" or view.raised}
-    if not job.ended:
+    interrupted = any(view.raised == INTERRUPTED for view in lost.values())
+    if not job.ended and not interrupted:
         yield from (
             _of_rank(job_id, job, view, now) for view in lost.values() if now - (view.ended_at or 0.0) >= _CERTAIN_S
         )
+    if not job.ended:
         return
     first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
-    if len(first) == 1:
+    if len(first) == 1 and not interrupted:
         yield _of_rank(job_id, job, lost[first[0]], now)
-    elif lost and now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S:
+    elif lost and (interrupted or now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S):
         yield _of_all(job_id, job, list(lost.values()), now)
 
 
@@ -163,7 +165,14 @@ def _cause(view: RankView) -> str:
 
 def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Condition:
     ended_at = min((view.ended_at for view in lost if view.ended_at is not None), default=now)
-    says = f"{named([view.rank for view in lost])} ended without a clean end, none of them known to be the first"
+    whom = named([view.rank for view in lost])
+    is_interrupted = any(view.raised == INTERRUPTED for view in lost)
+    how = (
+        "were interrupted (Ctrl-C)"
+        if is_interrupted
+        else "ended without a clean end, none of them known to be the first"
+    )
+    says = f"{whom} {how}"
     return Condition(
         kind="rank_lost",
         subject=("all",),
@@ -171,7 +180,7 @@ def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Con
         began_at=min(now, ended_at),
         job_id=job_id,
         run=job.run,
-        cause="all",
+        cause="interrupted" if is_interrupted else "all",
         severity=INFO,
         variant="all",
         value=float(len(lost)),

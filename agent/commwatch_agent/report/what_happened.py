@@ -134,7 +134,8 @@ def _in_full(found: Sequence[Happened]) -> list[Happened]:
 def _in_short(found: Sequence[Happened]) -> str:
     """Return the titles of what is not told in full."""
     full = _in_full(found)
-    return "; ".join(_head(one.cause) for one in found if one not in full)
+    rest = (one.cause for one in found if one not in full)
+    return "; ".join(_head(each) if each.ranks else f"{each.says}, {when(each)}" for each in rest)
 
 
 def _head(incident: IncidentDetails) -> str:

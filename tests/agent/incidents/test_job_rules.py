@@ -117,6 +117,14 @@ def test_first_to_fail() -> None:
     assert ended(victim, culprit, replace(killed, ended_at=NOW - 5, ended_after=NOW - 6.5)) == [("exception", "", (1,))]
 
 
+def test_interrupted() -> None:
+    """Ctrl-C ends a job, and no rank is to blame, neither one that raised by it nor one that was ended after it."""
+    pressed = rank(1, "ended", ended_at=NOW - 3, ended_after=NOW - 3, raised="KeyboardInterrupt")
+    killed = rank(2, "gone", ended_at=NOW - 2, ended_after=NOW - 3)
+    assert ended(pressed, killed) == ended(pressed) == [("interrupted", "info", ())]
+    assert list(lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), pressed, killed]))) == []
+
+
 def test_killed_together() -> None:
     """Ranks that were all killed at once are for information, unless they soon run again: a job that was cancelled."""
     assert ended(*(rank(n, "gone", ended_at=NOW - 11, ended_after=NOW - 12) for n in range(4))) == [("all", "info", ())]
