@@ -49,6 +49,7 @@ from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.server import scrape
 from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.services import Services
+from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_agent.watchers.inspector import Inspector
@@ -218,6 +219,7 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ras": Ras((), aggregate, lock),
         "host": HostWatch(aggregate, lock, lambda: 0),
         "incidents": incidents,
+        "culprits": Culprits(tuple, lambda job: (), lambda incident, items: None),
         "evidence": evidence,
         "peers": Peers(Config(nowhere, nowhere), "id"),
         "id": "id",

@@ -53,7 +53,7 @@ from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
 from commwatch_agent.server.services import Services
 from commwatch_agent.server.web import application
-from commwatch_agent.server.whole_jobs import WholeJobs
+from commwatch_agent.server.whole_jobs import WholeJobs, culprits_elsewhere
 from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.nccl import logs_of, remove_old
 from commwatch_agent.watchers.profiles import Profiles, kept_in
@@ -164,12 +164,12 @@ class Daemon:
         self._address = address_of(config, self.port)
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, self._address)
-        sources = Sources(queries, self._verdicts, watchers.nccl, watchers.gpus, watchers.host)
-        self._evidence = Bundles(kept.evidence, self._address, sources.sections)
+        self._evidence = Bundles(kept.evidence, self._address, self._sources(queries).sections)
         self._incidents = self._watch_of(config)
         self._worker = Worker(queries, self._references, self._damaged)
         self._id, self._queries = secrets.token_hex(8), queries
         self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
+        self._culprits = self._watch_of_culprits()
         services = self._services(queries)
         self._push = pushes(config, self.port, self._registry.collect, self._verdicts, self._stop)
         self._look.whole = whole = WholeJobs(services)
@@ -228,6 +228,7 @@ class Daemon:
             host=self._watchers.host,
             incidents=self._incidents,
             verdicts=self._verdicts,
+            culprits=self._culprits,
             evidence=self._evidence,
             peers=self._peers,
             id=self._id,
@@ -236,16 +237,22 @@ class Daemon:
             ending=self._stop.is_set,
         )
 
+    def _sources(self, queries: QueryService) -> Sources:
+        return Sources(queries, self._verdicts, self._watchers.nccl, self._watchers.gpus, self._watchers.host)
+
+    def _watch_of_culprits(self) -> Culprits:
+        watch, elsewhere = self._incidents, partial(culprits_elsewhere, self._peers)
+        return Culprits(watch.incidents, self._live_ranks, watch.add_evidence, elsewhere)
+
     def _own_threads(self) -> list[Beside]:
         """Return the periodic threads that are neither watchers nor profiles."""
         examination = Examination(self.config.history, self._damaged)
-        culprits = Culprits(self._incidents.incidents, self._live_ranks, self._incidents.add_evidence)
         return [
             Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop),
             Beside("process ends", self._ends.tick, 0.0, self._stop, self._ends.close),
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
-            Beside("culprits", culprits.tick, _EVIDENCE_S, self._stop),
+            Beside("culprits", self._culprits.tick, _EVIDENCE_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
             Beside("peers", self._peers.tick, _PEERS_S, self._stop),
             Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),

@@ -243,6 +243,13 @@ def test_four_nodes(tmp_path: Path) -> None:
             found = [incidents(each, "hang", of_all) for each in agents]
             assert [[one["ranks"] for one in of_one] for of_one in found] == [[[1]]] * 4
             assert len({one["id"] for of_one in found for one in of_one}) == 1
+            leader = min(agents, key=lambda each: each.get("/api/v1/jobs")[0]["ranks"][0])
+            about = f"/api/v1/incidents/{found[0][0]['id']}"
+            wait_for(
+                lambda: {"process", "stack"} <= {item["source"] for item in leader.get(about)["evidence"]},
+                "what the rank on the other node does",
+                LONG_S,
+            )
             assert [incidents(each, "stalled", of_all) for each in agents] == [[]] * 4
 
 

@@ -12,6 +12,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import PushView
 from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.server.history_worker import Worker
+from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_agent.watchers.inspector import Inspector
@@ -37,6 +38,8 @@ class Services:
     incidents: IncidentWatch
     #: What ranks of this node do wrong right now.
     verdicts: Verdicts
+    #: What the culprits on this node do.
+    culprits: Culprits
     #: Bundles of data that were captured when alerts began to fire.
     evidence: Bundles
     #: The agents of other nodes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +16,12 @@ from urllib.parse import quote
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
+from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS
+from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS, Peers
 from commwatch_agent.server.history_queries import ApiError
-from commwatch_agent.server.job_questions import Own
+from commwatch_agent.server.job_questions import Own, read
 from commwatch_agent.server.services import Services
 
 log = logging.getLogger("commwatch")
@@ -28,6 +29,8 @@ log = logging.getLogger("commwatch")
 _EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
 #: What was concluded longer ago no longer counts.
 _STALE_S = 60.0
+#: py-spy may take 20 s for each of them, but takes less than one.
+_STACKS_S = 30.0
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
 _COLUMNS = 64
 _WAITS = frozenset({"hang", "stalled", "desync"})
@@ -49,6 +52,13 @@ def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
         _, parts = ended_operations.parts(jobs, now_ns)
     limit = ended_operations.most_collectives(_COLUMNS * len(services.peers.views()))
     return parts, f"parts?job={quote(job, safe='')}&limit={limit}"
+
+
+def culprits_elsewhere(peers: Peers, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+    """Return what the agents of other nodes see ranks of a job do; waits for them, at most 30 s."""
+    which = "&".join((f"job={quote(job, safe='')}", *(f"rank={rank}" for rank in ranks)))
+    found, _ = read(peers.ask(f"culprits?{which}", within_s=_STACKS_S), list[EvidenceItem])
+    return [item for (items,) in found for item in items]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from socket import gethostname
@@ -15,15 +16,18 @@ from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
 _KINDS, _MOST = frozenset({"hang", "stalled", "waiting", "desync", "straggler", "init_incomplete"}), 4
+#: So long, in s, what was taken for another agent is taken for the next one, too.
+_FRESH_S = 10.0
 
 
 class Culprits:
-    """Takes the stacks of culprits when incidents open; one thread calls ``tick``.
+    """Takes the stacks of culprits when incidents open; one thread calls ``tick``, any thread the other methods.
 
     Args:
         incidents: returns those in memory.
         ranks: returns the ranks of a job.
         add: takes evidence of an incident, by its id.
+        elsewhere: returns what the agents of other nodes take of ranks of a job.
     """
 
     def __init__(
@@ -31,12 +35,16 @@ class Culprits:
         incidents: Callable[[], Iterable[Incident]],
         ranks: Callable[[str], Iterable[RankView]],
         add: Callable[[str, Sequence[EvidenceItem]], object],
+        elsewhere: Callable[[str, Sequence[int]], Iterable[EvidenceItem]] = lambda job, ranks: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._incidents, self._ranks, self._add, self._clock = incidents, ranks, add, clock
-        self._host = gethostname()
+        self._elsewhere, self._host = elsewhere, gethostname()
         #: Incident and rank.
         self._taken: set[tuple[str, int]] = set()
+        #: What was taken last for others, and of whom.
+        self._lent: tuple[tuple[str, tuple[int, ...]], list[EvidenceItem]] | None = None
+        self._lending = threading.Lock()
 
     def tick(self) -> None:
         """Look at the culprits of incidents that have opened, each once."""
@@ -46,12 +54,34 @@ class Culprits:
             new = [rank for rank in incident.ranks[:_MOST] if (incident.id, rank) not in self._taken]
             if not new or _is_known(incident, new):
                 continue
-            views = {view.rank: view for view in self._ranks(incident.job_id)}
-            for rank in new:
-                self._taken.add((incident.id, rank))
-                view = views.get(rank)
-                if view is not None and view.host == self._host and view.state == "running" and view.visible_pid:
-                    self._add(incident.id, list(taken(rank, view.visible_pid, self._clock())))
+            self._taken |= {(incident.id, rank) for rank in new}
+            here = {view.rank for view in self._here(incident.job_id)}
+            there = [rank for rank in new if rank not in here]
+            items = self.of(incident.job_id, [rank for rank in new if rank in here])
+            items += self._elsewhere(incident.job_id, there) if there else []
+            if items:
+                self._add(incident.id, items)
+
+    def of(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        """Return what ranks of this node do, at most four of them."""
+        views = {view.rank: view for view in self._here(job)}
+        pids = [(rank, views[rank].visible_pid) for rank in ranks[:_MOST] if rank in views]
+        return [item for rank, pid in pids if pid for item in taken(rank, pid, self._clock())]
+
+    def lent(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        """Return ``of`` for the agent of another node: one question at a time, and the same answer for some seconds."""
+        about = job, tuple(ranks)
+        with self._lending:
+            if self._lent is None or self._lent[0] != about or not _is_fresh(self._lent[1], self._clock()):
+                self._lent = about, self.of(job, ranks)
+            return self._lent[1]
+
+    def _here(self, job: str) -> list[RankView]:
+        return [view for view in self._ranks(job) if view.host == self._host and view.state == "running"]
+
+
+def _is_fresh(items: Iterable[EvidenceItem], now: float) -> bool:
+    return any(abs(now - item.at) < _FRESH_S for item in items)
 
 
 def _is_known(incident: Incident, ranks: list[int]) -> bool:

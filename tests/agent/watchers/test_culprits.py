@@ -42,7 +42,7 @@ class Scene:
         self.incidents, self.added = list(incidents), list[tuple[str, Sequence[EvidenceItem]]]()
         view = replace(rank_view(pid), host=gethostname())
         self.culprits = Culprits(
-            lambda: self.incidents, lambda job: [view], lambda *added: self.added.append(added), lambda: 5.0
+            lambda: self.incidents, lambda job: [view], lambda *added: self.added.append(added), clock=lambda: 5.0
         )
 
 
@@ -92,6 +92,26 @@ def test_not_of_others(incident: Incident) -> None:
     scene = Scene(incident, pid=os.getpid())
     scene.culprits.tick()
     assert scene.added == []
+
+
+def test_on_another_node() -> None:
+    """What a culprit on another node does is taken by the agent there, which answers at most once in some seconds."""
+    here, there = Scene(HANG, pid=os.getpid()), Scene(replace(HANG, ranks=(3, 5)), pid=os.getpid())
+    asked: list[tuple[str, Sequence[int]]] = []
+
+    def elsewhere(job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        asked.append((job, ranks))
+        return [EvidenceItem("stack", 5.0, "rank 5", {"rank": 5})]
+
+    there.culprits = Culprits(
+        lambda: there.incidents, lambda job: [], lambda *added: there.added.append(added), elsewhere
+    )
+    there.culprits.tick()
+    assert (asked, [item.text for item in there.added[0][1]]) == ([("job", [3, 5])], ["rank 5"])
+    lent = here.culprits.lent("job", [3, 5])
+    assert {item.source for item in lent} == {"process", "stack"}
+    assert here.culprits.lent("job", [3, 5]) is lent
+    assert here.culprits.lent("job", [5]) == []
 
 
 def test_stack() -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.pipelines import Pipeline, pipelines
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
@@ -62,6 +63,18 @@ def parts(
     with agent.live(job) as (live, now_ns):
         jobs = list(live)
         return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns))
+
+
+@router.get("/culprits")
+def culprits(
+    agent: QueriesOf,
+    services: ServicesOf,
+    job: Annotated[str, Query(description="Job id.")],
+    rank: Annotated[list[int], Query(max_length=4, description="May be repeated.")],
+) -> list[EvidenceItem]:
+    """What ranks of this node do right now: the state of their processes, and their Python stacks; for the agents of other nodes."""
+    job_exists(agent, job)
+    return services.culprits.lent(job, rank)
 
 
 @router.get("/efficiency", response_model=Efficiencies | JobWide[Efficiencies])
