@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from math import ceil
@@ -124,16 +124,12 @@ def _backward(program: Program, exchange: _Exchange) -> _Backward:
     return _Backward(begin_s, at, ends, guessed)
 
 
-def _rewritten(program: Program, old: Iterable[int], inserts: Iterable[_At], at_end: Sequence[Do]) -> Program:
-    """Return a program without the operations in ``old``, with others in their places.
-
-    Args:
-        at_end: what to do where the last of the old operations was waited for.
-    """
+def _rewrite(steps: list[Program], step: int, old: Sequence[int], inserts: Iterable[_At], waits: Sequence[Do]) -> None:
+    """Put other operations in the places of those that a rank launches in a step, and ``waits`` in the place of the last wait for them."""
     removed, left = set(old), deque(sorted(inserts, key=lambda each: each.compute_s))
-    last = max((place for place, do in enumerate(program) if do.op in removed), default=-1)
-    out: Program = []
-    clock_s = 0.0
+    _wait_instead(steps, step, removed, waits)
+    program, out, clock_s = steps[step], list[Do](), 0.0
+    launches = {place for place, do in enumerate(program) if do.kind in LAUNCHES and do.op in removed}
     for place, do in enumerate(program):
         if do.kind == Kind.COMPUTE:
             until_s = clock_s + do.seconds
@@ -142,13 +138,24 @@ def _rewritten(program: Program, old: Iterable[int], inserts: Iterable[_At], at_
                 clock_s = max(clock_s, left.popleft().compute_s)
             out.append(Do(Kind.COMPUTE, until_s - clock_s))
             clock_s = until_s
-        elif do.op not in removed:
+        elif place not in launches:
             out.append(do)
-        if place == last:
+        elif place == max(launches):
             out += [each.do for each in left]
             left.clear()
-            out += at_end
-    return out
+    steps[step] = out
+
+
+def _wait_instead(steps: list[Program], step: int, old: Collection[int], waits: Sequence[Do]) -> None:
+    """Replace the last wait for operations that were launched in a step, and drop the others; the last one may be in a later step, or not recorded."""
+    found: list[tuple[int, int]] = []
+    for at in range(step, len(steps)):
+        found += [(at, place) for place, do in enumerate(steps[at]) if do.kind == Kind.WAIT and do.op in old]
+        if len(found) == len(old):
+            break
+    for at, place in reversed(found):
+        instead = waits if (at, place) == found[-1] and len(found) == len(old) else ()
+        steps[at] = [*steps[at][:place], *instead, *steps[at][place + 1 :]]
 
 
 def _numbers(model: Model) -> Iterator[int]:
@@ -178,7 +185,7 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
     ops, numbers = dict(model.ops), _numbers(model)
     programs = {rank: list(steps) for rank, steps in model.programs.items()}
     guessed = False
-    for step in range(_steps(model)):
+    for step in range(len(model.measured_s)):
         for exchange in _exchanges(model, step, "other bucket sizes", ("all_reduce",)):
             total, efficiency = exchange.size_bytes, _efficiency(model, exchange)
             if total > _MOST_BUCKETS * bucket_bytes:
@@ -201,7 +208,7 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
                     for each in _launched(number, blocking=blocking)
                 ]
                 at_end = [] if blocking else [Do(Kind.WAIT, op=number) for number in made]
-                programs[rank][step] = _rewritten(program, exchange.numbers, inserts, at_end)
+                _rewrite(programs[rank], step, exchange.numbers, inserts, at_end)
     return replace(model, ops=ops, programs=programs, assumed=(*model.assumed, *_guess(guessed=guessed)))
 
 
@@ -216,10 +223,6 @@ def _blocks(program: Program, numbers: Sequence[int]) -> bool:
     return all(
         place + 1 < len(program) and program[place + 1] == Do(Kind.WAIT, op=program[place].op) for place in launches
     )
-
-
-def _steps(model: Model) -> int:
-    return min(map(len, model.programs.values()))
 
 
 def _guess(*, guessed: bool) -> Iterator[str]:
@@ -239,7 +242,7 @@ def compressed(model: Model, form: str | float, seconds_per_byte: float = 0.0) -
     """
     exchanged = {
         number
-        for step in range(_steps(model))
+        for step in range(len(model.measured_s))
         for each in _exchanges(model, step, "compression")
         for number in each.numbers
     }
@@ -275,7 +278,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
     programs: dict[int, list[Program]] = {}
     exchanged = [
         {number for each in _exchanges(model, step, "accumulation") for number in each.numbers}
-        for step in range(_steps(model))
+        for step in range(len(model.measured_s))
     ]
     launches, repeats = Counter[int](), Counter[int]()
 
@@ -290,7 +293,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
 
     for rank, steps in model.programs.items():
         programs[rank] = []
-        for gradients, program in zip(exchanged, steps, strict=False):
+        for gradients, program in zip(exchanged, steps, strict=True):
             end = max((place for place, do in enumerate(program) if do.op in gradients), default=-1) + 1
             head, tail = program[:end], program[end:]
             launched = {do.op for do in head if do.kind in LAUNCHES} - gradients
@@ -319,7 +322,7 @@ def sharded(model: Model) -> Model:
     ops, numbers = dict(model.ops), _numbers(model)
     programs = {rank: list(steps) for rank, steps in model.programs.items()}
     guessed = False
-    for step in range(_steps(model)):
+    for step in range(len(model.measured_s)):
         for exchange in _exchanges(model, step, "sharding", ("all_reduce",)):
             efficiency = _efficiency(model, exchange)
             made = {
@@ -336,13 +339,13 @@ def sharded(model: Model) -> Model:
                 overlaps = exchange.ops[0].on_device
                 inserts = _sharded_units(backward, made, overlaps=overlaps)
                 waits = [Do(Kind.WAIT, op=made["reduce", unit]) for unit in range(len(exchange.ops)) if overlaps]
-                programs[rank][step] = _rewritten(programs[rank][step], exchange.numbers, inserts, waits)
+                _rewrite(programs[rank], step, exchange.numbers, inserts, waits)
     return replace(model, ops=ops, programs=programs, assumed=(*model.assumed, *_guess(guessed=guessed)))
 
 
 def _sharded_units(backward: _Backward, made: Mapping[tuple[str, int], int], *, overlaps: bool) -> list[_At]:
     """Return what the units of FSDP do in a step; the first unit of the backward pass is the last of the forward pass."""
-    units, total = len(backward.ends_bytes), backward.ends_bytes[-1]
+    units, total = len(backward.ends_bytes), max(1e-9, backward.ends_bytes[-1])
     begins = [0.0, *backward.ends_bytes]
     out: list[_At] = []
     forward = [backward.begin_s * (1 - begins[unit + 1] / total) for unit in reversed(range(units))]
@@ -373,9 +376,12 @@ def replicated(model: Model) -> Model:
         CannotAnswer: gradients are not sharded.
     """
     ops = dict(model.ops)
-    programs = {rank: list(steps) for rank, steps in model.programs.items()}
     gathers = {number for number, op in model.ops.items() if op.carries == "parameters"}
-    for step in range(_steps(model)):
+    programs = {
+        rank: [[do for do in program if do.op not in gathers] for program in steps]
+        for rank, steps in model.programs.items()
+    }
+    for step in range(len(model.measured_s)):
         for exchange in _exchanges(model, step, "replication", ("reduce_scatter",)):
             for number, op in zip(exchange.numbers, exchange.ops, strict=True):
                 whole = op._replace(op="all_reduce")
@@ -383,9 +389,8 @@ def replicated(model: Model) -> Model:
                 before, after = cost_s(curve, op), cost_s(curve, whole)
                 ops[number] = whole._replace(scale=op.scale * (after / before if before > 0 else 1.0))
             for rank in exchange.ranks:
-                program = [do for do in programs[rank][step] if do.op not in gathers]
-                places = _places(program, exchange.numbers)
+                places = _places(programs[rank][step], exchange.numbers)
                 inserts = [_At(places[number], Do(Kind.LAUNCH, op=number)) for number in exchange.numbers]
                 waits = [Do(Kind.WAIT, op=number) for number in exchange.numbers]
-                programs[rank][step] = _rewritten(program, exchange.numbers, inserts, waits)
+                _rewrite(programs[rank], step, exchange.numbers, inserts, waits)
     return replace(model, ops=ops, programs=programs)
