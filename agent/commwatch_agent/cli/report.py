@@ -17,8 +17,9 @@ from commwatch_agent.core.terminal_text import output_cells
 if TYPE_CHECKING:
     from commwatch_agent.analysis.queries import QueryService
     from commwatch_agent.core.nccl_views import Topology
+    from commwatch_agent.report.job_advice import Recorded
+    from commwatch_agent.report.parts import ReportParts
     from commwatch_agent.report.report import Report
-    from commwatch_agent.whatif.model import Model
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -49,9 +50,9 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from functools import cache, partial
 
     from commwatch_agent.cli.stored import job_in, reading
-    from commwatch_agent.incidents.answers import details_of
-    from commwatch_agent.incidents.stored import of_run
+    from commwatch_agent.incidents.stored import details_of_run
     from commwatch_agent.report import report
+    from commwatch_agent.report.parts import ReportParts
     from commwatch_agent.report.recorded_steps import known_steps
     from commwatch_agent.runtime.whole_files import write
     from commwatch_agent.watchers.nccl_archive import kept
@@ -66,8 +67,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
             stored = agent.stored(job)
             topology = kept(config.history, stored)
             findings = [] if topology is None else topology.findings
-            incidents = map(details_of, of_run(config.history, stored))
-            recorded = cache(partial(known_steps, agent.path, view, arguments.last))
+            recorded, parts = cache(partial(known_steps, agent.path, view, arguments.last)), ReportParts()
+            incidents = parts.part("what happened", partial(details_of_run, config.history, stored), [])
             built = report.build(
                 agent,
                 job,
@@ -77,9 +78,10 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
                 incidents=incidents,
                 last_s=arguments.last,
                 recorded=recorded,
+                parts=parts,
             )
             assert built is not None
-            page = None if arguments.html is None else _page(agent, built, topology, recorded())
+            page = None if arguments.html is None else _page(agent, built, topology, recorded, parts)
         elif arguments.html is None:
             built = replace(_as_report(wide), command=command)
         else:
@@ -91,12 +93,16 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _page(agent: QueryService, built: Report, topology: Topology | None, model: Model | None) -> str:
+def _page(agent: QueryService, built: Report, topology: Topology | None, recorded: Recorded, parts: ReportParts) -> str:
+    from functools import partial
+
     from commwatch_agent.report import charts, report_page
     from commwatch_agent.report.recorded_steps import study_of
 
     job = built.job.job_id
-    return report_page.html(built, charts.gather(agent, job), topology, study_of(job, model))
+    material = parts.part("charts", partial(charts.gather, agent, job), charts.NOTHING)
+    study = parts.part("what-if", lambda: study_of(job, recorded()), None)
+    return report_page.html(built, material, topology, study)
 
 
 def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:

@@ -38,10 +38,10 @@ from commwatch_agent.core.units import moment
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.incidents.answers import details_of
-from commwatch_agent.incidents.stored import of_run
+from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report
+from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import logs_of
 from commwatch_agent.watchers.nccl_archive import kept
@@ -472,9 +472,12 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
         for name in names:
             stored = agent.stored(name)
             topology = kept(history, stored)
-            incidents = map(details_of, of_run(history, stored))
+            parts = ReportParts()
+            incidents = parts.part("what happened", partial(details_of_run, history, stored), [])
             known = [] if topology is None else topology.findings
-            built = report.build(agent, name, history, f"{opens} {shlex.quote(name)}", known, incidents=incidents)
+            built = report.build(
+                agent, name, history, f"{opens} {shlex.quote(name)}", known, incidents=incidents, parts=parts
+            )
             if built is not None:
                 say(report.text(built))
     except (StoreError, sqlite3.Error) as error:

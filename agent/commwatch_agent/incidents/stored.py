@@ -11,6 +11,7 @@ from typing import Any
 from commwatch_agent.core.runs import Stored
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import IncidentRow
+from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import AlertState, EvidenceItem, Incident
 
 _TUPLES = ("ranks", "waiting", "nodes", "subject")
@@ -54,6 +55,11 @@ def of_run(path: Path, run: Stored) -> list[Incident]:
     if not run.key:  # it is known by its name only
         rows = [row for row in rows if row.job == run.name and run.from_s <= row.began_ns / 1e9 < run.until_s]
     return list(incidents_of(rows))
+
+
+def details_of_run(path: Path, run: Stored) -> list[IncidentDetails]:
+    """Return ``of_run`` as views."""
+    return list(map(details_of, of_run(path, run)))
 
 
 def from_json(given: dict[str, Any]) -> Incident:

@@ -45,6 +45,9 @@ class Material:
     choices: list[NcclOperations]
 
 
+NOTHING = Material([], [], [], [], {}, [], [])
+
+
 def gather(agent: QueryService, job_id: str) -> Material:
     """Read the data from the history; raise ``StoreError`` if it cannot be read."""
     totals = agent.totals(job_id, [["group", "op", "size"], ["rank", "group", "startup"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from commwatch_agent.analysis.advice import advice_on
 from commwatch_agent.analysis.advice_facts import Facts
@@ -11,6 +12,7 @@ from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.views import JobView
+from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.advised import predicted
 from commwatch_agent.whatif.model import Model
 from commwatch_collectors.nccl.findings import Finding
@@ -27,18 +29,21 @@ def advice_on_end(
     last_s: float | None,
     *,
     recorded: Recorded,
+    parts: ReportParts,
 ) -> tuple[list[Advice], float | None]:
     """Return the advice based on the job's last ``last_s`` seconds, and how many seconds these were; ``None``: the whole job.
 
     Args:
         known: the facts about the whole job.
         recorded: as in ``lately``.
+        parts: of the report.
     """
     latest = count_last(agent, job.job_id, last_s)
     began_at = latest.since_ns / 1e9
-    if began_at <= job.started_at:
-        return predicted(advice_on(known), recorded), None
-    return predicted(advice_on(facts(agent, job, latest, findings)), recorded), job.last_seen_at - began_at
+    whole = began_at <= job.started_at
+    advice = advice_on(known if whole else facts(agent, job, latest, findings))
+    found = parts.part("what-if", partial(predicted, advice, recorded), advice)
+    return found, None if whole else job.last_seen_at - began_at
 
 
 def lately(
@@ -59,4 +64,5 @@ def lately(
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)
-    return predicted(advice_on(facts(agent, job, latest, findings, network=network, late=late)), recorded)
+    advice = advice_on(facts(agent, job, latest, findings, network=network, late=late))
+    return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)

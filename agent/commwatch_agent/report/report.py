@@ -25,6 +25,7 @@ from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
+from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
 from commwatch_agent.report.what_happened import ended_by, happened, last_at, lines, standstill_s
 from commwatch_collectors.nccl.findings import Finding
@@ -120,6 +121,8 @@ class Report:
     incidents: list[IncidentDetails] = field(default_factory=list)
     #: The nodes that it covers; ``None``: only the node of the history.
     nodes: Nodes | None = None
+    #: Parts that it lacks because they failed, by name, with the reason.
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def build(
@@ -133,6 +136,7 @@ def build(
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
     recorded: Recorded | None = None,
+    parts: ReportParts | None = None,
 ) -> Report | None:
     """Build the report of a job; return ``None`` if the job is not in the history.
 
@@ -141,6 +145,7 @@ def build(
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
         recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
+        parts: has those that failed already, and gets those that fail later.
     """
     job = agent.job(job_id)
     if job is None:
@@ -154,11 +159,14 @@ def build(
     made, exposed_s = _all_steps(agent.step_totals(job_id), ranks)
     operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
     waits = {row.by["rank"]: row for row in by_rank}
-    known = facts(agent, job, counts, findings)
+    parts = parts or ReportParts()
+    known = parts.part("advice", partial(facts, agent, job, counts, findings), None)
     found = happened(incidents)
     duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
-    advice, advice_last_s = advice_on_end(agent, job, findings, known, last_s, recorded=recorded)
+    advised = partial(advice_on_end, agent, job, findings, known, last_s, recorded=recorded, parts=parts)
+    nothing: tuple[list[Advice], float | None] = ([], None)
+    advice, advice_last_s = parts.part("advice", advised, nothing)
     lines = [
         _rank_line(rank, made[rank.rank], counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks
     ]
@@ -202,6 +210,7 @@ def build(
         findings=findings,
         incidents=[each for one in found for each in (one.cause, *one.effects)],
         nodes=nodes,
+        missing=parts.missing,
     )
 
 
@@ -335,6 +344,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
                 f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
             )
         )
+    facts += report.missing.items()
     facts.append(("cost", _cost(report)))
     lost = (
         "none lost"

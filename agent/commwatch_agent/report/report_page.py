@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from commwatch_agent.analysis.advice_input import MOST_TIMED
 from commwatch_agent.core.api_views import Advice
@@ -12,6 +14,7 @@ from commwatch_agent.core.units import counted, percent, rate, seconds, size
 from commwatch_agent.core.views import GroupView
 from commwatch_agent.report import html_frame, what_happened
 from commwatch_agent.report.charts import Material, figures
+from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.report import (
     LEGEND,
     OPERATION_HEAD,
@@ -49,15 +52,11 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     if report.advice:
         basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds, unless they come from a replay.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
-    body += [] if study is None else _study(study)
+    body += [] if study is None else _section("what-if", partial(_study, study))
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
-    body.append(figures(material, report.late))
+    body += _section("charts", lambda: [figures(material, report.late)])
     if topology is not None and topology.communicators:
-        body += [
-            f"<h2>{html_frame.text(topology.library)}</h2>",
-            _library(topology),
-            _communicators(topology, material.groups),
-        ]
+        body += _section("topology", partial(_topology, topology, material.groups))
     if report.ranks and report.steps:
         ranks = [rank_cells(line) for line in report.ranks]
         body += ["<h2>Ranks</h2>", html_frame.table(RANK_HEAD, ranks, "numbers")]
@@ -66,11 +65,18 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         body += ["<h2>Operations</h2>", html_frame.table(OPERATION_HEAD, operations, "numbers"), f"<p>{LEGEND}</p>"]
     else:
         body.append("<p>No operations were seen.</p>")
-    body += _chosen(material.choices)
+    body += _section("what NCCL chose", partial(_chosen, material.choices))
     body.append(
         f"<p>History: <code>{html_frame.text(report.history)}</code>. Again: <code>{html_frame.text(report.command)}</code></p>"
     )
     return html_frame.page(f"commwatch report: {report.job.job_id}", "\n".join(body), STYLE)
+
+
+def _section(name: str, function: Callable[[], list[str]]) -> list[str]:
+    """Return a section of the page, or in its place why there is none."""
+    parts, nothing = ReportParts(), list[str]()
+    made = parts.part(name, function, nothing)
+    return [*made, *(f"<p>{html_frame.text(f'{name}: {why}')}</p>" for why in parts.missing.values())]
 
 
 def _advice(advice: Advice) -> str:
@@ -103,6 +109,11 @@ def _finding(finding: Finding) -> str:
     return f"<h3>{html_frame.text(finding.severity)}: {html_frame.text(finding.title)}</h3>" + "".join(
         f"<p>{part}</p>" for part in parts
     )
+
+
+def _topology(topology: Topology, groups: list[GroupView]) -> list[str]:
+    """Return what NCCL's logs say on the library and its communicators."""
+    return [f"<h2>{html_frame.text(topology.library)}</h2>", _library(topology), _communicators(topology, groups)]
 
 
 def _library(topology: Topology) -> str:

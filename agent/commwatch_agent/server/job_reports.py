@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from commwatch_agent.nodes.topologies import merged_topology
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
 from commwatch_agent.report import charts, report_page
 from commwatch_agent.report.job_advice import Recorded, lately
+from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
@@ -126,10 +127,11 @@ def report(
         asked: ``None``: the report is on this node.
     """
     job_exists(agent, job)
-    every, others, nodes = agent, list[NodeData](), None
+    every, others, nodes, parts = agent, list[NodeData](), None, ReportParts()
     if asked is not None:
         others, nodes = _others(asked)
-        every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
+        waits = parts.part("waits across nodes", partial(_waits, agent, job, asked), JobWaits(()))
+        every = ReportQueries(agent, job, others, asked.most_steps, waits)
     topologies = [own.topology, *(each.part.topology for each in others)]
     incidents = merged([own.incidents, *(each.part.incidents for each in others if isinstance(each.part, NodeReport))])
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
@@ -143,12 +145,15 @@ def report(
         last_s=last_s,
         nodes=nodes,
         recorded=recorded,
+        parts=parts,
     )
     assert built is not None
     if not as_page:
         return built
-    study = study_of(job, recorded())
-    page = report_page.html(built, charts.gather(every, job), merged_topology(topologies), study)
+    topology = parts.part("topology", partial(merged_topology, topologies), None)
+    material = parts.part("charts", partial(charts.gather, every, job), charts.NOTHING)
+    study = parts.part("what-if", lambda: study_of(job, recorded()), None)
+    page = report_page.html(built, material, topology, study)
     return as_file(page.encode(), "text/html", "report", job, "html")
 
 
