@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from commwatch.api.rest import AgentError, Client
     from commwatch.api.rows import Rows
-    from commwatch.api.training import last_step, metrics, summary, verdicts
+    from commwatch.api.training import incidents, last_step, metrics, summary, verdicts
     from commwatch.api.watching import watch
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AgentError", "Client", "Rows", "__version__", "install", "last_step", "metrics", "step", "summary", "uninstall", "verdicts", "watch",
+    "AgentError", "Client", "Rows", "__version__", "incidents", "install", "last_step", "metrics", "step", "summary", "uninstall", "verdicts", "watch",
 ]  # fmt: skip
 #: Loaded when they are first used, because most processes need none of them.
 _PLACES = {
-    "AgentError": "rest", "Client": "rest", "Rows": "rows", "last_step": "training", "metrics": "training", "summary": "training",
+    "AgentError": "rest", "Client": "rest", "Rows": "rows", "incidents": "training", "last_step": "training", "metrics": "training", "summary": "training",
     "verdicts": "training", "watch": "watching",
 }  # fmt: skip
 

@@ -42,6 +42,7 @@ def check(found: Logged) -> None:
     latest = found[max(found)]
     assert latest["comm/straggler_rank"] == 1
     assert latest["comm/problems"] == 1
+    assert latest["comm/incidents/straggler"] == 1
     # Half of the mean of both ranks: rank 0 waits nearly all of its step, rank 1 does not.
     assert 0.2 < latest["comm/share"] < 0.8
     assert latest["comm/exposed_share"] <= latest["comm/share"]

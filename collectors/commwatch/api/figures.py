@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def figures_of(moment: Mapping[str, Any]) -> dict[str, float]:
+def figures_of(moment: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]] | None = None) -> dict[str, float]:
     """Return the known figures of a job.
 
     Args:
         moment: an answer of ``/api/v1/moment``.
+        incidents: those that are or were open, as in an answer of ``/api/v1/incidents``; ``None``: not known.
 
     Returns:
         ``comm/share``, ``comm/exposed_share``: of the latest steps, 0 to 1. ``comm/wait_share``: of the last complete 10 s.
         ``comm/step_time``: in seconds. ``comm/busbw/OP``: bus bandwidth of the last complete 10 s, in GB/s.
         ``comm/straggler_rank``: the rank that costs the others most. ``comm/problems``: number of current verdicts.
+        ``comm/incidents_open``: number of open incidents. ``comm/incidents/KIND``: number of all of that kind so far. ``comm/incident_cost``:
+        rank seconds that incidents have cost, without those that another one explains.
     """
     job = moment.get("job")
     if job is None:
@@ -32,5 +36,16 @@ def figures_of(moment: Mapping[str, Any]) -> dict[str, float]:
         "comm/straggler_rank": None if costliest is None else costliest["ranks"][0],
         "comm/problems": len(job["verdicts"]),
         **{f"comm/busbw/{op}": rate / 1e9 for op, rate in slot["busbw"].items()},
+        **({} if incidents is None else _of_incidents(list(incidents))),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _of_incidents(incidents: list[Mapping[str, Any]]) -> dict[str, float | None]:
+    costs = [each["cost_rank_s"] for each in incidents if not each["consequence_of"]]
+    known = [cost for cost in costs if cost is not None]
+    return {
+        "comm/incidents_open": sum(each["state"] == "open" for each in incidents),
+        "comm/incident_cost": None if costs and not known else sum(known),
+        **{f"comm/incidents/{kind}": count for kind, count in Counter(each["kind"] for each in incidents).items()},
+    }

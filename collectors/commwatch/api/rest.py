@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +14,9 @@ from commwatch.api.rows import Rows
 from commwatch.wire.addresses import url_of
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import run_dir
+
+#: States of incidents that are or were open; and most of them that figures count.
+OPENED, _MOST_INCIDENTS = ("open", "ended"), 1000
 
 
 class AgentError(CommwatchError):
@@ -56,10 +59,10 @@ class Client:
         """Return the answer to a GET of ``path`` under ``/api/v1``, as decoded JSON.
 
         Args:
-            parameters: of the query; those that are ``None`` are left out.
+            parameters: of the query; those that are ``None`` are left out, and lists are repeated.
         """
         given = {name: _text(value) for name, value in parameters.items() if value is not None}
-        question = f"{path}?{urlencode(given)}" if given else path
+        question = f"{path}?{urlencode(given, doseq=True)}" if given else path
         try:
             return get(self.url, question, self._keys, self._timeout_s)
         except (OSError, ValueError) as error:
@@ -119,6 +122,18 @@ class Client:
         """Return the process groups."""
         return self.rows("groups", **_of(job))
 
+    def incidents(
+        self,
+        job: str | None = None,
+        *,
+        state: str | Sequence[str] | None = None,
+        kind: str | None = None,
+        severity: str | None = None,
+        limit: int = 100,
+    ) -> Rows:
+        """Return what is wrong and what was, open incidents first; filters as in ``/api/v1/incidents``."""
+        return self.rows("incidents", **_of(job), state=state, kind=kind, severity=severity, limit=limit)
+
     def verdicts(self, job: str | None = None) -> Rows:
         """Return the current problems: hangs, stalls, ranks that disagree, stragglers."""
         return self.rows("verdicts", **_of(job))
@@ -138,14 +153,23 @@ class Client:
 
     def metrics(self, job: str | None = None) -> dict[str, float]:
         """Return flat figures of a job (default: the latest), as ``commwatch.metrics`` does."""
-        return figures_of(self.moment(job))
+        moment = self.moment(job)
+        if moment["job"] is None:
+            return {}
+        try:
+            incidents = self.incidents(moment["job"]["job_id"], state=OPENED, limit=_MOST_INCIDENTS)
+        except AgentError:  # the history cannot be read, or does not have the job yet
+            return figures_of(moment)
+        return figures_of(moment, incidents)
 
 
 def _of(job: str | None) -> dict[str, object]:
     return {} if job is None else {"job": job, "scope": "job"}
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> str | list[str]:
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from commwatch.api.rest import Client
+from commwatch.api.rest import OPENED, Client
 from commwatch.api.rows import Rows
 from commwatch.wire import standard_error
 from commwatch.wire.errors import CommwatchError
@@ -27,6 +27,11 @@ _T = TypeVar("_T")
 def summary(since: str = "60s") -> Rows:
     """Return sums over this job's operations by group and op, by default of the last minute; empty if no agent answers within a second."""
     return _asked(lambda client, job: client.summary(job, since=since), Rows())
+
+
+def incidents() -> Rows:
+    """Return what is wrong in this job and what was, open incidents first; empty if there is nothing, or if no agent answers within a second."""
+    return _asked(lambda client, job: client.incidents(job, state=OPENED), Rows())
 
 
 def verdicts() -> Rows:

@@ -67,12 +67,44 @@ def test_figures(client: commwatch.Client) -> None:
     assert client.metrics("no-such-job") == {}
 
 
+def test_incidents(client: commwatch.Client, watched: RunningAgent) -> None:
+    """The incidents of a job are those of the REST API with the same filters, as rows, and their figures are those of these rows."""
+    (late,) = wait_for(lambda: client.incidents("train", kind="straggler", state=["open", "ended"]), "the late rank")
+    assert (late["ranks"], late["title"], late["state"]) == ([1], "Late rank: rank 1", "open")
+    assert commwatch.incidents()[0]["id"] == late["id"]
+    assert list(client.incidents("train", state="ended", severity="critical")) == []
+    figures = client.metrics("train")
+    every = watched.get("/api/v1/incidents?job=train&state=open&state=ended")
+    assert figures["comm/incidents_open"] == sum(each["state"] == "open" for each in every)
+    assert figures["comm/incidents/straggler"] == 1
+
+
 def test_unknown_is_absent() -> None:
     """Figures that are not known are absent, not 0."""
     verdict = {"kind": "hang", "ranks": [3], "cost_share": None}
     job = {"comm": None, "exposed": None, "step_s": None, "slots": [], "verdicts": [verdict]}
     assert figures_of({"job": job}) == {"comm/problems": 1.0}
     assert figures_of({"job": None}) == {}
+
+
+def _incident(kind: str, state: str, cost_rank_s: float | None, consequence_of: str | None = None) -> dict[str, object]:
+    return {"kind": kind, "state": state, "cost_rank_s": cost_rank_s, "consequence_of": consequence_of}
+
+
+def test_figures_of_incidents() -> None:
+    """Incidents count by kind, and their costs add up but for those that another one explains; an unknown cost is absent, without incidents it is 0."""
+    job: dict[str, object] = {"comm": None, "exposed": None, "step_s": None, "slots": [], "verdicts": []}
+
+    def found(*incidents: dict[str, object]) -> dict[str, float]:
+        return {name: value for name, value in figures_of({"job": job}, incidents).items() if "incident" in name}
+
+    assert found() == {"comm/incidents_open": 0.0, "comm/incident_cost": 0.0}
+    assert found(_incident("gpu_fault", "ended", None)) == {"comm/incidents_open": 0.0, "comm/incidents/gpu_fault": 1.0}
+    hangs = [_incident("hang", "open", 60.0), _incident("hang", "ended", 30.0), _incident("rank_lost", "open", None)]
+    assert found(*hangs, _incident("comm_bound", "open", 500.0, "a")) == {
+        "comm/incidents_open": 3.0, "comm/incident_cost": 90.0, "comm/incidents/hang": 2.0, "comm/incidents/rank_lost": 1.0,
+        "comm/incidents/comm_bound": 1.0,
+    }  # fmt: skip
 
 
 def test_busbw_in_gigabytes() -> None:
@@ -118,6 +150,7 @@ def test_in_a_process_without_job(watched: RunningAgent, monkeypatch: pytest.Mon
     assert commwatch.metrics()["comm/straggler_rank"] == 1
     monkeypatch.setenv("COMMWATCH_DIR", "/nonexistent")
     assert (list(commwatch.summary()), list(commwatch.verdicts()), commwatch.last_step()) == ([], [], None)
+    assert list(commwatch.incidents()) == []
 
 
 def test_agent_of_another_version(
@@ -130,7 +163,7 @@ def test_agent_of_another_version(
     none: dict[str, float] = {}
     for _ in range(2):
         assert training._asked(lambda client, job: client.metrics(job), none) == {}
-    assert capfd.readouterr().err == "commwatch: no figures: KeyError: 'slots'\n"
+    assert capfd.readouterr().err == "commwatch: no figures: KeyError: 'job_id'\n"
 
 
 def test_import_is_light() -> None:
