@@ -13,7 +13,7 @@ from commwatch_agent.core.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
     from commwatch_agent.comparison.comparison import Comparison
-    from commwatch_agent.comparison.gate import Condition
+    from commwatch_agent.comparison.gate import Condition, NoRegression
     from commwatch_agent.comparison.runs import Run
 
 
@@ -22,7 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     compare = commands.add_parser(
         "compare",
         parents=[common],
-        help="compare two jobs: step time, shares, operations, settings",
+        help="compare two jobs: step time, shares, incidents, operations, settings",
         description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 3: none is met, but "
         "one cannot be decided.",
     )
@@ -37,7 +37,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         type=_condition,
         metavar="CONDITION",
-        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp'; may be repeated (docs/runs.md)",
+        help="exit with code 1 if this condition is met, such as 'step_p50 > +5%%' or 'comm_share > +3pp', or incidents: B has incidents that are "
+        "new or cost more; may be repeated (docs/runs.md)",
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -45,7 +46,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     compare.set_defaults(command=_compare)
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str) -> Condition | NoRegression:
     from commwatch_agent.comparison.gate import parse
 
     try:
@@ -71,16 +72,19 @@ def _compare(config: Config, arguments: argparse.Namespace) -> int:
 def _run(config: Config, name: str) -> Run:
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.comparison.runs import read
+    from commwatch_agent.incidents.stored import of_run
     from commwatch_agent.watchers.nccl_archive import kept
 
     with reading(config) as agent:
         job = job_in(agent, name)
-        return read(config.history, job, kept(config.history, agent.stored(job.job_id)))
+        stored = agent.stored(job.job_id)
+        return read(config.history, job, kept(config.history, stored), of_run(config.history, stored))
 
 
-def _judged(found: Comparison, conditions: list[Condition]) -> int:
+def _judged(found: Comparison, conditions: list[Condition | NoRegression]) -> int:
     """Print which conditions are met or cannot be decided; return the exit code."""
-    from commwatch_agent.comparison.pages import says
+    from commwatch_agent.comparison.gate import Condition
+    from commwatch_agent.comparison.pages import incidents_that_differ, says
 
     codes = {0}
     for condition in conditions:
@@ -91,6 +95,8 @@ def _judged(found: Comparison, conditions: list[Condition]) -> int:
             )
             codes.add(INCOMPLETE)
         elif met:
-            complain(f"compare: {condition.text}: met: {says(condition.of(found))}")
+            worse = incidents_that_differ(each for each in found.incidents if each.is_regression)
+            why = says(condition.of(found)) if isinstance(condition, Condition) else "; ".join(worse)
+            complain(f"compare: {condition.text}: met: {why}")
             codes.add(1)
     return 1 if 1 in codes else max(codes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commwatch_agent.comparison.bootstrap import (
     Change,
@@ -13,6 +13,7 @@ from commwatch_agent.comparison.bootstrap import (
     quantile,
     ratio,
 )
+from commwatch_agent.comparison.incidents import IncidentChange, changes_of
 from commwatch_agent.comparison.kinds import Kind, KindSamples
 from commwatch_agent.comparison.runs import LEAST_STEPS, Run
 from commwatch_agent.core.views import JobView
@@ -82,6 +83,8 @@ class Comparison:
     kinds: list[KindFigures]
     #: Settings that differ, by name: of A and of B; empty: not set, or not known.
     settings: dict[str, tuple[str, str]]
+    #: What is new first.
+    incidents: list[IncidentChange] = field(default_factory=list)
 
 
 def compare(a: Run, b: Run) -> Comparison:
@@ -105,6 +108,7 @@ def compare(a: Run, b: Run) -> Comparison:
         f"too few steps without warm-up and long ones ({', '.join(few)}); {LEAST_STEPS} are needed" if few else "",
         kinds,
         {name: pair for name, pair in settings.items() if pair[0] != pair[1]},
+        changes_of((a.job, a.incidents), (b.job, b.incidents)),
     )
 
 

@@ -1,7 +1,7 @@
 """Conditions on a comparison, for continuous integration: ``step_p50 > +5%``. Pure.
 
 ``FIGURE > +LIMIT`` is met if B's figure is larger by more than the limit, ``FIGURE < -LIMIT`` if it is smaller. Limits are in percent of A's
-figure for step times, and in percentage points (``pp``) for shares.
+figure for step times, and in percentage points (``pp``) for shares. ``incidents`` is met if B has incidents that are new or cost more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(?:(>)\s*\+?|(<)\s*-)(\d{1,6}(?:\.\d{1,6})?
 
 
 @dataclass(frozen=True)
+class NoRegression:
+    """The condition ``incidents``."""
+
+    text: str = "incidents"
+
+    def is_met(self, comparison: Comparison) -> bool:
+        """Return whether an incident is new or costs more."""
+        return any(each.is_regression for each in comparison.incidents)
+
+
+@dataclass(frozen=True)
 class Condition:
-    """A condition; ``limit`` is positive: a relative change, or a difference of shares."""
+    """A condition on a figure; ``limit`` is positive: a relative change, or a difference of shares."""
 
     text: str
     figure: str
@@ -48,11 +59,13 @@ class Condition:
         return next(each for each in comparison.figures if each.name == self.figure)
 
 
-def parse(text: str) -> Condition:
+def parse(text: str) -> Condition | NoRegression:
     """Return a condition; raise ``ValueError`` with a text for the user."""
+    if text.strip() == NoRegression.text:
+        return NoRegression()
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text}: give a condition such as 'step_p50 > +5%' or 'comm_share > +3pp'")
+        raise ValueError(f"{text}: give a condition such as 'step_p50 > +5%' or 'comm_share > +3pp', or incidents")
     name, above, _, limit, unit = found.groups()
     if name not in FIGURES:
         raise ValueError(f"{text}: no figure {name}; choose from {', '.join(FIGURES)}")

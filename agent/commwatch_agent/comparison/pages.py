@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from commwatch_agent.comparison.bootstrap import CONFIDENCE
 from commwatch_agent.comparison.comparison import LEAST_CHANGE, LEAST_POINTS, Comparison, Figure, KindFigures, Side
+from commwatch_agent.comparison.incidents import BETTER, GONE, NEW, SAME, WORSE, IncidentChange, IncidentSums
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import moment, percent, rate, seconds, size
@@ -16,6 +18,11 @@ from commwatch_agent.report.report import job_state
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")
 _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 changes", "busbw changes")
 _SETTING_HEAD = ("setting", "A", "B")
+_INCIDENT_HEAD = ("incident", "B compared with A", "A", "B")
+#: How incidents differ, in words.
+_CHANGES = {NEW: "new", WORSE: "costs more", GONE: "gone", BETTER: "costs less", SAME: "about the same"}
+#: Most incidents in the headline, of those that differ in one way.
+_MOST_NAMED = 3
 #: The words for a figure that is larger, and for one that is smaller.
 _WORDS = {
     "busbw": ("higher", "lower"),
@@ -65,8 +72,35 @@ def headline(comparison: Comparison) -> str:
     """Return the result for the step time as one line."""
     figure = comparison.figures[0]
     if figure.change is None:
-        return "The step times cannot be compared: " + (comparison.too_few or "they are not known")
-    return f"Job B compared with job A: step time {says(figure)}"
+        found = "The step times cannot be compared: " + (comparison.too_few or "they are not known")
+    else:
+        found = f"Job B compared with job A: step time {says(figure)}"
+    return "; ".join([found, *incidents_that_differ(comparison.incidents)])
+
+
+def incidents_that_differ(incidents: Iterable[IncidentChange]) -> list[str]:
+    """Return the incidents that are not about the same, as ``gone: Late rank: rank 1``."""
+    titles: dict[str, list[str]] = {}
+    for each in incidents:
+        if each.change != SAME:
+            titles.setdefault(_CHANGES[each.change], []).append(each.title)
+    return [
+        f"{change}: {', '.join(names[:_MOST_NAMED])}{f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''}"
+        for change, names in titles.items()
+    ]
+
+
+def _incident_cells(change: IncidentChange) -> tuple[str, ...]:
+    return change.title, _CHANGES[change.change], _cost(change.a), _cost(change.b)
+
+
+def _cost(sums: IncidentSums | None) -> str:
+    """Return how often there was an incident, and at which cost, as ``2 ×, 4m00s of rank time per hour``."""
+    if sums is None:
+        return "–"
+    if sums.cost_per_hour is None:
+        return f"{sums.count} ×, {percent(sums.share)} of the time"
+    return f"{sums.count} ×, {seconds(sums.cost_per_hour)} of rank time per hour"
 
 
 def _side(side: Side) -> str:
@@ -120,6 +154,11 @@ def text(comparison: Comparison, cells: int = CELLS) -> str:
         lines += ["", f"  No intervals: {comparison.too_few}."]
     if comparison.kinds:
         lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells)]
+    if comparison.incidents:
+        rows = [_incident_cells(each) for each in comparison.incidents]
+        lines += ["", *columns(_INCIDENT_HEAD, rows, 4, cells, keys=1), ""]
+        for each in comparison.incidents:
+            lines += paragraph(f"{each.title}: {each.says}", cells, first="  ")
     settings = [(name, *map(_known, pair)) for name, pair in comparison.settings.items()]
     lines += [
         "",
@@ -148,6 +187,9 @@ def html(comparison: Comparison) -> str:
     body = [f"<p><b>{html_frame.text(headline(comparison))}</b></p>", html_frame.table((), sides)]
     body += ["<h2>Steps</h2>", html_frame.table(_FIGURE_HEAD, figures, "numbers")]
     body += [f"<p>No intervals: {html_frame.text(comparison.too_few)}.</p>"] if comparison.too_few else []
+    if comparison.incidents:
+        incidents = [(*_incident_cells(each), each.says) for each in comparison.incidents]
+        body += ["<h2>Incidents</h2>", html_frame.table((*_INCIDENT_HEAD, "what it was"), incidents)]
     if comparison.kinds:
         body += [
             "<h2>Operations</h2>",

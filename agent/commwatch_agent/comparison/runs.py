@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from commwatch_agent.core.views import JobView
 from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Names
 from commwatch_agent.history.rows import RingRow, latest_run
+from commwatch_agent.incidents.incident import Incident
 from commwatch_collectors.spans import spans
 
 #: Most records of operations, and most steps, that are read of a job: its latest.
@@ -47,6 +48,7 @@ class Run:
     kinds: Mapping[Kind, KindSamples]
     #: What may explain a difference, by name.
     settings: Mapping[str, str]
+    incidents: Sequence[Incident] = ()
 
     @property
     def enough(self) -> bool:
@@ -62,8 +64,8 @@ class _Steps(NamedTuple):
     long: list[list[StoredStep]]
 
 
-def read(path: Path, job: JobView, topology: Topology | None) -> Run:
-    """Read the latest run of a job from the history at ``path``; ``topology``: from NCCL's logs."""
+def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequence[Incident] = ()) -> Run:
+    """Read the latest run of a job from the history at ``path``; ``topology``: from NCCL's logs; ``incidents``: those of the run."""
     with History(path) as history:
         rings = latest_run(history.rings(job.job_id))
         names = Names(history.groups(list(rings)), history.names("op", list(rings)))
@@ -88,6 +90,7 @@ def read(path: Path, job: JobView, topology: Topology | None) -> Run:
         times.shares(waits),
         kinds,
         settings | (_sizes(kinds, len(steps.usual)) if steps.usual else {}),
+        incidents,
     )
 
 

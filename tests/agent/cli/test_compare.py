@@ -8,9 +8,21 @@ from socket import gethostname
 
 import pytest
 
+from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.incidents.stored import row_of
 from tests.agent.comparison.test_runs import STEPS, watched
 from tests.agent.test_config import one_line
-from tests.helpers import clean_env, commwatch, elsewhere
+from tests.helpers import EPOCH_NS, clean_env, commwatch, elsewhere
+
+
+def incident(job: str, run: str) -> Incident:
+    """Rank 1 was late in the job ``before``, and hung in the other one."""
+    kind, cause = ("straggler", "late") if job == "before" else ("hang", "stopped")
+    at = EPOCH_NS / 1e9
+    return Incident(
+        job, kind, "warning", "ended", job, run, ("1",), at, at, at + 2, at + 2, cause=cause, says=f"rank 1: {cause}",
+        ranks=(1,), cost_rank_s=2.0,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +31,9 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     places = []
     for name, slower, hook in (("before", 1.0, "python"), ("after", 1.2, "native")):
         place = tmp_path_factory.mktemp(name)
-        watched(place, name, slower=slower, hook=hook)
+        watch = watched(place, name, slower=slower, hook=hook)
+        watch.store.incident(row_of(incident(name, watch.agent.stored(name).key), "/run"))
+        watch.store.commit()
         (place / "h.sqlite").rename(place / f"history-{gethostname()}.sqlite")
         for rest in place.glob("h.sqlite-*"):
             rest.rename(place / rest.name.replace("h.sqlite", f"history-{gethostname()}.sqlite"))
@@ -37,7 +51,8 @@ def test_text(states: tuple[Path, Path]) -> None:
     done = commwatch(*words(states), env=clean_env(COLUMNS="200"))
     assert (done.returncode, done.stderr) == (0, "")
     _, headline, _, side_a, side_b, *lines = done.stdout.splitlines()
-    assert headline == "Job B compared with job A: step time slower by 20%"
+    assert headline == "Job B compared with job A: step time slower by 20%; new: Hang: rank 1; gone: Late rank: rank 1"
+    assert "  Hang: rank 1: rank 1: stopped" in lines
     assert side_a.startswith("  A  before (failed), began 2023-11-14 ")
     assert side_b.endswith(f"; {STEPS} steps compared, 0 of warm-up and 0 long ones left out")
     rows = {line[:24].strip(): line.split() for line in lines}
@@ -53,6 +68,10 @@ def test_json_and_page(states: tuple[Path, Path], tmp_path: Path) -> None:
     found = json.loads(commwatch(*words(states, "--json")).stdout)
     assert found["figures"][0]["change"] == pytest.approx(0.2)
     assert found["settings"] == {"hook": ["python", "native"]}
+    assert [(each["title"], each["change"], each["says"]) for each in found["incidents"]] == [
+        ("Hang: rank 1", "new", "rank 1: stopped"),
+        ("Late rank: rank 1", "gone", "rank 1: late"),
+    ]
     assert (found["a"]["job"]["job_id"], found["b"]["job"]["job_id"]) == ("before", "after")
     page = tmp_path / "compare.html"
     done = commwatch(*words(states, "--html", page))
@@ -70,6 +89,7 @@ def test_json_and_page(states: tuple[Path, Path], tmp_path: Path) -> None:
         (["step_p50 > +5%"], 1, ["commwatch: compare: step_p50 > +5%: met: slower by 20%"]),
         (["step_p95 > +5%"], 3, ["commwatch: compare: step_p95 > +5%: cannot be decided: too few samples for an interval, or a job lacks this figure"]),
         (["step_p95 > +5%", "step_p50 > +5%"], 1, None),
+        (["incidents"], 1, ["commwatch: compare: incidents: met: new: Hang: rank 1"]),
     ],
 )  # fmt: skip
 def test_gate(states: tuple[Path, Path], conditions: list[str], code: int, said: list[str] | None) -> None:
