@@ -20,6 +20,8 @@ Event = dict[str, Any]
 MOST_PENDING = 1 << 14
 #: Threads of a process: marks and steps come before those of the groups. 0 would be the process itself.
 _MARKS, _STEPS, _FIRST_GROUP = 1, 2, 3
+#: Threads of incidents, which lie beside the marks in the picture; above the numbers of all groups.
+_FIRST_INCIDENT = 40_000
 #: Processes have other numbers than threads: a thread with the number of its process would be its main one.
 _FIRST_PROCESS = 100_000
 #: Processes of the nodes have numbers below those of the ranks, and come after them in the picture.
@@ -40,12 +42,14 @@ class TraceStep(NamedTuple):
 
 
 class TraceMark(NamedTuple):
-    """A moment, such as a verdict; ``rank``: whom it is about, ``None``: all."""
+    """A moment, such as an alert, or a time, such as an incident; ``rank``: whom it is about, ``None``: all."""
 
     at_ns: int
     name: str
     rank: int | None
     args: Mapping[str, Any]
+    #: ``None``: it is a moment.
+    end_ns: int | None = None
 
 
 class _Part(NamedTuple):
@@ -67,13 +71,22 @@ class _Threads:
         #: By rank and group: its threads, each with the begin of its earliest slice.
         self._lanes: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._used: dict[int, int] = {}
+        #: By rank: the end of the last incident in each of its threads.
+        self._incidents: dict[int, list[int]] = {}
 
     def named(self, rank: int, tid: int, name: str) -> Iterator[Event]:
         """Yield the name of a thread, once."""
         if (rank, tid) not in self._named:
             self._named.add((rank, tid))
             yield _metadata(rank, tid, "thread_name", name=name)
-            yield _metadata(rank, tid, "thread_sort_index", sort_index=tid)
+            yield _metadata(rank, tid, "thread_sort_index", sort_index=tid if tid < _FIRST_INCIDENT else _MARKS)
+
+    def of_incident(self, rank: int, start_ns: int, end_ns: int) -> tuple[int, str]:
+        """Return number and name of a thread in which no incident lasts at its begin, and put it there; they come by begin."""
+        ends = self._incidents.setdefault(rank, [])
+        at = next((i for i, last_ns in enumerate(ends) if last_ns <= start_ns), len(ends))
+        ends[at : at + 1] = [end_ns]
+        return _FIRST_INCIDENT + at, f"incidents{f' ({at + 1})' if at else ''}"
 
     def lane(self, rank: int, group: GroupInfo, start_ns: int, end_ns: int) -> tuple[int, str]:
         """Return number and name of a thread of the group in which nothing begins before this end, and put the slice into it."""
@@ -153,15 +166,22 @@ class ChromeTrace:
                 yield {**self._at("C", part, step.start_ns), "name": "share of the step, %", "args": shares}
 
     def of_marks(self, marks: Iterable[TraceMark]) -> Iterator[Event]:
-        """Yield an instant for each mark."""
-        for mark in marks:
+        """Yield an instant for each mark, or a slice for one that lasts."""
+        for mark in sorted(marks, key=lambda mark: mark.at_ns):
             self.marks += 1
-            part = _Part(min(self._ranks) if mark.rank is None else mark.rank, _MARKS, mark.at_ns, mark.at_ns, False)
-            yield from self._threads.named(part.rank, _MARKS, "alerts and verdicts")
-            scope = "g" if mark.rank is None else "p"
+            rank = mark.rank if mark.rank in self._ranks else None
+            shown = min(self._ranks) if rank is None else rank
+            if mark.end_ns is not None:
+                tid, name = self._threads.of_incident(shown, mark.at_ns, mark.end_ns)
+                yield from self._threads.named(shown, tid, name)
+                part = _Part(shown, tid, mark.at_ns, mark.end_ns, False)
+                yield self._slice(part, mark.name, mark.at_ns, mark.end_ns, cat="mark", args=dict(mark.args))
+                continue
+            part = _Part(shown, _MARKS, mark.at_ns, mark.at_ns, False)
+            yield from self._threads.named(shown, _MARKS, "alerts")
             yield {
                 **self._at("i", part, mark.at_ns),
-                "s": scope,
+                "s": "g" if rank is None else "p",
                 "name": mark.name,
                 "cat": "mark",
                 "args": dict(mark.args),

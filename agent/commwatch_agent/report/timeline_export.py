@@ -139,7 +139,7 @@ def write(
             trace.processes(),
             _with_arriving(trace, placed, limit.of(operations)),
             trace.of_steps(step for of in placed for step in _steps(of, of.node.steps)),
-            trace.of_marks(mark for of in placed for mark in _marks(of) if mark.at_ns >= origin_ns),
+            trace.of_marks(_once(mark for of in placed for mark in _marks(of, origin_ns, window.until_ns))),
             *(
                 trace.of_samples(number, _host(of.node), (each for each in _samples(of) if each.at_ns >= origin_ns))
                 for number, of in enumerate(placed)
@@ -207,10 +207,21 @@ def _steps(of: _Placed, steps: Iterable[TraceStep]) -> Iterator[TraceStep]:
             yield step._replace(start_ns=start_ns, end_ns=end_ns)
 
 
-def _marks(of: _Placed) -> Iterator[TraceMark]:
-    """Yield the marks of a node in the window, by the clock of the first."""
-    placed = (mark._replace(at_ns=of.clock.of_first(mark.at_ns)) for mark in of.node.marks)
-    yield from (mark for mark in placed if of.begin_ns <= mark.at_ns < of.until_ns)
+def _marks(of: _Placed, origin_ns: int, until_ns: int | None) -> Iterator[TraceMark]:
+    """Yield the marks of a node in the window, by the clock of the first. Ranks that hang end no operation, so marks may come after all of these."""
+    begin_ns = max(of.begin_ns, origin_ns)
+    for mark in of.node.marks:
+        at_ns = of.clock.of_first(mark.at_ns)
+        end_ns = None if mark.end_ns is None else of.clock.of_first(mark.end_ns)
+        if begin_ns <= (at_ns if end_ns is None else end_ns) and (until_ns is None or at_ns < until_ns):
+            yield mark._replace(at_ns=at_ns if end_ns is None else max(at_ns, begin_ns), end_ns=end_ns)
+
+
+def _once(marks: Iterable[TraceMark]) -> Iterator[TraceMark]:
+    """Yield the marks of all nodes without those that an earlier node has; an incident of which one node knows the ranks is shown at these."""
+    found = {(mark.args.get("id", mark.at_ns), mark.name, mark.rank): mark for mark in reversed(list(marks))}
+    known = {mark.args["id"] for mark in found.values() if "id" in mark.args and mark.rank is not None}
+    yield from (mark for mark in found.values() if mark.rank is not None or mark.args.get("id") not in known)
 
 
 def _samples(of: _Placed) -> Iterator[CounterSample]:

@@ -41,7 +41,7 @@ def job_timeline(agent: QueryService, job: str, *, page: Page, marks: list[Trace
     found, nodes = read(heard, TimelinePart)
     parts = [part_of(agent.path, job, page, marks), *(part for (part,) in found)]
     about = {"nodes": vars(nodes)}
-    window = Window(page.last_s, since_ns=page.since_ns)  # each part ends where it was asked to
+    window = Window(page.last_s, None, page.since_ns, page.until_ns)
     return _packed(job, lambda out: write([trace_of(part) for part in parts], job, window, about, out))
 
 

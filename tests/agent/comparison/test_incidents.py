@@ -127,7 +127,7 @@ def test_in_words() -> None:
     )
     lines = text(found, 200).splitlines()
     (row,) = (line for line in lines if line.startswith("  Late rank: rank 2 "))
-    assert row.split()[4:] == ["gone", *"1 ×, 10m00s of rank time per hour –".split()]
+    assert row.split()[4:] == ["gone", *["1", "×,", "10m00s", "of", "rank", "time", "per", "hour", "–"]]
     assert "  Late rank: rank 2: straggler says" in lines
     assert "<h2>Incidents</h2>" in html(found)
     assert "straggler says" in html(found)

@@ -180,6 +180,20 @@ def test_steps_and_marks() -> None:
     assert (trace.steps, trace.marks) == (2, 2)
 
 
+def test_incidents_that_overlap() -> None:
+    """An incident is a slice from its begin to its end; those of one rank that overlap have threads of their own, and a rank without records has none."""
+    trace = ChromeTrace(0, RANKS)
+    times = [(2, 20, 30), (2, 0, 10), (2, 5, 25), (2, 10, 12), (99, 0, 5)]
+    marks = [TraceMark(start, f"incident {start}", rank, {"says": "x"}, end) for rank, start, end in times]
+    found = sound([*trace.processes(), *trace.of_marks(marks)], {})
+    named = {(each.rank, each.start_ns, each.end_ns, found.threads[each.pid, each.tid]) for each in found.of("mark")}
+    assert named == {
+        (2, 0, 10, "incidents"), (2, 10, 12, "incidents"), (2, 20, 30, "incidents"), (2, 5, 25, "incidents (2)"),
+        (min(RANKS), 0, 5, "incidents"),
+    }  # fmt: skip
+    assert trace.marks == 5
+
+
 OPERATIONS = st.lists(
     st.builds(
         lambda op, rank, start, lasts, more: one(op, rank, start, start + lasts, **more),

@@ -11,6 +11,7 @@ import pytest
 
 from commwatch_agent.core.runs import Stored
 from commwatch_agent.history.store import Writer
+from commwatch_agent.incidents.answers import view_of
 from commwatch_agent.incidents.incident import AlertState, Incident
 from commwatch_agent.incidents.stored import of_run, row_of
 from commwatch_agent.report.chrome_trace import TraceMark
@@ -62,12 +63,20 @@ def test_of_a_run(history: Path) -> None:
 
 
 def test_marks(history: Path) -> None:
-    """An incident is a mark at its begin for each rank that it names, and its alert one when it began to fire."""
+    """An incident lasts from its begin to its end on each rank that it names, with its words; its alert is a moment, when it began to fire."""
     (hang,) = [each for each in of_run(history, ALL) if each.kind == "hang"]
-    about = {"says": "hang: rank 1", "severity": "critical", "id": "d"}
-    assert list(marks_of([hang])) == [
-        TraceMark(600 * 10**9, "incident hang", 1, about),
-        TraceMark(600 * 10**9, "incident hang", 3, about),
-        TraceMark(640 * 10**9, "alert CollectiveHang", None, {"summary": ""}),
-    ]
-    assert [mark.rank for mark in marks_of([replace(hang, ranks=(), alerts=())])] == [None]
+    hang = replace(hang, last_at=650.0, ended_at=660.0, cause="stopped", cost_rank_s=240.0)
+    first, second, alert = marks_of([hang])
+    assert alert == TraceMark(640 * 10**9, "alert CollectiveHang", None, {"summary": ""})
+    assert second == first._replace(rank=3)
+    assert first[:3] + first[4:] == (600 * 10**9, "incident hang: ranks 1, 3", 1, 660 * 10**9)
+    view = view_of(hang)
+    assert {name: first.args[name] for name in ("says", "cause", "remedy", "severity", "id")} == {
+        "says": "hang: rank 1", "cause": "stopped", "remedy": view.remedy, "severity": "critical", "id": "d",
+    }  # fmt: skip
+    assert first.args["cost"] == "4m00s of rank time"
+    assert first.args["when"].endswith(" for 60.0 s")
+    assert "place" not in first.args
+    effect = found("h", 610.0, "it waits", "gpu_fault", consequence_of="d", ranks=())
+    *_, mark = marks_of([hang, effect])
+    assert (mark.name, mark.rank, mark.args["consequence of"]) == ("incident GPU fault", None, "Hang: ranks 1, 3")

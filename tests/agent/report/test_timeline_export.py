@@ -182,6 +182,22 @@ def test_marks(agent: QueryService) -> None:
     assert (moment["pid"], moment["name"], moment["args"]) == (pid_of(5), "verdict straggler", {"says": "late"})
 
 
+def test_incidents(agent: QueryService) -> None:
+    """An incident is shown if it lasts in the window, from the begin of the window on; ranks that hang end nothing, so it may come after all records."""
+    end_ns = int(max(each.end_at for each in agent.steps(0, 1 << 62, "job", None, 1 << 20)) * 1e9)
+    times = ((-(10**12), -(10**11)), (-(10**12), -MS), (10**9, 10**10))
+    marks = tuple(TraceMark(end_ns + start, f"{start}", 5, {"id": f"{start}"}, end_ns + end) for start, end in times)
+    marks = (*marks[:1], *(mark._replace(args={"id": mark.name + "x"}) for mark in marks[1:]))
+    _, trace = traced(agent.path, window=Window(2.0), marks=marks)
+    found = sorted((each.start_ns, each.end_ns) for each in trace.of("mark"))
+    origin_ns = trace.about["Unix time of 0, in ns"]
+    assert [end + origin_ns - end_ns for _, end in found] == pytest.approx([-MS, 10**10], abs=1000)
+    assert found[0][1] - found[0][0] == pytest.approx(2 * 10**9, abs=10 * MS)
+    until_ns = end_ns + 1
+    _, trace = traced(agent.path, window=Window(None, None, end_ns - 10**9, until_ns), marks=marks)
+    assert len(trace.of("mark")) == 1
+
+
 def test_job_without_records(tmp_path: Path) -> None:
     """A job that has recorded nothing has an empty trace."""
     watch = Watch(tmp_path)

@@ -108,7 +108,13 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
             agent.path,
             "job",
             Window(None),
-            [TraceMark(begin_ns + 10**9, "verdict straggler", 5, {"says": "late"})],
+            [
+                TraceMark(begin_ns + 10**9, "verdict straggler", 5, {"says": "late"}),
+                *(
+                    TraceMark(begin_ns + at, f"incident {at}", 5, {"says": "x"}, begin_ns + 10**9)
+                    for at in (1000, 2000)
+                ),
+            ],
             out,
         )
     ours = read(path)
@@ -122,12 +128,14 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
         marks = asked("SELECT name FROM slice WHERE cat = 'mark'")
     expected = Counter((each.cat, each.name) for each in ours.slices if each.end_ns > each.start_ns)
     assert {(cat, name): count for cat, name, count, _ in slices} == expected
-    assert {cat: depth for cat, _, _, depth in slices} == {"operation": 0, "step": 0, "wait": 1, "transfer": 1}
+    assert {cat: depth for cat, _, _, depth in slices} == {
+        "operation": 0, "step": 0, "wait": 1, "transfer": 1, "mark": 0,
+    }  # fmt: skip
     assert {(a, b): count for a, b, count in arrows} == Counter((f"rank {a}", f"rank {b}") for a, b, _ in ours.arrows)
     assert dict(names) == ours.processes
     assert {(pid, tid): name for pid, tid, name in threads} == ours.threads
     assert counters == [[sum(len(each["args"]) for each in ours.counters)]]
-    assert marks == [["verdict straggler"]]
+    assert sorted(marks) == [["incident 1000"], ["incident 2000"], ["verdict straggler"]]
 
 
 def profile_of(directory: Path, lasts_ns: int) -> ProfileTrace:

@@ -184,6 +184,30 @@ def test_clock_that_is_not_known(tmp_path: Path, nodes: list[Watch]) -> None:
     assert [each["name"] for each in trace.instants] == ["verdict hang"]
 
 
+def test_incidents_of_all_nodes(nodes: list[Watch]) -> None:
+    """An incident that several nodes have is shown once, at the ranks that any of them knows."""
+    whole = Page(None, None, None, 100_000)
+    out, jobs = io.StringIO(), [watch.agent.jobs()[0] for watch in nodes]
+    ranks = [job.ranks[0] for job in jobs]
+
+    def mark_of(node: int, name: str, rank: int | None) -> TraceMark:
+        at_ns = int(jobs[node].started_at * 1e9) + 1000 * MS
+        return TraceMark(at_ns, f"incident {name}", rank, {"id": name}, at_ns + 1000 * MS)
+
+    others = [
+        trace_of(sent(nodes[1].path, whole, (mark_of(1, "a", ranks[1]), mark_of(1, "b", None)))),
+        trace_of(sent(nodes[2].path, whole, (mark_of(2, "a", ranks[1]),))),
+    ]
+    marks = (mark_of(0, "a", None), mark_of(0, "b", None))
+    with own_trace(nodes[0].path, "job", Window(None), marks, alone=False) as own:
+        write([own, *others], "job", Window(None), {}, out)
+    found = parsed(out.getvalue().encode()).of("mark")
+    assert sorted((each.name, each.rank) for each in found) == [
+        ("incident a", ranks[1]),
+        ("incident b", min(ranks[:3])),
+    ]
+
+
 @pytest.mark.parametrize("ahead_s", [-3600, 0, 30])
 def test_window_by_an_unknown_clock(tmp_path: Path, nodes: list[Watch], ahead_s: int) -> None:
     """The window of a node whose clock cannot be compared is by its own clock, and changes that of the other nodes as little as they change it."""

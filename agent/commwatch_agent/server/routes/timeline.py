@@ -101,4 +101,6 @@ def timeline_part(
 
 
 def _marks(services: Services, job: str) -> list[TraceMark]:
-    return list(marks_of(of_run(services.queries.path, services.queries.stored(job))))
+    latest = {each.id: each for each in services.incidents.incidents()}
+    stored = of_run(services.queries.path, services.queries.stored(job))
+    return list(marks_of(latest.get(each.id, each) for each in stored))
