@@ -93,7 +93,7 @@ class Config:
     kinds: Mapping[str, KindSettings] = field(default_factory=dict)
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: Base URL to which metrics, alerts and verdicts are pushed over OTLP/HTTP; not set: nothing is pushed.
+    #: Base URL to which metrics and incidents are pushed over OTLP/HTTP; not set: nothing is pushed.
     otlp_endpoint: str | None = None
     #: File with headers of these requests, ``Name: value`` in each line.
     otlp_headers_file: Path | None = None

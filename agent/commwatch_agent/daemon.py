@@ -171,7 +171,7 @@ class Daemon:
         self._peers = Peers(config, self._id, self._peers_of_jobs, run_of=queries.run)
         self._culprits = self._watch_of_culprits()
         services = self._services(queries)
-        self._push = pushes(config, self.port, self._registry.collect, self._verdicts, self._stop)
+        self._push = pushes(config, self.port, self._registry.collect, self._incidents.incidents, self._stop)
         self._look.whole = whole = WholeJobs(services)
         services.pushes = self._push.views if self._push is not None else dict
         app = application(services, self._registry)
@@ -437,10 +437,7 @@ class Daemon:
     def _deliver(self, alerts: Sequence[Alert]) -> None:
         """Send alerts that fire or have ended, with the address of their evidence."""
         self._evidence.want(alerts)
-        linked = self._evidence.linked(alerts)
-        self._delivery.send(linked)
-        if self._push is not None:
-            self._push.note_alerts(linked)
+        self._delivery.send(self._evidence.linked(alerts))
 
     def _profile(self) -> None:
         """Process the files of profiled ranks; request the regular profiles."""

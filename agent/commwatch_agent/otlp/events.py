@@ -1,21 +1,24 @@
-"""Alerts and verdicts as log records: one when each begins, and one when it ends."""
+"""Incidents as log records: one when each opens, gets worse, and ends."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import ScopeLogs, SeverityNumber
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.incidents.answers import view_of
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.otlp.resource import JOB, SCOPE, put, resource
-from commwatch_alerts.model import CRITICAL, FIRING, INFO, RESOLVED, WARNING, Alert
+from commwatch_alerts.model import CRITICAL, INFO, SEVERITIES, WARNING
 
 #: Most events that wait for the receiver; beyond them, the oldest are dropped.
 MOST_WAITING = 1000
+#: How incidents change.
+OPENED, WORSE, ENDED = "opened", "worse", "ended"
 _SEVERITIES = {
     INFO: SeverityNumber.SEVERITY_NUMBER_INFO,
     WARNING: SeverityNumber.SEVERITY_NUMBER_WARN,
@@ -25,9 +28,9 @@ _SEVERITIES = {
 
 @dataclass(frozen=True)
 class Event:
-    """The begin or the end of an alert or a verdict."""
+    """A change of an incident."""
 
-    #: ``commwatch.alert.begin`` and similar.
+    #: ``commwatch.incident.opened`` and similar.
     name: str
     #: Unix time in s.
     at_s: float
@@ -64,68 +67,67 @@ def request(events: Iterable[Event], attributes: Mapping[str, str], now_ns: int)
     return made
 
 
-def of_alert(alert: Alert) -> Event:
-    """Return the begin of an alert that fires, or its end."""
-    over = alert.state == RESOLVED
-    at_s = alert.resolved_at if over else alert.fired_at
-    about = {key: value for key, value in alert.annotations.items() if key != "summary" and value}
-    return Event(
-        f"commwatch.alert.{'end' if over else 'begin'}",
-        alert.active_at if at_s is None else at_s,
-        INFO if over else alert.labels.get("severity", WARNING),
-        alert.annotations.get("summary") or alert.name,
-        {**alert.labels, **about, "id": alert.id, "value": alert.value},
-    )
-
-
-def of_verdict(verdict: Verdict, at_s: float, *, over: bool) -> Event:
-    """Return the begin or the end of a verdict, which was found at the Unix time ``at_s``."""
+def of_incident(incident: Incident, change: str, at_s: float) -> Event:
+    """Return that an incident has ``opened``, got ``worse`` or ``ended``."""
+    view = view_of(incident)
     about = {
-        JOB: verdict.job_id,
-        "kind": verdict.kind,
-        "cause": verdict.cause,
-        "group": verdict.group,
-        "group_id": verdict.group_id,
-        "op": verdict.op,
-        "seq": verdict.seq,
-        "ranks": verdict.ranks,
-        "waiting": verdict.waiting,
-        "since_s": verdict.since_s,
-        "source": verdict.source,
-        "cost_share": verdict.cost_share,
-        "why": verdict.why,
+        "id": view.id,
+        "kind": view.kind,
+        "severity": view.severity,
+        "cause": view.cause,
+        "place": view.place,
+        "remedy": view.remedy,
+        "ranks": view.ranks,
+        "waiting": view.waiting,
+        "nodes": ", ".join(view.nodes),
+        "group": view.group,
+        "group_id": view.group_id,
+        "op": view.op,
+        "seq": view.seq,
+        "began_at": view.began_at,
+        "ended_at": view.ended_at,
+        "outcome": view.outcome,
+        "cost_rank_s": view.cost_rank_s,
+        "share": view.share,
+        "consequence_of": view.consequence_of,
     }
-    return Event(
-        f"commwatch.verdict.{'end' if over else 'begin'}",
-        at_s,
-        INFO if over else WARNING,
-        verdict.says,
-        {key: value for key, value in about.items() if value is not None and value != ""},
-    )
+    known = {f"commwatch.incident.{name}": value for name, value in about.items() if value not in (None, "", [])}
+    severity = INFO if change == ENDED else view.severity
+    job = {JOB: view.job_id} if view.job_id else {}
+    return Event(f"commwatch.incident.{change}", at_s, severity, f"{view.title}: {view.says}", {**job, **known})
 
 
 class Events:
-    """The events that the receiver does not have yet. Any thread may call this."""
+    """The events that the receiver does not have yet. Any thread may call this.
 
-    def __init__(self) -> None:
+    Args:
+        since_s: Unix time; incidents that ended before were sent by an earlier agent.
+    """
+
+    def __init__(self, since_s: float = 0.0) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[Event] = deque()
-        self._firing: frozenset[str] = frozenset()
-        self._verdicts: dict[tuple[object, ...], Verdict] = {}
+        self._since_s = since_s
+        self._known: dict[str, Incident] = {}
         #: Events that were dropped, because too many waited, or because the receiver refused them.
         self.dropped = 0
 
-    def note_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Take in all firing alerts of a round, and those resolved in it."""
-        self.put_back(of_alert(alert) for alert in alerts if alert.id not in self._firing or alert.state == RESOLVED)
-        self._firing = frozenset(alert.id for alert in alerts if alert.state == FIRING)
+    def note(self, incidents: Iterable[Incident], now_s: float) -> None:
+        """Take in the incidents in memory at a Unix time; between two calls, an incident may open and end."""
+        before, self._known = self._known, {each.id: each for each in incidents if each.state != "pending"}
+        self.put_back(
+            event for each in self._known.values() for event in self._changes(before.get(each.id), each, now_s)
+        )
 
-    def note_verdicts(self, verdicts: Iterable[Verdict], at_s: float) -> None:
-        """Take in all present verdicts, at the Unix time ``at_s``."""
-        found = {(each.job_id, each.group_id, each.kind, *each.ranks): each for each in verdicts}
-        before, self._verdicts = self._verdicts, found
-        self.put_back(of_verdict(each, at_s, over=True) for key, each in before.items() if key not in found)
-        self.put_back(of_verdict(each, at_s, over=False) for key, each in found.items() if key not in before)
+    def _changes(self, before: Incident | None, now: Incident, now_s: float) -> Iterator[Event]:
+        if before is None and now.ended_at is not None and now.ended_at < self._since_s:
+            return
+        if before is None or (before.ended_at is not None and now.ended_at is None):
+            yield of_incident(now, OPENED, now.seen_at if before is None else now_s)
+        elif SEVERITIES.index(now.severity) > SEVERITIES.index(before.severity):
+            yield of_incident(now, WORSE, now_s)
+        if now.ended_at is not None and (before is None or before.ended_at != now.ended_at):
+            yield of_incident(now, ENDED, now.ended_at)
 
     def take(self) -> list[Event]:
         """Return all waiting events, which no longer wait."""

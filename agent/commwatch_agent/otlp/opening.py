@@ -14,7 +14,7 @@ from commwatch_agent.config_checks import ConfigError
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from commwatch_agent.analysis.verdicts import Verdict
+    from commwatch_agent.incidents.incident import Incident
     from commwatch_agent.otlp.push import Push
 
 
@@ -44,7 +44,7 @@ def pushes(
     config: Config,
     port: int,
     collect: Callable[[], Iterable[Metric]],
-    verdicts: Callable[[], Iterable[Verdict]],
+    incidents: Callable[[], Iterable[Incident]],
     stop: threading.Event,
 ) -> Push | None:
     """Return what the agent pushes; ``None``: nothing. Arguments as for ``Push``, errors as for ``check``.
@@ -66,6 +66,6 @@ def pushes(
         attributes,
         every_s=config.otlp_interval,
         collect=collect,
-        verdicts=verdicts if config.otlp_logs else None,
+        incidents=incidents if config.otlp_logs else None,
         stop=stop,
     )

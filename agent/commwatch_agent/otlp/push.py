@@ -6,7 +6,7 @@ import gzip
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,7 @@ from commwatch_alerts.receivers.sending import CannotSend, said, shown
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from commwatch_agent.analysis.verdicts import Verdict
-    from commwatch_alerts.model import Alert
+    from commwatch_agent.incidents.incident import Incident
 
 log = logging.getLogger("commwatch")
 METRICS, LOGS = "metrics", "logs"
@@ -163,7 +162,7 @@ class Push:
         attributes: of the agent's resource.
         every_s: pause between two pushes, in seconds.
         collect: returns the families that ``/metrics`` shows.
-        verdicts: returns what is wrong at this moment; ``None``: no log records.
+        incidents: returns what is wrong and what was; ``None``: no log records.
         stop: set when the agent ends.
         wall: Unix time in ns.
     """
@@ -175,26 +174,21 @@ class Push:
         *,
         every_s: float,
         collect: Callable[[], Iterable[Metric]],
-        verdicts: Callable[[], Iterable[Verdict]] | None,
+        incidents: Callable[[], Iterable[Incident]] | None,
         stop: threading.Event,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._attributes, self._collect, self._verdicts, self._wall = attributes, collect, verdicts, wall
-        self._starts, self._events = metrics.Starts(wall()), events.Events()
+        self._attributes, self._collect, self._incidents, self._wall = attributes, collect, incidents, wall
+        self._starts, self._events = metrics.Starts(wall()), events.Events(wall() / 1e9)
         self._metrics, self._logs = (Sender(signal, endpoint, every_s) for signal in (METRICS, LOGS))
         self.threads = [Beside("otlp", self._push_metrics, every_s, stop)]
-        if verdicts is not None:
+        if incidents is not None:
             self.threads.append(Beside("otlp", self._push_logs, every_s, stop))
-
-    def note_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Take in all firing alerts of a round, and those resolved in it; does not wait for the receiver."""
-        if self._verdicts is not None:
-            self._events.note_alerts(alerts)
 
     def views(self) -> dict[str, PushView]:
         """Return the state of each signal."""
         logs = replace(self._logs.view, dropped=self._events.dropped)
-        return {METRICS: self._metrics.view, **({} if self._verdicts is None else {LOGS: logs})}
+        return {METRICS: self._metrics.view, **({} if self._incidents is None else {LOGS: logs})}
 
     def close(self) -> None:
         """Push once more, so that the receiver has the last values; at most ``_LAST_S`` for each signal. Call it after ``stop`` is set."""
@@ -203,7 +197,7 @@ class Push:
             if each.thread.is_alive():  # the receiver is slow
                 return
         self._push_metrics(_LAST_S)
-        self._send_events(_LAST_S)
+        self._push_logs(_LAST_S)
 
     def _push_metrics(self, limit_s: float | None = None) -> None:
         if self._metrics.is_due():
@@ -211,12 +205,10 @@ class Push:
             request = metrics.request(self._collect(), self._attributes, self._starts, self._wall())
             self._metrics.send(request, limit_s)
 
-    def _push_logs(self) -> None:
-        assert self._verdicts is not None
-        self._events.note_verdicts(self._verdicts(), self._wall() / 1e9)
-        self._send_events()
-
-    def _send_events(self, limit_s: float | None = None) -> None:
+    def _push_logs(self, limit_s: float | None = None) -> None:
+        if self._incidents is None:
+            return
+        self._events.note(self._incidents(), self._wall() / 1e9)
         taken = self._events.take() if self._logs.is_due() else []
         if not taken:
             return

@@ -1,10 +1,8 @@
-"""An agent that pushes: the same series as its page, alerts and verdicts as they come and go, and what goes wrong."""
+"""An agent that pushes: the same series as its page, incidents as they come and go, and what goes wrong."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,14 +49,16 @@ def quiet(pages: dict[int, Samples]) -> int | None:
     return None
 
 
-def told(receiver: Receiver, event: str, kind: str = "") -> list[dict[str, Attribute]]:
-    """The attributes of the records of an event, with its text as ``text``; of one kind of verdict."""
+def told(receiver: Receiver, change: str, kind: str) -> list[dict[str, Attribute]]:
+    """The records of a change of incidents of a kind: their attributes without the prefix, and their text as ``text``."""
+    prefix = "commwatch.incident."
     found = [
-        {**attributes(record.attributes), "text": record.body.string_value}
+        {name.removeprefix(prefix): value for name, value in attributes(record.attributes).items()}
+        | {"text": record.body.string_value}
         for record in receiver.records()
-        if record.event_name == event
+        if record.event_name == f"{prefix}{change}"
     ]
-    return [each for each in found if not kind or each["kind"] == kind]
+    return [each for each in found if each["kind"] == kind]
 
 
 def test_same_as_the_page(tmp_path: Path) -> None:
@@ -95,31 +95,24 @@ def test_same_as_the_page(tmp_path: Path) -> None:
     assert all(push[series] <= page[series] for series in totals)
 
 
-def test_alert_and_verdict(tmp_path: Path) -> None:
-    """An alert and a verdict are log records when they begin and when they end."""
+def test_incidents(tmp_path: Path) -> None:
+    """An incident is a log record when it opens and when it ends, with the words of the API."""
     with Receiver() as receiver, ExitStack() as stack:
         file = settings(tmp_path, receiver.url, "[kinds.rank_lost]", "for = '0s'")
         with agent(tmp_path / "run", "--config", str(file)) as running, HandMade(tmp_path / "run") as job:
             stack.enter_context(lost_rank(tmp_path / "run" / "rings"))
-            (alert,) = wait_for(lambda: told(receiver, "commwatch.alert.begin"), "the begin of the alert")
-            assert (alert["alertname"], alert["text"], alert["value"]) == ("RankLost", "Job lost has lost rank 1", 0.0)
-            assert str(alert["evidence_url"]).startswith(running.url)
+            (lost,) = wait_for(lambda: told(receiver, "opened", "rank_lost"), "the lost rank")
+            known = running.get(f"/api/v1/incidents/{lost['id']}")
+            assert lost["text"] == f"{known['title']}: {known['says']}"
+            assert (lost["job_id"], lost["ranks"], lost["remedy"]) == ("lost", [1], known["remedy"])
             job.run(3)
             job.hang(0)
-            (verdict,) = wait_for(
-                lambda: told(receiver, "commwatch.verdict.begin", "stalled"), "the begin of the verdict"
-            )
-            assert (verdict["job_id"], verdict["ranks"], verdict["waiting"]) == ("train", [1], [0])
-            (judged,) = running.get("/api/v1/verdicts")
-            assert str(verdict["text"]).partition(" (")[0] == judged["says"].partition(" (")[0]
-            settings(tmp_path, receiver.url, "[kinds.rank_lost]", "enabled = false")
-            os.kill(running.process.pid, signal.SIGHUP)
-            (over,) = wait_for(lambda: told(receiver, "commwatch.alert.end"), "the end of the alert")
-            assert over["id"] == alert["id"]
+            (stall,) = wait_for(lambda: told(receiver, "opened", "stalled"), "the stall")
+            assert (stall["job_id"], stall["ranks"], stall["waiting"]) == ("train", [1], [0])
             job.end()
-            (over,) = wait_for(lambda: told(receiver, "commwatch.verdict.end", "stalled"), "the end of the verdict")
-            assert over["ranks"] == [1]
-            assert len(told(receiver, "commwatch.alert.begin")) == 1
+            (over,) = wait_for(lambda: told(receiver, "ended", "stalled"), "the end of the stall")
+            assert (over["id"], over["outcome"]) == (stall["id"], "job_ended")
+            assert len(told(receiver, "opened", "rank_lost")) == 1
 
 
 def state(running: Any) -> dict[str, Any]:

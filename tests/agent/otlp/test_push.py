@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.otlp.endpoint import Endpoint
 from commwatch_agent.otlp.push import LOGS, METRICS, Push, Sender
+from tests.agent.otlp.test_events import HANG
 from tests.agent.server.test_tls import authority
 from tests.helpers import free_port, wait_for
 from tests.otlp import Receiver, unpacked
-from tests.receivers import NOON, OK, Handler, alert, raw, status
+from tests.receivers import NOON, OK, Handler, raw, status
 
 SECRET = "s3cret-t0ken"
 EMPTY = ExportMetricsServiceRequest()
@@ -253,30 +256,30 @@ def test_partial_success(caplog: pytest.LogCaptureFixture) -> None:
 # -- both signals -------------------------------------------------------------------------------
 
 
-def push(receiver: Receiver, stop: threading.Event, *, logs: bool = True) -> Push:
-    """What pushes nothing but alerts every 10 ms."""
-    verdicts = list if logs else None
-    return Push(Endpoint(config(receiver.url)), {}, every_s=0.01, collect=list, verdicts=verdicts, stop=stop)
+def push(receiver: Receiver, stop: threading.Event, incidents: list[Incident] | None) -> Push:
+    """What pushes nothing but incidents every 10 ms."""
+    known = None if incidents is None else lambda: incidents
+    return Push(Endpoint(config(receiver.url)), {}, every_s=0.01, collect=list, incidents=known, stop=stop)
 
 
 def test_records_wait_for_the_receiver() -> None:
     """Records that a receiver could not take are sent when it can, once; records that it refuses are dropped, and counted."""
     with Receiver(status(503), status(400), OK) as receiver:
-        ours = push(receiver, threading.Event())
-        ours.note_alerts([alert()])
+        known = [HANG]
+        ours = push(receiver, threading.Event(), known)
         ours._push_logs()
         assert {signal: view.dropped for signal, view in ours.views().items()} == {METRICS: 0, LOGS: 0}
         wait_for(ours._logs.is_due, "the pause")
         ours._push_logs()
         assert {signal: view.dropped for signal, view in ours.views().items()} == {METRICS: 0, LOGS: 1}
         wait_for(ours._logs.is_due, "the pause")
-        ours.note_alerts([alert("Another")])
+        known.append(replace(HANG, id="another", says="another"))
         ours._push_logs()
         ours._push_logs()
         assert [record.body.string_value for record in receiver.records()] == [
-            "CommShareHigh of a job",
-            "CommShareHigh of a job",
-            "Another of a job",
+            f"Hang: rank 1: {HANG.says}",
+            f"Hang: rank 1: {HANG.says}",
+            "Hang: rank 1: another",
         ]
 
 
@@ -289,8 +292,7 @@ def test_signals_are_independent() -> None:
             (receiver.never if handler.asked.path.endswith(LOGS) else OK)(handler)
 
         receiver._answers = [answer]
-        ours = push(receiver, stop)
-        ours.note_alerts([alert()])
+        ours = push(receiver, stop, [HANG])
         for each in ours.threads:
             each.thread.start()
         wait_for(lambda: receiver.of("/v1/logs"), "the records")
@@ -308,11 +310,12 @@ def test_last_push() -> None:
     stop = threading.Event()
     stop.set()
     with Receiver() as receiver:
-        ours = push(receiver, stop)
+        known: list[Incident] = []
+        ours = push(receiver, stop, known)
         for each in ours.threads:
             each.thread.start()
             each.thread.join()
-        ours.note_alerts([alert()])
+        known.append(HANG)
         ours.close()
         assert len(receiver.of("/v1/metrics")) == 2
         assert len(receiver.records()) == 1
@@ -323,8 +326,7 @@ def test_without_logs() -> None:
     stop = threading.Event()
     stop.set()
     with Receiver() as receiver:
-        ours = push(receiver, stop, logs=False)
-        ours.note_alerts([alert()])
+        ours = push(receiver, stop, None)
         for each in ours.threads:
             each.thread.start()
         ours.close()
