@@ -19,6 +19,8 @@ NEW, WORSE, GONE, BETTER, SAME = "new", "worse", "gone", "better", "same"
 _CHANGES = (NEW, WORSE, GONE, BETTER, SAME)
 #: Smaller changes of a cost do not count: in relation to the larger one, and in rank seconds per hour.
 _LEAST_RATIO, _LEAST_PER_HOUR = 0.2, 36.0
+#: Kinds that happen at a moment.
+_MOMENTS = ("rank_lost", "corruption")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class IncidentSums:
     count: int
     #: Rank seconds per hour of the run; ``None``: not known.
     cost_per_hour: float | None
-    #: Share of the run, 0 to 1, while they lasted.
-    share: float
+    #: Share of the run, 0 to 1, while they lasted; ``None``: their length means nothing.
+    share: float | None
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,14 @@ def _sums(incidents: list[Incident], length_s: float) -> IncidentSums | None:
     if not incidents:
         return None
     costs = [each.cost_rank_s for each in incidents if each.cost_rank_s is not None]
-    lasted = min(1.0, sum(map(lasted_s, incidents)) / length_s)
-    return IncidentSums(len(incidents), 3600 * sum(costs) / length_s if costs else None, lasted)
+    share = None if incidents[0].kind in _MOMENTS else min(1.0, sum(map(lasted_s, incidents)) / length_s)
+    return IncidentSums(len(incidents), 3600 * sum(costs) / length_s if costs else None, share)
 
 
 def _compared(a: IncidentSums, b: IncidentSums) -> str:
-    if a.cost_per_hour is None or b.cost_per_hour is None:
-        before, after = 3600 * a.share, 3600 * b.share
-    else:
-        before, after = a.cost_per_hour, b.cost_per_hour
+    before, after = a.cost_per_hour, b.cost_per_hour
+    if before is None or after is None:
+        before, after = 3600 * (a.share or 0.0), 3600 * (b.share or 0.0)
     if abs(after - before) < max(_LEAST_PER_HOUR, _LEAST_RATIO * max(before, after)):
         return SAME
     return WORSE if after > before else BETTER

@@ -14,6 +14,7 @@ from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import moment, percent, rate, seconds, size
 from commwatch_agent.report import html_frame
 from commwatch_agent.report.report import job_state
+from commwatch_alerts.model import INFO
 
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")
 _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 changes", "busbw changes")
@@ -79,10 +80,10 @@ def headline(comparison: Comparison) -> str:
 
 
 def incidents_that_differ(incidents: Iterable[IncidentChange]) -> list[str]:
-    """Return the incidents that are not about the same, as ``gone: Late rank: rank 1``."""
+    """Return the incidents that are not about the same, nor for information only, as ``gone: Late rank: rank 1``."""
     titles: dict[str, list[str]] = {}
     for each in incidents:
-        if each.change != SAME:
+        if each.change != SAME and each.severity != INFO:
             titles.setdefault(_CHANGES[each.change], []).append(each.title)
     return [
         f"{change}: {', '.join(names[:_MOST_NAMED])}{f' and {len(names) - _MOST_NAMED} more' if len(names) > _MOST_NAMED else ''}"
@@ -98,9 +99,9 @@ def _cost(sums: IncidentSums | None) -> str:
     """Return how often there was an incident, and at which cost, as ``2 ×, 4m00s of rank time per hour``."""
     if sums is None:
         return "–"
-    if sums.cost_per_hour is None:
-        return f"{sums.count} ×, {percent(sums.share)} of the time"
-    return f"{sums.count} ×, {seconds(sums.cost_per_hour)} of rank time per hour"
+    if sums.cost_per_hour is not None:
+        return f"{sums.count} ×, {seconds(sums.cost_per_hour)} of rank time per hour"
+    return f"{sums.count} ×" if sums.share is None else f"{sums.count} ×, {percent(sums.share)} of the time"
 
 
 def _side(side: Side) -> str:

@@ -18,7 +18,7 @@ from commwatch_agent.comparison.incidents import (
     IncidentSums,
     changes_of,
 )
-from commwatch_agent.comparison.pages import headline, html, text
+from commwatch_agent.comparison.pages import headline, html, incidents_that_differ, text
 from commwatch_agent.incidents.incident import Incident
 from tests.agent.comparison.test_conditions import STEP
 from tests.agent.report.test_job_list import JOB
@@ -109,10 +109,18 @@ def test_consequences() -> None:
     ]
 
 
+def test_moments() -> None:
+    """How long a rank has been lost means nothing, so a run that loses it, too, is about the same."""
+    short, long = (incident("rank_lost", None, lasts_s=lasts_s) for lasts_s in (10.0, 600.0))
+    (found,) = changes([short], [long])
+    assert (found.change, found.b) == (SAME, IncidentSums(1, None, None))
+
+
 def test_information_only() -> None:
-    """A new wait that is for information only is no regression."""
+    """A new wait that is for information only is no regression, and not in the headline."""
     (found,) = changes([], [incident("waiting", severity="info")])
     assert (found.change, found.is_regression) == (NEW, False)
+    assert incidents_that_differ([found]) == []
 
 
 def test_in_words() -> None:
