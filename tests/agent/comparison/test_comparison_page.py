@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from commwatch_agent.comparison.comparison import compare
 from commwatch_agent.comparison.pages import html
+from tests.agent.comparison.test_incidents import incident
 from tests.agent.comparison.test_runs import run_of, watched
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ def test_readable(chromium: Chromium, tmp_path: Path, width: int, dark: bool) ->
     """Everything can be read, whatever the names of jobs and settings are; the page loads nothing else."""
     before = run_of(watched(tmp_path / "a", HOSTILE), HOSTILE)
     after = run_of(watched(tmp_path / "b", "after", slower=1.2, hook=HOSTILE), "after")
+    before, after = (
+        replace(run, incidents=[incident(kind, says=HOSTILE, group=HOSTILE, ranks=())])
+        for run, kind in ((before, "straggler"), (after, "hang"))
+    )
     page = tmp_path / "compare.html"
     page.write_text(html(compare(before, after)), encoding="utf-8")
     with chromium.visit(page.as_uri(), width=width, dark=dark) as visit:
