@@ -50,6 +50,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from functools import cache, partial
 
     from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.incidents.answers import IncidentDetails
     from commwatch_agent.incidents.stored import details_of_run
     from commwatch_agent.report import report
     from commwatch_agent.report.parts import ReportParts
@@ -68,7 +69,9 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
             topology = kept(config.history, stored)
             findings = [] if topology is None else topology.findings
             recorded, parts = cache(partial(known_steps, agent.path, view, arguments.last)), ReportParts()
-            incidents = parts.part("what happened", partial(details_of_run, config.history, stored), [])
+            incidents = parts.part(
+                "what happened", partial(details_of_run, config.history, stored), list[IncidentDetails]()
+            )
             built = report.build(
                 agent,
                 job,

@@ -38,6 +38,7 @@ from commwatch_agent.core.units import moment
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report
@@ -473,7 +474,7 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
             stored = agent.stored(name)
             topology = kept(history, stored)
             parts = ReportParts()
-            incidents = parts.part("what happened", partial(details_of_run, history, stored), [])
+            incidents = parts.part("what happened", partial(details_of_run, history, stored), list[IncidentDetails]())
             known = [] if topology is None else topology.findings
             built = report.build(
                 agent, name, history, f"{opens} {shlex.quote(name)}", known, incidents=incidents, parts=parts

@@ -20,6 +20,7 @@ from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.core.views import JobView
 from commwatch_agent.incidents.answers import IncidentDetails, merged
+from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.nodes.job_report import (
     MOST_STEPS,
     NodeData,
@@ -51,7 +52,7 @@ class Own(NamedTuple):
     host: HostView
     late: dict[int, float]
     topology: Topology | None
-    #: Of its run; only for reports.
+    #: Those in memory, which may be newer than those in the history; only for reports.
     incidents: list[IncidentDetails]
 
 
@@ -93,8 +94,16 @@ def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeR
         steps=rows_of(*agent.latest_steps(0, job, steps)),
         step_totals=agent.step_totals(job),
         waits=agent.totals(job, []).waits,
-        **own._asdict(),
+        **own._replace(incidents=_incidents(agent, job, own, ReportParts()))._asdict(),
     )
+
+
+def _incidents(agent: QueryService, job: str, own: Own, parts: ReportParts) -> list[IncidentDetails]:
+    """Return the incidents of a run on this node."""
+    stored: list[IncidentDetails] = []
+    stored = parts.part("what happened", lambda: details_of_run(agent.path, agent.stored(job)), stored)
+    known = {each.id: each for each in stored}
+    return list((known | {each.id: each for each in own.incidents if each.id in known}).values())
 
 
 def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked: Asked) -> list[int]:
@@ -133,7 +142,8 @@ def report(
         waits = parts.part("waits across nodes", partial(_waits, agent, job, asked), JobWaits(()))
         every = ReportQueries(agent, job, others, asked.most_steps, waits)
     topologies = [own.topology, *(each.part.topology for each in others)]
-    incidents = merged([own.incidents, *(each.part.incidents for each in others if isinstance(each.part, NodeReport))])
+    theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
+    incidents = merged([_incidents(agent, job, own, parts), *theirs])
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
     built = build(
         every,

@@ -6,9 +6,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.core.runs import Stored
-from commwatch_agent.incidents.answers import IncidentDetails, details_of
-from commwatch_agent.incidents.stored import of_run
+from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
@@ -26,20 +24,14 @@ def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
     """Return what this agent knows of a job beside its history.
 
     Args:
-        past: also its incidents, which are read from the history; advice does not need them.
+        past: also its incidents; advice does not need them.
     """
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
-    return Own(services.host.view(job), late, topology, _incidents(services, stored) if past else [])
-
-
-def _incidents(services: Services, stored: Stored) -> list[IncidentDetails]:
-    """Return the incidents of a run: as they are in memory, where they may be newer, else as they are stored."""
-    known = {each.id: each for each in of_run(services.queries.path, stored)}
-    known |= {each.id: each for each in services.incidents.incidents() if each.id in known}
-    return list(map(details_of, known.values()))
+    incidents = (each for each in services.incidents.incidents() if past and each.job_id == job)
+    return Own(services.host.view(job), late, topology, list(map(details_of, incidents)))
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
