@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from commwatch_agent.analysis.verdicts import Verdict
@@ -18,6 +19,8 @@ PROBE = "probe"
 _CERTAIN_S = 2.0
 #: Within so many seconds a launcher has restarted the ranks of a job that it ends all at once.
 _RESTARTS_S = 10.0
+#: What the sentences of verdicts begin with, which the title of an incident has.
+_PREFIXES = re.compile("(^|; )(?:process dead|rank gone|group destroyed|stalled|stuck inside|straggler|corruption): ")
 #: Exceptions of torch and Python for want of memory.
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
@@ -62,7 +65,7 @@ def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: flo
     return Condition(
         kind=verdict.kind,
         subject=_subject(verdict),
-        says=verdict.says,
+        says=_PREFIXES.sub(r"\1", verdict.says),
         began_at=now - verdict.since_s,
         job_id=verdict.job_id,
         run=job.run,

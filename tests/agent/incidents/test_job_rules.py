@@ -51,6 +51,22 @@ def test_of_a_verdict() -> None:
     assert [(item.source, item.text) for item in one.evidence] == [("probe", HANG.says)]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (
+            "stalled: rank 1 has not joined; its process is stopped (x: y)",
+            "rank 1 has not joined; its process is stopped (x: y)",
+        ),
+        ("process dead: rank 1 was killed; stalled: rank 2 has not joined", "rank 1 was killed; rank 2 has not joined"),
+        ("roots differ: rank 1: root 2; rank 0: root 0", "roots differ: rank 1: root 2; rank 0: root 0"),
+    ],
+)
+def test_sentence(verdict: str, says: str) -> None:
+    """The sentence of an incident leaves out what its title says."""
+    assert [each.says for each in found(replace(HANG, says=verdict))] == [says]
+
+
 def test_known_to_ras_only() -> None:
     """A hang that only NCCL's RAS knows is a condition with its evidence; one that the probe sees too is there once."""
     by_ras = replace(HANG, source="ras", seq=None, cause="dead")
