@@ -9,8 +9,8 @@ from commwatch_agent.runtime.python_path import folders_of_job
 
 #: Modules of the packages that the agent needs, as in pyproject.toml. Where one is missing, commwatch was installed for trainers only.
 NEEDED = (
-    "fastapi", "isal", "numpy", "prometheus_client", "promql_parser", "psutil", "pydantic", "pynvml", "rich", "shtab", "starlette", "tomli", "uvicorn",
-    "yaml",
+    "fastapi", "isal", "markdown_it", "numpy", "prometheus_client", "promql_parser", "psutil", "pydantic", "pynvml", "rich", "shtab", "starlette", "tomli",
+    "uvicorn", "yaml",
 )  # fmt: skip
 
 

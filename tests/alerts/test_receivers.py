@@ -147,6 +147,23 @@ def test_payload_of_a_group() -> None:
     ]
 
 
+def test_links_to_the_incident() -> None:
+    """Messages lead to the page of an alert's incident; a message on several incidents has a link to each, and to the list of all."""
+    one, other = (
+        replace(each, annotations={**each.annotations, "incident": number * 16})
+        for each, number in ((alert(rank="1"), "1"), (alert(rank="2"), "2"))
+    )
+    pages = [f"{AGENT}/incidents/{number * 16}" for number in "12"]
+    assert [each["generatorURL"] for each in payload.webhook(batch(one, other), "r", AGENT)["alerts"]] == pages
+    assert Alertmanager("am", OFTEN, "http://am", AGENT)._alert(one, NOON)["generatorURL"] == pages[0]
+    assert f"incident: {pages[0]}\nrunbook: " in payload.text(batch(one, other), AGENT)
+    (said,) = slack(batch(one), AGENT)["attachments"]
+    assert (said["title_link"], f"<{pages[0]}|incident>" in said["text"]) == (pages[0], True)
+    (said,) = slack(batch(one, other), AGENT)["attachments"]
+    assert said["title_link"] == f"{AGENT}/api/v1/alerts"
+    assert all(f"<{each}|incident>" in said["text"] for each in pages)
+
+
 def test_slack_message() -> None:
     """Slack gets title, numbers and links in one message; no text in it can mention people or hide a link."""
     bad = alert("Odd<!channel>", job_id="<@U1> & co")

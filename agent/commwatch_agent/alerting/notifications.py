@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from socket import gethostname
+from contextlib import suppress
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, AI_NUMERICHOST, SOCK_DGRAM, getaddrinfo, gethostname, socket
 
 from commwatch_agent.config import Config
 from commwatch_alerts.delivery import Delivery
@@ -21,14 +23,35 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
 
 
 def address_of(config: Config, port: int) -> str:
-    """Return the agent's URL for people; it has the host's name if the agent listens on all addresses."""
-    host = gethostname() if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - nothing is bound here
-    return _url(config, host, port)
+    """Return the agent's URL for people; it leads to this host from others, unless the agent listens only on its own host."""
+    return _url(config, _name_for_others() if _is_on_all_addresses(config.host) else config.host, port)
 
 
 def url_of(config: Config, port: int) -> str:
     """Return the agent's URL for this machine: the address, or with TLS the name, because certificates are for names."""
-    return _url(config, config.host, port) if config.tls_cert is None else address_of(config, port)
+    by_name = config.tls_cert is not None and _is_on_all_addresses(config.host)
+    return _url(config, gethostname() if by_name else config.host, port)
+
+
+def _is_on_all_addresses(host: str) -> bool:
+    """Return whether a host to listen on means all addresses of the machine, however it is written: ``0``, ``0.0.0.0``, ``::``."""
+    try:
+        found = getaddrinfo(host, None, flags=AI_NUMERICHOST)
+    except OSError:  # a name
+        return False
+    return ip_address(str(found[0][4][0]).partition("%")[0]).is_unspecified
+
+
+def _name_for_others() -> str:
+    """Return the name of this machine; if that is one of every machine, the address that leads to others."""
+    name = gethostname()
+    if name.partition(".")[0] != "localhost":
+        return name
+    for family, anywhere in ((AF_INET, "192.0.2.1"), (AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket(family, SOCK_DGRAM) as way:
+            way.connect((anywhere, 9))  # sends nothing
+            return str(way.getsockname()[0])
+    return name
 
 
 def _url(config: Config, host: str, port: int) -> str:

@@ -1,11 +1,19 @@
 """The frame of all our HTML pages: light and dark, without external resources."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from commwatch_agent.core.terminal_text import clean
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _STYLE = """
 :root { color-scheme: light dark }
@@ -23,6 +31,7 @@ thead th, tbody th { font-weight: 600 }
 div { overflow-x: auto }
 pre { white-space: pre-wrap }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }
+pre code { display: block; padding: .5rem .75rem }
 """
 #: Hash of the style for a Content-Security-Policy.
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -55,10 +64,28 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str = ""
     return f'<div><table class="{kind}">' + "\n".join(lines) + "</table></div>"
 
 
-def prose(title: str, markdown: str) -> str:
-    """Return a page of the sections (``##``) of a Markdown text: headings get anchors, the rest stays as written."""
-    body = []
-    for section in markdown.split("\n## ")[1:]:
-        name, _, content = section.partition("\n")
-        body.append(f'<h2 id="{text(name.lower())}">{text(name)}</h2>\n<pre>{text(content.strip())}</pre>')
-    return page(title, "\n".join(body))
+def prose(markdown: str) -> str:
+    """Return a page of a Markdown text, whose first heading is the title; the other headings have anchors as on GitHub.
+
+    Links to other files lead nowhere from this page, so only their text stays.
+    """
+    from markdown_it import MarkdownIt  # for one page that is rarely asked for, not for the memory of every agent
+
+    first, _, rest = markdown.partition("\n")
+    reader = MarkdownIt("js-default")
+    tokens = reader.parse(rest)
+    for opening, content in pairwise(tokens):
+        if opening.type == "heading_open":
+            opening.attrSet("id", re.sub(r"[^\w\- ]", "", content.content.lower()).replace(" ", "-"))
+        content.children = list(_with_links_of_the_page(content.children or ()))
+    return page(first.lstrip("# "), reader.renderer.render(tokens, reader.options, {}))
+
+
+def _with_links_of_the_page(tokens: Iterable[Token]) -> Iterator[Token]:
+    """Yield the parts of a paragraph without links to other files; links are not nested."""
+    leads = True
+    for token in tokens:
+        if token.type == "link_open":
+            leads = str(token.attrGet("href")).startswith(("#", "http://", "https://"))
+        if leads or not token.type.startswith("link_"):
+            yield token

@@ -46,9 +46,9 @@ _OF_HISTORY = frozenset(
         *("report", "report_part", "wait_part", "timeline", "timeline_part", "whatif"),
     )
 )
-#: These need the history with one of these parameters; and this one always covers all nodes.
+#: These need the history with one of these parameters; and these always cover all nodes.
 _WITH = {"/api/v1/jobs": ("figures",), "/api/v1/bars": ("since", "until")}
-_OF_JOB = "/api/v1/past"
+_OF_JOB = ("/api/v1/past", "/incidents/")
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
 #: Streams open at once: in all, and per client.
@@ -251,7 +251,7 @@ def line_of(scope: Scope) -> str:
     """Return the line in which a request waits for its turn."""
     route = "/".join(scope["path"].split("/")[:4])
     given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    if "job" in given.get("scope", ()) or route == _OF_JOB:
+    if "job" in given.get("scope", ()) or route.startswith(_OF_JOB):
         return JOB
     return HISTORY if route in _OF_HISTORY or not given.keys().isdisjoint(_WITH.get(route, ())) else LIVE
 

@@ -148,7 +148,12 @@ def incident(agent: QueryService, *, incident_id: str, own: IncidentDetails | No
         rows = history.incidents(incident_id=incident_id)
     for each in incidents_of(rows):
         return details_of(each)
-    raise ApiError(HTTPStatus.NOT_FOUND, f"no incident {incident_id}; /api/v1/incidents lists the incidents")
+    raise no_incident(incident_id)
+
+
+def no_incident(incident_id: str) -> ApiError:
+    """Return the error for an incident that is not known."""
+    return ApiError(HTTPStatus.NOT_FOUND, f"no incident {incident_id}; /api/v1/incidents lists the incidents")
 
 
 def summary(

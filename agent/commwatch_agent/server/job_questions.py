@@ -19,17 +19,30 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ti
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView, Summary
 from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
-from commwatch_agent.incidents.answers import IncidentFilter, IncidentView, latest_of, merged
+from commwatch_agent.history.history import History
+from commwatch_agent.incidents.answers import (
+    IncidentDetails,
+    IncidentFilter,
+    IncidentView,
+    details_of,
+    in_order,
+    latest_of,
+    merged,
+    view_of,
+)
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
-from commwatch_agent.incidents.incident import EvidenceItem
+from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.judging import judged
+from commwatch_agent.incidents.stored import incidents_of
+from commwatch_agent.incidents.words import place, what_to_do
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
+from commwatch_agent.report import incident_page as pages
 from commwatch_agent.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
 from commwatch_agent.server import history_queries
-from commwatch_agent.server.history_queries import Efficiencies
+from commwatch_agent.server.history_queries import Efficiencies, Text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -176,6 +189,46 @@ def incidents(
     return JobWide(nodes, latest_of(merged([here, *there]), limit))
 
 
+def incident_page(
+    agent: QueryService,
+    *,
+    incident_id: str,
+    own: list[Incident],
+    heard: Heard,
+    links: Mapping[str, list[tuple[str, str]]],
+) -> Text:
+    """Return the page of an incident, with the evidence of all agents that know it.
+
+    Args:
+        own: it, its cause and its consequences, as far as they are in memory.
+        links: names and addresses of what else there is, by kind of incident.
+
+    Raises:
+        ApiError: (404) no agent knows it.
+    """
+    with History(agent.path) as history:
+        stored = list(incidents_of(history.incidents(incident_id=incident_id)))
+        known = {each.id: each for each in [*stored, *own]}
+        this = known.get(incident_id)
+        if this is not None:  # what explains incidents of a run is of the run, or of the node
+            runs = {this.run, ""} if this.run else None
+            known = {each.id: each for each in incidents_of(history.incidents(runs=runs))} | known
+    found, _ = read(heard, IncidentDetails)
+    every = [*([] if this is None else [details_of(this)]), *(each for (each,) in found)]
+    if not every:
+        raise history_queries.no_incident(incident_id)
+    (best,) = merged([each] for each in every)
+    evidence = list({(item.source, item.text): item for each in every for item in each.evidence}.values())
+    job = every[0].job_id
+    shown = replace(best, job_id=job, place=place(evidence), remedy=what_to_do(best.kind, best.cause, job, evidence))
+    views = {each.id: view_of(each) for each in known.values()}
+    consequences = in_order(each for each in views.values() if each.consequence_of == incident_id)
+    page = pages.incident_page(
+        shown, evidence, views.get(best.consequence_of or ""), consequences, links.get(best.kind, ())
+    )
+    return Text(page.encode(errors="replace"), "text/html; charset=utf-8", {})
+
+
 def slots(agent: QueryService, *, heard: Heard) -> list[SlotSums]:
     """Return the sums of the other nodes' buckets of 10 s."""
     found, _ = read(heard, list[SlotSums])
@@ -264,6 +317,7 @@ JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
         pipelines,
         alerts,
         incidents,
+        incident_page,
         slots,
         past,
     )

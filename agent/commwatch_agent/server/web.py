@@ -1,7 +1,7 @@
 """The web application of an agent.
 
 It serves the query API with its event stream, ``/metrics``, ``/healthz`` and ``/readyz``, and the pages: ``/`` (the live page),
-``/runbook`` and ``/docs``. ``gate.py`` checks each request before the application sees it.
+``/incidents/ID``, ``/runbook`` and ``/docs``. ``gate.py`` checks each request before the application sees it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         part.router
         for part in (jobs, alerts, diagnosis, gpus, incidents, profiles, reports, timeline, whatif, witnesses)
     ]
-    for router in (*routers, stream.router(_live_events(live, services.ending), live)):
+    for router in (*routers, incidents.pages, stream.router(_live_events(live, services.ending), live)):
         app.router.routes += router.routes  # ``include_router`` would copy them with their models, which takes 4 MB
     answer_problems(app)
     app.add_middleware(RunQuestions, queries=services.queries)
@@ -112,7 +112,7 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/runbook", include_in_schema=False, response_class=HTMLResponse)
     def runbook() -> str:
-        return prose("Runbook", shipped("runbook.md"))
+        return prose(shipped("runbook.md"))
 
     @app.get("/", include_in_schema=False)
     def live_page() -> FileResponse:

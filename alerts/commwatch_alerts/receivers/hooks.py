@@ -69,7 +69,7 @@ class Alertmanager:
             "labels": labels_of(alert),
             "annotations": {name: value for name, value in alert.annotations.items() if value},
             "startsAt": rfc3339(min(began(alert), now_s)),
-            "generatorURL": payload.page(self.agent_url),
+            "generatorURL": payload.source(alert, self.agent_url),
         }
         if alert.state == RESOLVED:
             ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
@@ -143,18 +143,19 @@ def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
         mark = ":white_check_mark:" if alert.state == RESOLVED else ":rotating_light:"
         lines.append(f"{mark} *{_escaped(payload.summary(alert))}*")
         lines.append(_escaped(payload.description(alert)[:_MOST_DESCRIPTION]))
-        lines.append(" · ".join(f"<{_link(url)}|{name}>" for name, url in payload.links(alert)))
+        lines.append(" · ".join(f"<{_link(url)}|{name}>" for name, url in payload.links(alert, agent_url)))
     more = len(batch.alerts) + len(batch.truncated) - payload.MOST_SHOWN
     lines.append(f"and {more} more" if more > 0 else "")
     worst = payload.status(batch)
     if any(a.labels.get("severity") == CRITICAL and a.state == FIRING for a in batch.alerts + batch.truncated):
         worst = CRITICAL
     title = _escaped(payload.title(batch))
+    sources = {payload.source(alert, agent_url) for alert in batch.alerts + batch.truncated}
     attachment = {
         "color": _COLOURS[worst],
         "fallback": title,
         "title": title,
-        "title_link": payload.page(agent_url),
+        "title_link": sources.pop() if len(sources) == 1 else payload.page(agent_url),
         "text": _clipped([line for line in lines if line]),
         "mrkdwn_in": ["text"],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from commwatch_alerts.model import FIRING, RESOLVED, Alert, printable
 from commwatch_alerts.outbox import Batch, Labels
@@ -47,7 +48,7 @@ def _alert(alert: Alert, agent_url: str) -> dict[str, Any]:
         "annotations": dict(sorted(alert.annotations.items())),
         "startsAt": rfc3339(began(alert)),
         "endsAt": rfc3339(alert.resolved_at or 0.0) if ended else NO_TIME,
-        "generatorURL": page(agent_url),
+        "generatorURL": source(alert, agent_url),
         "fingerprint": fingerprint(labels),
     }
 
@@ -55,6 +56,12 @@ def _alert(alert: Alert, agent_url: str) -> dict[str, Any]:
 def page(agent_url: str) -> str:
     """Return the URL at which the agent lists its alerts."""
     return f"{agent_url}/api/v1/alerts"
+
+
+def source(alert: Alert, agent_url: str) -> str:
+    """Return the URL of the page of the alert's incident; that of all alerts, if it names none."""
+    incident = alert.annotations.get("incident")
+    return f"{agent_url}/incidents/{quote(incident, safe='')}" if incident else page(agent_url)
 
 
 def group_key(group: Labels) -> str:
@@ -95,11 +102,12 @@ def description(alert: Alert) -> str:
     return printable(" ".join(alert.annotations.get(name, "") for name in ("description", "where")))
 
 
-def links(alert: Alert) -> list[tuple[str, str]]:
-    """Return the names and URLs of the alert's links: runbook and evidence."""
+def links(alert: Alert, agent_url: str) -> list[tuple[str, str]]:
+    """Return the names and URLs of the alert's links: its incident, runbook and evidence."""
     named = (("runbook", "runbook_url"), ("evidence", "evidence_url"))
     urls = [(name, alert.annotations.get(key, "")) for name, key in named]
-    return [(name, url) for name, url in urls if url.startswith(("http://", "https://"))]
+    own = [("incident", source(alert, agent_url))] if alert.annotations.get("incident") else []
+    return own + [(name, url) for name, url in urls if url.startswith(("http://", "https://"))]
 
 
 def text(batch: Batch, agent_url: str) -> str:
@@ -113,7 +121,7 @@ def text(batch: Batch, agent_url: str) -> str:
             f"{began_at}{ended}",
             " ".join(f"{name}={printable(value)}" for name, value in labels_of(alert).items()),
         ]
-        lines += [f"{name}: {url}" for name, url in links(alert)]
+        lines += [f"{name}: {url}" for name, url in links(alert, agent_url)]
         parts.append("\n".join(line for line in lines if line))
     more = len(batch.alerts) + len(batch.truncated) - MOST_SHOWN
     if more > 0:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from socket import gethostname
+from socket import AF_INET, SOCK_DGRAM, gethostname, socket
+
+import pytest
 
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings
 from commwatch_agent.config import load
@@ -32,9 +35,27 @@ def test_delivery_of_the_settings(tmp_path: Path) -> None:
         assert asked.json["externalURL"] == "http://agent:9477"
 
 
-def test_address_for_people() -> None:
-    """Links lead to the host by its name where the agent listens on all of its addresses."""
-    home = {"HOME": "/home/someone"}
-    assert address_of(load(home, host="10.0.0.7"), 9477) == "http://10.0.0.7:9477"
-    assert address_of(load(home, host="::1"), 9477) == "http://[::1]:9477"
-    assert address_of(load(home, host="0.0.0.0"), 1) == f"http://{gethostname()}:1"
+#: Hosts to listen on, and those of links then; ``None``: this machine's name.
+HOSTS = [
+    ("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "[::1]"), ("10.0.0.7", "10.0.0.7"), ("node7", "node7"),
+    ("fd00::7", "[fd00::7]"), ("0.0.0.0", None), ("0", None), ("::", None), ("::0", None), ("0:0:0:0:0:0:0:0", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "expected"), HOSTS)
+def test_address_for_people(host: str, expected: str | None) -> None:
+    """Links lead to the host by its name where the agent listens on all of its addresses, however those are written."""
+    config = load({"HOME": "/home/someone"}, host=host)
+    assert address_of(config, 9477) == f"http://{expected or gethostname()}:9477"
+
+
+def test_address_of_a_machine_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine calls itself localhost, links have the address that leads to others, if there is one."""
+    monkeypatch.setattr("commwatch_agent.alerting.notifications.gethostname", lambda: "localhost.localdomain")
+    with closing(socket(AF_INET, SOCK_DGRAM)) as way:
+        try:
+            way.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no way to others")
+        own = way.getsockname()[0]
+    assert address_of(load({"HOME": "/home/someone"}, host="0.0.0.0"), 1) == f"http://{own}:1"
