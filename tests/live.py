@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -157,6 +158,25 @@ class HandMade:
         for writer in self.writers:
             writer.close(1)
             end_rank(writer)
+
+
+@contextmanager
+def going_on(*parts: HandMade) -> Iterator[None]:
+    """Meanwhile the job goes on, on all its nodes: its figures are of now."""
+    over = Event()
+
+    def work() -> None:
+        while not over.wait(0.5):
+            for part in parts:
+                part.go_on()
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

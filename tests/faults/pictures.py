@@ -1,4 +1,6 @@
-"""Makes the pictures of a job with a late rank in ``docs/images``: page, ``top``, report and alert, all of one real job (``make pictures``).
+"""Makes the pictures of ``docs/images`` (``make pictures``).
+
+Of a real job with a late rank: page, ``top``, report and alert. Of one in which a rank is stopped: the page in the hang, and after the end.
 
 It takes seven minutes: the alerts wait for so long.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 from tests.browser import Chromium, launched
 from tests.faults.run import Place, job
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.helpers import RunningAgent, agent, clean_env, commwatch, wait_for
 
 SCENARIO = "ddp4x4 late 2"
@@ -43,7 +45,34 @@ def in_words(alert: dict[str, Any]) -> str:
     )
 
 
+def hang(pictures: Path) -> None:
+    """Run a job in which a rank is stopped, and take the pictures of its page, also by an agent that has it only in its history."""
+    scenario = Scenario("ddp4", "stop", (2,), frozenset({"hang"}), 4, options=("--after", "40"))
+    with tempfile.TemporaryDirectory() as made, launched() as browser:
+        chromium = Chromium(browser, pictures)
+        with agent(Path(made)) as running:
+            with job(scenario, [Place(Path(made))] * scenario.size, "pretrain"):
+                with chromium.visit(running.url, dark=True) as visit:
+                    visit.page.locator("#wrong .links", has_text="alert").first.wait_for(timeout=PATIENT_S * 1000)
+                    visit.picture("live-hang")
+                with chromium.visit(running.url, width=400) as visit:
+                    visit.page.locator("#wrong .links").first.wait_for()
+                    visit.picture("live-400")
+            with chromium.visit(running.url) as visit:
+                visit.page.locator("#happened li").first.wait_for()
+                visit.picture("live-ended")
+        with agent(Path(made)) as running, chromium.visit(running.url, width=WIDTH, height=100) as visit:
+            visit.page.locator("#happened li").first.wait_for()
+            visit.picture("live-past")
+
+
 def main(pictures: Path) -> None:
+    """Run the jobs, and take the pictures."""
+    hang(pictures)
+    late_rank(pictures)
+
+
+def late_rank(pictures: Path) -> None:
     """Run the job until its alerts fire, and take the pictures."""
     scenario = next(each for each in SCENARIOS if each.name == SCENARIO)
     with tempfile.TemporaryDirectory() as made, agent(Path(made)) as running, launched() as browser:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from socket import gethostname
 from typing import Any
@@ -22,7 +22,7 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ba
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.incidents.answers import IncidentView, latest_of
+from commwatch_agent.incidents.answers import IncidentView, latest_of, merged
 from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes, own_records
@@ -69,7 +69,8 @@ class Moment:
     alerts: list[AlertView]
     #: The nodes that ``job`` covers.
     nodes: Nodes
-    #: Incidents of this job and of the node that are open, pending, or ended lately, in the form of ``/api/v1/incidents``.
+    #: Incidents of this run of the job, as all its nodes know them, and of this node in its time, in the form of ``/api/v1/incidents``: those
+    #: that are open or pending, and the latest of those that have ended.
     incidents: list[IncidentView]
 
 
@@ -112,17 +113,17 @@ class LiveFeed:
         with self._held(wanted) as (job, jobs, now_ns):
             names = [JobName(each.id, running(each)) for each in jobs]
             part = None if job is None else self._part(job, now_ns)
-        shown, nodes = None, Nodes(1, {})
+        shown, nodes, found = None, Nodes(1, {}), self._of_node(0.0 if part is None else part.started_at)
         if part is not None:
             parts, late, nodes = self._others.now(part.job_id)
             shown = job_now([part, *parts], late)
+            there = ([replace(each, job_id=part.job_id) for each in other.incidents] for other in parts)
+            found = merged([found, part.incidents, *there])
         here = (None, None if part is None else part.job_id)
         active = [alert for alert in self._services.incidents.alerts()[0] if alert.labels.get("job_id") in here]
         alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
         about = (self._clock(), __version__, gethostname(), self._services.ready())
-        incidents = [each for each in self._services.incidents.incidents() if each.job_id in ("", here[1])]
-        found = latest_of(map(incident_view, incidents), _MOST_ENDED)
-        return _json(Moment, Moment(*about, names, shown, alerts, nodes, found))
+        return _json(Moment, Moment(*about, names, shown, alerts, nodes, latest_of(found, _MOST_ENDED)))
 
     def node(self, job_id: str) -> NodeNow | None:
         """Return what this node contributes to the moment of a job; ``None``: it is not in memory."""
@@ -131,7 +132,15 @@ class LiveFeed:
             return None if job is None else self._part(job, now_ns)
 
     def _part(self, job: Job, now_ns: int) -> NodeNow:
-        return node_now(job, self._cards(job), own_records(self._verdicts(job.id)), now_ns)
+        run, every = live_ranks.run_key(job) or job.id, self._services.incidents.incidents()
+        incidents = [incident_view(each) for each in every if each.job_id and (each.run or each.job_id) == run]
+        reported = own_records(self._verdicts(job.id))
+        return node_now(job, self._cards(job), reported, now_ns, latest_of(incidents, _MOST_ENDED))
+
+    def _of_node(self, since: float) -> list[IncidentView]:
+        """Return the incidents of this node that lasted at some time since then."""
+        every = (each for each in self._services.incidents.incidents() if not each.job_id)
+        return [incident_view(each) for each in every if each.ended_at is None or each.ended_at >= since]
 
     def _verdicts(self, job_id: str) -> list[Verdict]:
         """Return verdicts of about now: a page asks each second."""

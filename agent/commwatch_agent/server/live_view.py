@@ -52,6 +52,9 @@ class JobNow:
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
+    #: When the latest step of any rank ended, in Unix time (s), if the job runs and none has ended for a long time since: these figures
+    #: are of then. ``None``: they are of now, or not known.
+    figures_at: float | None
     #: For how many ranks ``comm`` and ``exposed`` are known: ``(3 of 4 ranks)``; empty if for all or for none.
     comm_of: str
     exposed_of: str
@@ -101,6 +104,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
     in_flight = _in_flight(views)
     running = any(node.running for node in nodes)
     steps = [one.line.step for one in ranks if one.line.step is not None]
+    still_since = [one.still_since for one in ranks if one.line.step_s is not None]
     return JobNow(
         job_id=nodes[0].job_id,
         state="running" if running else "ended",
@@ -113,6 +117,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=comm,
         exposed=exposed,
+        figures_at=_latest(still_since) if running else None,
         comm_of=of_some(comm_ranks, len(stepping)).strip(),
         exposed_of=of_some(exposed_ranks, len(stepping)).strip(),
         split=split(comm, waiting, messages, late),
@@ -145,6 +150,12 @@ def _mean_of_known(shares: Sequence[float | None]) -> tuple[float | None, int]:
 
 def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if (known := [value for value in values if value is not None]) else None
+
+
+def _latest(times: Sequence[float | None]) -> float | None:
+    """Return the latest of the times; ``None``: there are none, or one is not known."""
+    known = [at for at in times if at is not None]
+    return max(known) if known and len(known) == len(times) else None
 
 
 def _waiting(ranks: Iterable[RankNow]) -> tuple[float | None, float | None]:

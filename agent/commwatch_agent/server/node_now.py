@@ -20,6 +20,7 @@ from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, is_rate_stale, sums_of
@@ -74,6 +75,8 @@ class RankNow:
     #: Shares of the latest 10 to 20 s, 0 to 1, spent waiting for late ranks and for messages; ``None``: not known.
     late: float | None
     messages: float | None
+    #: When its latest step ended, in Unix time (s), if that is so long ago that its figures are not of now; else ``None``.
+    still_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class NodeNow:
     #: The last complete 10 s bucket and the one in progress, where they hold data; and the begin of the former in ns of Unix time.
     slots_from_ns: int
     slots: list[SlotSums]
+    #: Incidents of this run in memory.
+    incidents: list[IncidentView]
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,13 @@ def running(job: Job) -> bool:
     return any(totals.alive for totals in job.rank_totals.values())
 
 
-def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], now_ns: int) -> NodeNow:
+def node_now(
+    job: Job,
+    cards: Mapping[int, Card],
+    reported: Iterable[Verdict],
+    now_ns: int,
+    incidents: Iterable[IncidentView] = (),
+) -> NodeNow:
     """Return the state of a job on this node at this moment.
 
     Args:
@@ -138,6 +149,7 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         cards: GPUs by rank, where they are known.
         reported: verdicts that do not follow from operations in flight.
         now_ns: the monotonic clock.
+        incidents: of this run.
     """
     rank_totals = sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
     latest, sought = max(rank_totals, key=live_ranks.order), ended_calls.sought(job, now_ns)
@@ -154,13 +166,28 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         reported=list(reported),
         slots_from_ns=min(_last_slot_ns(totals, now_ns) for totals in rank_totals),
         slots=_slots(rank_totals, now_ns),
+        incidents=list(incidents),
     )
 
 
 def _rank(job_id: str, totals: RankTotals, sought: ended_calls.Sought, card: Card | None, now_ns: int) -> RankNow:
     view, steps = live_ranks.rank(job_id, totals, now_ns, sought), _recent(totals, now_ns)
     late, messages = _waiting(totals, now_ns)
-    return RankNow(_line(totals, view, steps, card, now_ns), view, _pace(steps, now_ns), late, messages)
+    return RankNow(
+        _line(totals, view, steps, card, now_ns),
+        view,
+        _pace(steps, now_ns),
+        late,
+        messages,
+        _still_since(totals, steps, now_ns),
+    )
+
+
+def _still_since(totals: RankTotals, steps: list[StepRecord], now_ns: int) -> float | None:
+    recent = totals.steps.totals.recent
+    if not steps or now_ns - recent[-1].end_ns <= LATELY_NS or _pace(steps, now_ns) is not None:
+        return None
+    return (recent[-1].end_ns + totals.offset_ns) / 1e9
 
 
 # -- steps ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from commwatch.wire import events as ev
 from tests.agent.report.test_svg import HOSTILE
 from tests.agent.test_nccl_operations import RING_SIMPLE_4, TREE_LL_1
 from tests.helpers import MS, RunningAgent, agent, end_rank, operation, wait_for
-from tests.live import HandMade, hear, number, table
+from tests.live import HandMade, going_on, hear, number, table
 
 if TYPE_CHECKING:
     from tests.browser import Chromium, Visit
@@ -76,7 +76,7 @@ def test_straggler(chromium: Chromium, node: RunningAgent) -> None:
     """A late rank is named and comes first among the ranks, the share is beyond the line, and everything is drawn."""
     with HandMade(node.directory, "late", 4, late=2, ago_s=30) as job:
         job.run(200)
-        with chromium.visit(page_of(node, "late")) as visit:
+        with going_on(job), chromium.visit(page_of(node, "late")) as visit:
             for window in WINDOWS:
                 visit.resize(*window)
                 _shows_straggler(visit)
@@ -121,7 +121,9 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
 
 
 def _shows_straggler(visit: Visit) -> None:
-    expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 2 rank 2 is late by 40 ms a step")
+    expect(visit.page.locator("#wrong li.warn")).to_contain_text(
+        "Late rank: rank 2 straggler: rank 2 is late by 40 ms a step"
+    )
     expect(visit.page.locator("#ranks tbody tr").first).to_have_class("warn")
     expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
     # Three ranks communicate for 55 ms of 120, the late one for 15; exposed are 30, and no more than it communicates.
@@ -251,11 +253,18 @@ def test_hang(chromium: Chromium, node: RunningAgent) -> None:
         job.run(60, time.monotonic_ns() - 15 * 10**9)
         job.hang(0, 1, 3, age_ms=14_900)
         end_rank(job.writers[2])
-        wrong = visit.page.locator("#wrong li.bad")
+        wrong = visit.page.locator("#wrong li.warn")
         expect(wrong).to_contain_text(
-            "HANG, rank 2 process dead: rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
+            "Hang: rank 2 process dead: rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
         )
         expect(visit.page).to_have_title("! hang · commwatch")
+        expect(visit.page.locator("#figures-said")).to_have_text(
+            re.compile(r"^No step for 1\d\.\d s: communication, exposed and step are of \d\d:\d\d:\d\d\.$")
+        )
+        expect(visit.page.locator("#about")).to_contain_text("No step for ")
+        for tile in ("#comm", "#exposed", "#step"):
+            expect(visit.page.locator(tile)).to_have_class("number quiet")
+        expect(visit.page.locator("#pace")).to_have_text(re.compile(r"^of .*, at step 60$"))
         expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2gone, hang")
         expect(visit.page.locator("#ranks-say")).to_have_text("3 running, 1 gone")
         expect(visit.page.locator("#flight tbody tr")).to_have_count(3)
@@ -282,7 +291,7 @@ def test_many_ranks(chromium: Chromium, node: RunningAgent) -> None:
     with HandMade(node.directory, "wide", 64, late=47, slots=256, ago_s=20) as job:
         job.run(70)
         with chromium.visit(page_of(node, "wide")) as visit:
-            expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 47")
+            expect(visit.page.locator("#wrong li.warn")).to_contain_text("Late rank: rank 47")
             expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("47running, straggler")
             expect(visit.page.locator("#ranks tbody tr")).to_have_count(64)
             expect(visit.page.locator("#ranks-here")).to_have_text("64 of 64")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 JOB: dict[str, Any] = {
     "job_id": "train", "state": "running", "world_size": 2, "steps_per_s": None, "step_s": None, "steps_unavailable": None, "comm": None,
     "exposed": None, "comm_of": "", "exposed_of": "", "split": "", "sheds": None, "says": "", "ranks": [], "states": {"running": 2},
-    "step": None, "in_flight": [], "in_flight_more": 0, "verdicts": [],
+    "step": None, "in_flight": [], "in_flight_more": 0, "verdicts": [], "figures_at": None,
 }  # fmt: skip
 
 
@@ -47,9 +48,34 @@ def line(rank: int, **known: Any) -> dict[str, Any]:
     return {"rank": rank, "host": "node", "state": "running", **absent, **known}
 
 
-def show_job(page: Page, alerts: tuple[dict[str, Any], ...] = (), **job: Any) -> None:
+def incident(id_: str, title: str, **known: Any) -> dict[str, Any]:
+    """An open incident of which nothing else is known."""
+    absent = {
+        "place": "",
+        "remedy": "",
+        "says": "",
+        "ranks": [],
+        "ended_at": None,
+        "outcome": None,
+        "cost_rank_s": None,
+    }
+    more = {
+        "consequence_of": None,
+        "began_at": 1000,
+        "last_at": 1060,
+        "kind": "hang",
+        "severity": "warning",
+        "state": "open",
+    }
+    return {"id": id_, "title": title, **absent, **more, **known}
+
+
+def show_job(
+    page: Page, incidents: Sequence[dict[str, Any]] = (), alerts: Sequence[dict[str, Any]] = (), **job: Any
+) -> None:
     """Show a moment of a job."""
-    moment = {"job": JOB | job, "alerts": alerts, "trouble": None, "nodes": {"answered": 1, "silent": {}}}
+    about = {"at": 1060, "trouble": None, "nodes": {"answered": 1, "silent": {}}}
+    moment = {**about, "job": JOB | job, "incidents": incidents, "alerts": alerts}
     page.evaluate("async (moment) => (await import('/static/show.js')).showJob(moment)", moment)
 
 
@@ -66,16 +92,16 @@ def test_operation_of_each_rank(visit: Visit) -> None:
 def test_age_of_a_hang_alone_changes(visit: Visit) -> None:
     """While the age of a hang grows, all else of what is wrong is left alone: links keep the focus, and nothing is read aloud again."""
     page = visit.page
-    alert = {
-        "id": "a", "name": "CollectiveHang", "severity": "critical", "state": "firing", "annotations": {"summary": "Job train hangs"},
-    }  # fmt: skip
+    alert = {"name": "CollectiveHang", "state": "firing", "annotations": {"incident": "a"}}
+    says = "process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp for {} s)"
 
-    def show(*ages: str) -> None:
-        says = [f"hang: process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp{age})" for age in ages]
-        show_job(page, (alert,), verdicts=[{"kind": "hang", "ranks": [1], "says": text} for text in says])
+    def show(age: int) -> None:
+        show_job(
+            page, [incident("a", "Hang: rank 1", says=says.format(age), last_at=1000 + age, cost_rank_s=age)], [alert]
+        )
 
-    show(" for 30 s")
-    page.get_by_role("link", name="what to do").focus()
+    show(30)
+    page.get_by_role("link", name="alert CollectiveHang").focus()
     page.evaluate(
         """() => {
           window.changed = [];
@@ -85,17 +111,98 @@ def test_age_of_a_hang_alone_changes(visit: Visit) -> None:
         }"""
     )
     for second in range(31, 35):
-        show(f" for {second} s")
-    expect(page.get_by_role("link", name="what to do")).to_be_focused()
-    expect(page.locator("#wrong li").first).to_have_text(
-        "HANG, rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp for 34 s)"
+        show(second)
+    link = page.get_by_role("link", name="alert CollectiveHang")
+    expect(link).to_be_focused()
+    expect(link).to_have_attribute("href", "/runbook#collectivehang")
+    expect(page.locator("#wrong li")).to_contain_text(
+        ["Hang: rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp for 34 s)"]
     )
+    expect(page.locator("#wrong li .when")).to_have_text(re.compile("for 34.0 s so far; cost 34.0 s of rank time$"))
     assert set(page.evaluate("window.changed")) == {"off"}
-    show(", 35 s ago", " for 36 s")
-    expect(page.locator("#wrong li")).to_have_count(3)
-    expect(page.locator("#wrong li").first).to_have_text(
-        "HANG, rank 1 process dead: rank 1 crashed (rank 0 in all_reduce 6 of group dp, 35 s ago)"
+
+
+def listed(page: Page, place: str) -> list[tuple[str, int]]:
+    """The titles of a list of incidents, and how far each is indented."""
+    items = page.locator(f"#{place} li").evaluate_all(
+        "items => items.map(item => [item.firstChild.textContent, Number(item.dataset.depth)])"
     )
+    return [(title, depth) for title, depth in items]
+
+
+ENDED = {"state": "ended", "ended_at": 1030, "outcome": "recovered"}
+
+
+def test_consequences_are_below_their_causes(visit: Visit) -> None:
+    """Each consequence is below its cause, wherever the agent lists it; what has ended is below what lasts, except a cause with a consequence that lasts."""
+    page = visit.page
+    lost, hang = incident("1", "Rank lost: rank 1"), incident("2", "Hang: rank 1", consequence_of="1")
+    bound = incident("3", "Bound", consequence_of="2", state="pending")
+    other, past = incident("4", "Fault"), incident("5", "Past", **ENDED)
+    show_job(page, [hang, lost, other, bound, past, incident("6", "Effect", consequence_of="5", **ENDED)])
+    assert listed(page, "wrong") == [
+        ("Rank lost: rank 1", 0),
+        ("Hang: rank 1", 1),
+        ("Bound (pending)", 2),
+        ("Fault", 0),
+    ]
+    assert listed(page, "happened") == [("Past", 0), ("Effect", 1)]
+    show_job(page, [hang, lost | ENDED, past])
+    assert (listed(page, "wrong"), listed(page, "happened")) == (
+        [("Rank lost: rank 1", 0), ("Hang: rank 1", 1)],
+        [("Past", 0)],
+    )
+    show_job(page, [hang | {"consequence_of": "gone"}])
+    assert listed(page, "wrong") == [("Hang: rank 1", 0)]
+    show_job(page, [lost | {"consequence_of": "2"}, hang])  # as agents of two nodes might think
+    assert listed(page, "wrong") == [("Rank lost: rank 1", 0), ("Hang: rank 1", 1)]
+    show_job(page)
+    expect(page.locator("#wrong")).to_have_text("Nothing found.")
+    expect(page.locator("#happened-section")).to_be_hidden()
+    show_job(page, state="ended")
+    expect(page.locator("#wrong-section")).to_be_hidden()
+    expect(page.locator("#happened-section")).to_contain_text("Nothing was found.")
+
+
+def test_incident_in_words(visit: Visit) -> None:
+    """An incident has title and place in one line, what it is, when, at which cost, and what to do; names in it are text."""
+    page, foreign = visit.page, "<img src=x onerror=alert(1)>\u202e"
+    remedy = "Let it continue: `kill -CONT 77`."
+    show_job(
+        page,
+        [
+            incident(
+                "a", f"Hang: {foreign}", place=f"load ({foreign}:8)", says=f"{foreign} waits", remedy=remedy, **ENDED
+            )
+        ],
+    )
+    item = page.locator("#happened li")
+    for part in ("Hang: <img", "in load (<img", "waits", ", for 30.0 s", "Let it continue: kill -CONT 77."):
+        expect(item).to_contain_text(part)
+    expect(item.locator("code")).to_have_text("kill -CONT 77")
+    expect(item.get_by_role("link", name="evidence")).to_have_attribute("href", "/incidents/a")
+    assert item.locator("img").count() == 0
+    assert "\u202e" not in (item.text_content() or "")
+    show_job(page, [incident("a", "Hang", ranks=[1], severity="critical")], ranks=[line(0), line(1)])
+    assert [row["state"] for row in table(visit, "ranks")] == ["running, hang", "running"]
+    expect(page.locator("#ranks tbody tr").first).to_have_class("bad")
+
+
+def test_figures_of_then(visit: Visit) -> None:
+    """While no step ends, the tiles say since when, and that their figures are of then; else they do not."""
+    page, figures = visit.page, {"comm": 0.4, "exposed": 0.2, "step_s": 0.1, "step": 7}
+    show_job(page, figures_at=1015, **figures)
+    expect(page.locator("#figures-said")).to_contain_text(
+        f"No step for 45.0 s: communication, exposed and step are of {clock(1015)}."
+    )
+    for tile, note in (("comm", "comm-says"), ("exposed", "exposed-of"), ("step", "pace")):
+        expect(page.locator(f"#{tile}")).to_have_class("number quiet")
+        expect(page.locator(f"#{note}")).to_contain_text(f"of {clock(1015)}")
+    expect(page.get_by_role("meter")).to_be_hidden()
+    show_job(page, steps_per_s=10, **figures)
+    expect(page.locator("#figures-said")).to_be_hidden()
+    expect(page.locator("#comm")).to_have_class("number bad")
+    expect(page.locator("#pace")).to_have_text("10/s, now at step 7")
 
 
 def test_plots_end_at_the_present(visit: Visit) -> None:
@@ -137,6 +244,21 @@ def test_plots_end_at_the_present(visit: Visit) -> None:
         "No share is known in the last hour.",
         "No operation whose bandwidth is known in the last hour.",
     ]
+
+
+def test_one_point(visit: Visit) -> None:
+    """A plot with one point has the axis of its range, too."""
+    axis = visit.page.evaluate(
+        """async () => {
+          const plots = new (await import("/static/plots.js")).Plots();
+          plots.begin([{ at: 1000, comm: 0.2, exposed: null, waiting: null, busbw: {} }]);
+          plots.range(null, null, 1010);
+          await new Promise(requestAnimationFrame);
+          const { min, max } = plots.plots.shares.scales.x;
+          return [min, max];
+        }"""
+    )
+    assert axis == [950, 1010]
 
 
 def test_operations_of_another_selection(visit: Visit) -> None:

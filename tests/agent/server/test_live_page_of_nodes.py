@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from tests.helpers import SOON_MET, RunningAgent, agent, clean_env, commwatch, wait_for
-from tests.live import HandMade, hear, number, table
+from tests.live import HandMade, going_on, hear, number, table
 
 if TYPE_CHECKING:
     from tests.browser import Chromium
@@ -54,14 +54,15 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningAgent
             part.run(200, until_ns)
         for running, part in zip(agents, parts, strict=True):
             part.read_by(running)
-        yield agents
+        with going_on(*parts):
+            yield agents
 
 
 def test_straggler_on_another_node(chromium: Chromium, late: list[RunningAgent]) -> None:
     """Each agent's page names the late rank, wherever it is, and has the ranks, shares and operations of the whole job."""
     for running in late:
         with chromium.visit(f"{running.url}/?job=train") as visit:
-            expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 2")
+            expect(visit.page.locator("#wrong li.warn")).to_contain_text("Late rank: rank 2")
             expect(visit.page.locator("#about")).to_contain_text("on 2 nodes.")
             expect(visit.page.locator("#ranks tbody tr")).to_have_count(4)
             expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")

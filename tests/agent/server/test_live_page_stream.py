@@ -84,7 +84,7 @@ def test_job_that_the_agent_reads_later(chromium: Chromium, tmp_path: Path) -> N
 
 #: What Tab reaches until the timeline.
 TABS = [
-    "Skip to the measurements", "jobs", "pause", "keys", "Runbook", "API", "Metrics", "Live", "30 s", "5 min", "30 min", "All",
+    "Skip to the measurements", "jobs", "pause", "keys", "Runbook", "API", "Metrics", "evidence", "Live", "30 s", "5 min", "30 min", "All",
     "from", "to", "filter-rank", "filter-group", "filter-op", "filter-size", "timeline",
 ]  # fmt: skip
 

@@ -104,7 +104,7 @@ def test_incident_of_another_node(chromium: Chromium, tmp_path: Path) -> None:
 
             def known() -> bool:
                 visit.page.goto(f"{agents[1].url}/incidents/{lost['id']}")
-                return visit.page.get_by_role("heading", level=1).text_content() == lost["title"]
+                return bool(visit.page.get_by_role("heading", level=1).text_content() == lost["title"])
 
             wait_for(known, "the agents to know each other")
             expect(visit.page.get_by_role("heading", name="Evidence")).to_be_visible()

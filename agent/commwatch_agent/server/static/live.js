@@ -1,12 +1,13 @@
 // The live page: shows the agent's events, and warns when there are none.
 
-import { count, moment as momentOf, part, plain, timeOfDay } from "./words.js";
+import { count, moment as momentOf, part, plain, seconds, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { downloads } from "./downloads.js";
 import { beginFilters, offer, offerAll } from "./filters.js";
 import { beginKeys } from "./keys.js";
 import { OperationsTable } from "./operations.js";
+import { PastJobs, showPast } from "./past.js";
 import { Range } from "./range.js";
 import { RankPage } from "./rank.js";
 import { begin, inFlight, showChosen, showInsights, showJob } from "./show.js";
@@ -23,6 +24,11 @@ const operations = new OperationsTable();
 const rankPage = new RankPage();
 const range = new Range(showRange);
 const wanted = state().job;
+const past = new PastJobs(wanted, () => received && show(received));
+// The latest moment; whether it has a job, which the history may know better later; and the job of the history that is shown.
+let received = null;
+let inMemory = false;
+let pastShown = null;
 let source = null;
 let heardAt = Date.now();
 let heard = false;
@@ -41,9 +47,9 @@ function listen() {
   source?.close();
   if (document.hidden) return;
   source = new EventSource(`/api/v1/stream${wanted === null ? "" : `?job=${encodeURIComponent(wanted)}`}`);
-  on("past", (past) => {
-    pastOf = past.job_id;
-    plots.begin(past.slots);
+  on("past", ({ job_id: job, slots }) => {
+    pastOf = job;
+    plots.begin(slots);
   });
   on("timeline", (seen) => timeline.show(seen));
   on("operations", showOperations);
@@ -103,6 +109,7 @@ function showRange(window, stored) {
 }
 
 function show(moment) {
+  received = moment;
   const { job } = moment;
   if (job !== null && pastOf !== undefined && pastOf !== job.job_id) {
     pastOf = undefined;
@@ -111,18 +118,22 @@ function show(moment) {
   }
   if (job !== null && shown !== job.job_id) offerAll(job.job_id);
   shown = job?.job_id ?? shown;
-  find("empty").hidden = job !== null;
-  find("job").hidden = job === null;
   choices(moment);
-  document.title = job === null ? "commwatch" : `${job.verdicts.length ? "! " : ""}${plain(job.job_id)} · commwatch`;
   if (job === null) return nothing(moment);
+  inMemory = true;
+  pastShown = null;
+  arrange({ job: true, present: true });
+  const open = moment.incidents.some(({ state, severity }) => state === "open" && severity !== "info");
+  document.title = `${open ? "! " : ""}${plain(job.job_id)} · commwatch`;
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.`);
+  const still = job.figures_at === null ? "" : ` No step for ${seconds(moment.at - job.figures_at)}.`;
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.${still}`);
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");
   latest = moment;
   showJob(moment);
+  plots.mark(moment.incidents);
   offer({ rank: job.ranks.map(({ rank }) => rank) });
   plots.add(job.slots);
   range.tick(moment);
@@ -133,7 +144,27 @@ function where({ host, nodes }) {
   return part(nodes) ?? (nodes.answered === 1 ? plain(host) : `${nodes.answered} nodes`);
 }
 
+// Shows the parts of the page that there is something for.
+function arrange({ empty = false, job = false, present = false }) {
+  find("empty").hidden = !empty;
+  find("job").hidden = !job;
+  find("present").hidden = !present;
+  find("past").hidden = present;
+}
+
+// The agent has no such job in memory; it may have it in its history.
 function nothing({ version, host }) {
+  if (inMemory) past.load();
+  inMemory = false;
+  if (past.jobs === null) return;
+  const job = past.job();
+  arrange({ empty: job === undefined, job: job !== undefined });
+  document.title = job === undefined ? "commwatch" : `${plain(job.job_id)} · commwatch`;
+  if (job !== undefined) {
+    if (pastShown !== job) showPast(job);
+    pastShown = job;
+    return;
+  }
   say(find("about"), `Agent ${version} on ${plain(host)}.`);
   say(find("empty-title"), wanted === null ? "No job here yet" : `No job ${plain(wanted)} here`);
   find("empty-unknown").hidden = wanted === null;
@@ -142,9 +173,11 @@ function nothing({ version, host }) {
 // Options: the latest job (value ""), and each job by its name.
 function choices({ jobs, job }) {
   const select = find("jobs");
-  find("choice").hidden = wanted === null && jobs.length < 2;
+  const ended = past.names().filter((name) => !jobs.some((each) => each.job_id === name));
+  find("choice").hidden = wanted === null && jobs.length + ended.length < 2;
   const options = [["", "the latest"], ...jobs.map((each) => [each.job_id, `${plain(each.job_id)}${each.running ? "" : " (ended)"}`])];
-  if (wanted !== null && job === null) options.push([wanted, `${plain(wanted)} (not here)`]);
+  options.push(...ended.map((name) => [name, `${plain(name)} (ended)`]));
+  if (wanted !== null && !options.some(([name]) => name === wanted)) options.push([wanted, `${plain(wanted)}${past.job() ? "" : " (not here)"}`]);
   const now = JSON.stringify(options);
   if (select.dataset.options === now) return;
   select.dataset.options = now;

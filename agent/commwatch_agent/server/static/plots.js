@@ -22,6 +22,8 @@ export class Plots {
     this.dropped = false;
     this.plots = {};
     this.drawn = {};
+    // Incidents, whose time is shaded.
+    this.incidents = [];
     onChange(() => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.rebuild());
     new ResizeObserver(() => this.fit()).observe(find("shares"));
@@ -39,6 +41,11 @@ export class Plots {
     for (const slot of slots) this.slots.set(slot.at, slot);
     const latest = Math.max(this.now ?? 0, ...this.slots.keys());
     for (const at of this.slots.keys()) if (at < latest - HOUR_S) this.dropped = this.slots.delete(at);
+  }
+
+  // Before the points of the same moment, with which the plots are drawn.
+  mark(incidents) {
+    this.incidents = incidents.filter(({ state, severity }) => state !== "pending" && severity !== "info");
   }
 
   range(window, stored, now) {
@@ -76,7 +83,7 @@ export class Plots {
     const parts = split ? ` Latest known parts: transfer ${percent(transfer(split))}, waiting ${percent(split.waiting)}.` : last ? " Its parts, transfer and waiting, are not known." : "";
     const none = this.window !== null ? "in this range" : this.dropped ? "in the last hour" : "yet";
     const all = filtered("rank", "group", "op", "size") ? " Of all operations of all ranks: shares cannot be filtered." : "";
-    say(find("shares-said"), last ? `${first}${this.when(last)}: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30% line.${all}` : `No share is known ${none}.`);
+    say(find("shares-said"), last ? `${first}${this.when(last)}: communication ${percent(last.comm)}${exposed}.${parts} Dashed: the 30% line.${this.incidents.length ? " Shaded: incidents." : ""}${all}` : `No share is known ${none}.`);
     const measured = slots.findLast((slot) => Object.keys(slot.busbw).length);
     const said = Object.entries(measured?.busbw ?? {}).filter(([op]) => passes({ op })).map(([op, value]) => `${plain(op)} ${rate(value)}`);
     const every = filtered("rank", "group", "size") ? " Of all ranks, groups and sizes: bandwidth is filtered by operation only." : "";
@@ -100,7 +107,7 @@ export class Plots {
     const key = names.join("\n");
     if (this.drawn[id] !== key) {
       this.plots[id]?.destroy();
-      this.plots[id] = names.length ? plot(find(id), id, names, colours, data, (from, to) => this.extent(from, to)) : null;
+      this.plots[id] = names.length ? plot(find(id), id, names, colours, data, this) : null;
       this.drawn[id] = key;
     } else this.plots[id]?.setData(data);
   }
@@ -126,12 +133,14 @@ function columns(slots, series, length) {
     data[0].push(slot.at);
     series.forEach((of, k) => data[k + 1].push(of(slot)));
   });
+  // uPlot gives a single point an axis of 1000 days, whatever its range is to be.
+  if (data[0].length === 1) data.forEach((column, k) => column.unshift(k ? null : column[0] - length));
   return data;
 }
 
 const size = (place) => ({ width: place.clientWidth, height: 200 });
 
-function plot(place, id, names, colours, data, extent) {
+function plot(place, id, names, colours, data, plots) {
   const share = id === "shares";
   const words = share ? percent : rate;
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 } };
@@ -141,7 +150,7 @@ function plot(place, id, names, colours, data, extent) {
     padding: [null, 30, null, null], // for the last label of the axis
     cursor: { drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => live } },
     legend: { live: true },
-    scales: { x: { range: (_, from, to) => extent(from, to) }, y: { range } },
+    scales: { x: { range: (_, from, to) => plots.extent(from, to) }, y: { range } },
     axes: [
       { ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
       { ...axis, size: 74, values: (_, marks) => marks.map(words) },
@@ -150,7 +159,7 @@ function plot(place, id, names, colours, data, extent) {
       { value: (_, at) => (at === null ? "–" : timeOfDay(at)) },
       ...names.map((name, i) => ({ label: plain(name), stroke: colour(colours[i]), width: 2, value: (_, value) => words(value) })),
     ],
-    hooks: { draw: share ? [limitLine] : [], setSelect: [selected] },
+    hooks: { drawClear: [(u) => shade(u, plots.incidents)], draw: share ? [limitLine] : [], setSelect: [selected] },
   };
   const made = new uPlot(options, data, place);
   made.ctx.canvas.ariaHidden = "true"; // the text below it has the values
@@ -164,6 +173,19 @@ function selected(u) {
   if (!width) return;
   u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
   zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+}
+
+// The times of incidents, behind the lines.
+function shade(u, incidents) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.globalAlpha = 0.15;
+  for (const { began_at: began, last_at: last, ended_at: ended, severity } of incidents) {
+    const [from, to] = [began, ended ?? last].map((at) => Math.min(bbox.left + bbox.width, Math.max(bbox.left, u.valToPos(at, "x", true))));
+    ctx.fillStyle = colour(severity === "critical" ? "--bad" : "--warn");
+    if (to > bbox.left && from < bbox.left + bbox.width) ctx.fillRect(from, bbox.top, Math.max(2, to - from), bbox.height);
+  }
+  ctx.restore();
 }
 
 function limitLine(u) {

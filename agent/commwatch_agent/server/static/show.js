@@ -1,96 +1,68 @@
 // Shows the state of a job in words, numbers and tables.
 
-import { each, find, make, say } from "./elements.js";
+import { find, make, say } from "./elements.js";
 import { filtered, passes, sizeClass } from "./filters.js";
+import { kindOf, showIncidents } from "./incidents.js";
 import { address } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
+import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
 const WORTH = 0.1;
-const BAD = new Set(["hang", "desync", "corruption", "critical", "error"]);
 
-const kindOf = (name) => (BAD.has(name) ? "bad" : name === "info" ? "" : "warn");
-
-export function showJob({ job, alerts, trouble, nodes }) {
-  wrong(job, alerts, trouble, nodes);
-  tiles(job);
-  ranks(job);
+export function showJob({ at, job, alerts, incidents, trouble, nodes }) {
+  const shown = showIncidents(incidents, alerts, troubles(job, trouble, nodes));
+  find("wrong-section").hidden = job.state === "ended" && !shown.wrong;
+  showHappened(shown.happened, job.state === "ended");
+  tiles(job, at);
+  ranks(job, incidents);
   inFlight(job);
 }
 
-function wrong(job, alerts, trouble, nodes) {
-  const said = trouble ? [{ head: "The agent", text: trouble, kind: "bad" }] : [];
-  for (const [url, why] of Object.entries(nodes.silent)) {
-    said.push({ head: `No answer from ${url}`, text: `(${why}): the ranks of its node are missing below.`, kind: "bad" });
-  }
-  for (const verdict of job.verdicts) {
-    const whom = verdict.ranks.length ? `, ${verdict.ranks.length > 1 ? "ranks" : "rank"} ${spans(verdict.ranks)}` : "";
-    const says = verdict.says.replace(`${verdict.kind}: `, "");
-    said.push({ head: `${verdict.kind.toUpperCase()}${whom}`, text: says, kind: kindOf(verdict.kind) });
-  }
-  if (job.sheds) said.push({ head: "The probe", text: job.sheds, kind: "warn" });
-  for (const alert of alerts.filter((alert) => alert.state === "firing")) {
-    const links = [[`/runbook#${alert.name.toLowerCase()}`, "what to do"]];
-    if (alert.annotations.evidence_url) links.push([`/api/v1/alerts/${encodeURIComponent(alert.id)}/evidence`, "evidence"]);
-    said.push({ head: `Alert ${alert.name}`, text: alert.annotations.summary ?? "", kind: kindOf(alert.severity), links });
-  }
-  const pending = [...new Set(alerts.filter((alert) => alert.state === "pending").map((alert) => alert.name))];
-  if (pending.length) said.push({ head: "Pending alerts", text: pending.join(", "), kind: "" });
-  if (!said.length) said.push({ head: "Nothing", text: "found.", kind: "good" });
-  each(find("wrong"), "li", said, write);
+// Of a job that has ended, that nothing was found is known, too.
+export function showHappened(number, ended) {
+  find("happened-section").hidden = !number && !ended;
+  say(find("happened-none"), number ? "" : "Nothing was found.");
 }
 
-// Writes an item of what is wrong. If at most its age changes, its links keep the focus, and a screen reader does not read it again.
-function write(item, { head, text, kind, links = [] }) {
-  const [before, age, after] = aged(plain(text));
-  const now = JSON.stringify([head, before, after, kind, links]);
-  if (item.dataset.said !== now) {
-    item.dataset.said = now;
-    item.className = kind;
-    const place = make("span");
-    place.ariaLive = "off";
-    item.replaceChildren(make("b", plain(head)), " ", before, place, after);
-    for (const [url, name] of links) {
-      const link = make("a", name);
-      link.href = url;
-      item.append(" ", link);
-    }
+// What keeps the agent from knowing all of a job.
+function troubles({ sheds }, trouble, { silent }) {
+  const found = trouble ? [{ head: "The agent", text: trouble, kind: "bad" }] : [];
+  for (const [url, why] of Object.entries(silent)) {
+    found.push({ head: `No answer from ${url}`, text: `(${why}): the ranks of its node are missing below.`, kind: "bad" });
   }
-  say(item.querySelector("span"), age);
-}
-
-// A text in three parts: before its age, the age ("31 s" of "31 s ago", or of "for 31 s)" at its end), and after it.
-function aged(text) {
-  const found = /\b\d+ s(?= ago\b|\)$)/.exec(text);
-  return found ? [text.slice(0, found.index), found[0], text.slice(found.index + found[0].length)] : [text, "", ""];
+  if (sheds) found.push({ head: "The probe", text: sheds, kind: "warn" });
+  return found;
 }
 
 // Tables have their heads before there is anything to show.
 export function begin() {
-  ranks({ ranks: [] });
+  ranks({ ranks: [] }, []);
   inFlight({ in_flight: [], in_flight_more: 0 });
   showChosen({ chosen: [] });
 }
 
-function tiles(job) {
+// If no step has ended for long, the figures are of then, and must not look as if they were of now.
+function tiles(job, at) {
+  const then = job.figures_at === null ? "" : `of ${timeOfDay(job.figures_at)}`;
+  say(find("figures-said"), then && `No step for ${seconds(at - job.figures_at)}: communication, exposed and step are ${then}.`);
   const high = job.comm !== null && job.comm > LIMIT;
   const hidden = job.exposed !== null && job.exposed < WORTH;
-  const kind = job.comm === null ? "quiet" : high && !hidden ? "bad" : "good";
+  const kind = job.comm === null || then ? "quiet" : high && !hidden ? "bad" : "good";
   say(find("comm"), percent(job.comm), kind);
   const meter = find("comm-meter");
-  meter.hidden = job.comm === null;
+  meter.hidden = job.comm === null || Boolean(then);
   meter.setAttribute("aria-valuenow", String(Math.round(100 * (job.comm ?? 0))));
   meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30%`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : then || made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
   say(find("comm-of"), job.comm_of);
-  say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
-  say(find("exposed-of"), job.exposed_of);
-  say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
-  say(find("pace"), job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
+  say(find("exposed"), percent(job.exposed), job.exposed === null || then ? "quiet" : job.exposed > WORTH ? "warn" : "good");
+  say(find("exposed-of"), [job.exposed_of, job.exposed === null ? "" : then].filter(Boolean).join(", "));
+  say(find("step"), seconds(job.step_s), job.step_s === null || then ? "quiet" : "");
+  say(find("pace"), then ? `${then}, at step ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
   const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
   say(find("ranks-here"), `${known} of ${job.world_size}`);
   say(find("ranks-say"), Object.entries(job.states).map(([state, number]) => `${number} ${state}`).join(", "));
@@ -106,17 +78,26 @@ const RANKS = [
   ["GPU"], ["in flight", true, "the operation that has been in flight the longest"], ["for"], ["host", true],
 ];
 
-function ranks(job) {
+// The first open incident that names a rank: a cause, rather than its consequence.
+function blame(incidents) {
+  const open = incidents.filter(({ state }) => state === "open").reverse();
+  return new Map(open.flatMap((incident) => incident.ranks.map((rank) => [rank, incident])));
+}
+
+function ranks(job, incidents) {
+  const blamed = blame(incidents);
   const rows = job.ranks.map((rank) => {
     const op = rank.oldest;
+    const incident = blamed.get(rank.rank);
+    const name = incident?.kind.replaceAll("_", " ");
     const over = ["left", "ended"].includes(rank.state);
     const lost = rank.state !== "running" && !over;
     const gpu = rank.gpu === null ? UNKNOWN : `${rank.gpu}: ${percent(rank.gpu_utilization)}`;
     return {
       key: rank.rank,
-      kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : over ? "quiet" : "",
+      kind: incident ? kindOf(incident) : lost ? "bad" : over ? "quiet" : "",
       cells: [
-        { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
+        { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, name ? `${rank.state}, ${name}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
         op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
       ],
@@ -165,7 +146,7 @@ export function inFlight(job) {
 }
 
 export function showInsights({ findings, advice }) {
-  const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding.severity), parts: [finding.says, finding.means, finding.do] }));
+  const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding), parts: [finding.says, finding.means, finding.do] }));
   const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
   pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG).");
   pieces(find("advice"), tries, "No advice so far.");
@@ -183,14 +164,4 @@ function pieces(place, items, empty) {
     details.open = open.has(details.firstElementChild.textContent);
     return details;
   }));
-}
-
-// 0, 1, 2, 5 as "0-2, 5".
-function spans(numbers) {
-  const found = [];
-  for (const number of [...numbers].sort((a, b) => a - b)) {
-    if (found.length && number === found.at(-1)[1] + 1) found.at(-1)[1] = number;
-    else found.push([number, number]);
-  }
-  return found.map(([from, to]) => (from === to ? from : `${from}-${to}`)).join(", ");
 }

@@ -45,6 +45,11 @@ export function dateAndTime(unix) {
   return new Date(unix * 1000).toLocaleString("sv");
 }
 
+// The time of a moment today, else with the date.
+export function timeOrDate(unix) {
+  return new Date(unix * 1000).toDateString() === new Date().toDateString() ? timeOfDay(unix) : dateAndTime(unix);
+}
+
 // With the time zone's name.
 export function moment(unix) {
   const parts = new Intl.DateTimeFormat("sv", { timeZoneName: "short" }).formatToParts(unix * 1000);

@@ -1,0 +1,101 @@
+// Incidents: what is wrong, and what happened; each consequence below its cause.
+
+import { each, find, make, say } from "./elements.js";
+import { plain, seconds, timeOrDate } from "./words.js";
+
+const KINDS = { critical: "bad", error: "bad", warning: "warn", info: "" };
+
+export const kindOf = ({ severity }) => KINDS[severity] ?? "warn";
+
+// Shows in `wrong` the incidents that last, after what else is wrong (`more`), and in `happened` those that have ended. A cause that has ended
+// is shown with its consequences while one of them lasts.
+export function showIncidents(incidents, alerts, more) {
+  const families = familiesOf(incidents);
+  const lasts = (family) => family.some(({ incident }) => incident.ended_at === null);
+  const items = (some) => some.flat().map(({ incident, depth }) => itemOf(incident, depth, alerts));
+  const wrong = [...more, ...items(families.filter(lasts))];
+  const happened = items(families.filter((family) => !lasts(family)));
+  each(find("wrong"), "li", wrong.length ? wrong : [{ head: "Nothing", text: "found.", kind: "good" }], write);
+  each(find("happened"), "li", happened, write);
+  return { wrong: wrong.length, happened: happened.length };
+}
+
+// Families of incidents in the order of the agent: each begins with an incident that no other one here explains.
+function familiesOf(incidents) {
+  const left = new Map(incidents.map((incident) => [incident.id, incident]));
+  const below = (cause, depth) => {
+    left.delete(cause.id);
+    const effects = incidents.filter(({ id, consequence_of: of }) => of === cause.id && left.has(id));
+    return [{ incident: cause, depth }, ...effects.flatMap((effect) => (left.has(effect.id) ? below(effect, depth + 1) : []))];
+  };
+  const first = incidents.filter(({ consequence_of: of }) => !left.has(of));
+  return [...first, ...incidents].flatMap((incident) => (left.has(incident.id) ? [below(incident, 0)] : []));
+}
+
+// One that is pending has not lasted for long enough to be sure of. What to do about a consequence is to end its cause.
+function itemOf(incident, depth, alerts) {
+  const pending = incident.state === "pending";
+  const firing = alerts.filter(({ state, annotations }) => state === "firing" && annotations.incident === incident.id);
+  return {
+    head: `${incident.title}${pending ? " (pending)" : ""}`, text: incident.says, kind: pending ? "" : kindOf(incident), depth,
+    place: incident.place && `in ${incident.place}`, when: `${when(incident)}${cost(incident)}`, remedy: pending || depth ? "" : incident.remedy,
+    links: [
+      ...firing.map(({ name }) => [`/runbook#${name.toLowerCase()}`, `alert ${name}`]),
+      [`/incidents/${encodeURIComponent(incident.id)}`, "evidence"],
+    ],
+  };
+}
+
+// As in agent/commwatch_agent/incidents/words.py.
+function when({ began_at: began, last_at: last, ended_at: ended, outcome }) {
+  const lasted = seconds(Math.max(0, (ended ?? last) - began));
+  if (ended === null) return `since ${timeOrDate(began)}, for ${lasted} so far`;
+  return `${timeOrDate(began)}, for ${lasted}${outcome === "job_ended" ? ", until the job ended" : ""}`;
+}
+
+const cost = ({ cost_rank_s: lost }) => (lost ? `; cost ${seconds(lost)} of rank time` : "");
+
+// Writes an item. If at most its age changes, its links keep the focus, and a screen reader does not read it again.
+function write(item, { head, text, kind, depth = 0, place = "", when = "", remedy = "", links = [] }) {
+  const [before, age, after] = aged(plain(text));
+  const now = JSON.stringify([head, before, after, kind, depth, place, remedy, links]);
+  if (item.dataset.said !== now) {
+    item.dataset.said = now;
+    item.className = kind;
+    item.dataset.depth = Math.min(depth, 3);
+    const says = make(when ? "p" : "span");
+    says.append(before, quiet(), after);
+    item.replaceChildren(make("b", plain(head)), " ", plain(place), says);
+    if (when) item.append(quiet("when"));
+    if (remedy) item.append(withCode(plain(remedy)));
+    const line = make("p", undefined, "links");
+    for (const [url, name] of links) {
+      const link = make("a", plain(name));
+      link.href = url;
+      line.append(link, " ");
+    }
+    if (links.length) item.append(line);
+  }
+  say(item.querySelector("[aria-live]"), age);
+  if (when) say(item.querySelector(".when"), when);
+}
+
+// What a screen reader does not read when it changes.
+function quiet(kind) {
+  const place = make("span", undefined, kind);
+  place.ariaLive = "off";
+  return place;
+}
+
+// A text in three parts: before its age, the age ("31 s" of "31 s ago", or of "for 31 s)" at its end), and after it.
+function aged(text) {
+  const found = /\b\d+ s(?= ago\b|\)$)/.exec(text);
+  return found ? [text.slice(0, found.index), found[0], text.slice(found.index + found[0].length)] : [text, "", ""];
+}
+
+// What to do, with the commands that are between backticks.
+function withCode(text) {
+  const line = make("p", undefined, "remedy");
+  line.append(...text.split("`").map((part, i) => (i % 2 ? make("code", part) : part)));
+  return line;
+}
