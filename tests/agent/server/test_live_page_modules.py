@@ -190,7 +190,8 @@ def test_incident_in_words(visit: Visit) -> None:
 
 def test_figures_of_then(visit: Visit) -> None:
     """While no step ends, the tiles say since when, and that their figures are of then; else they do not."""
-    page, figures = visit.page, {"comm": 0.4, "exposed": 0.2, "step_s": 0.1, "step": 7}
+    page = visit.page
+    figures: dict[str, Any] = {"comm": 0.4, "exposed": 0.2, "step_s": 0.1, "step": 7}
     show_job(page, figures_at=1015, **figures)
     expect(page.locator("#figures-said")).to_contain_text(
         f"No step for 45.0 s: communication, exposed and step are of {clock(1015)}."

@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.helpers import SOON_MET, RunningAgent, agent, clean_env, end_rank, wait_for
+from tests.helpers import PATIENCE_S, SOON_MET, RunningAgent, agent, clean_env, end_rank, wait_for
 from tests.live import HandMade
+from tests.receivers import Server
 
 if TYPE_CHECKING:
     from tests.browser import Chromium
@@ -86,6 +90,30 @@ def test_no_such_incident(chromium: Chromium, node: RunningAgent, name: str) -> 
         assert (answer.status, answer.headers["content-type"].split(";")[0]) == (404, "text/html")
         expect(visit.page.get_by_role("heading", name="No such incident")).to_be_visible()
         visit.assert_readable()
+
+
+def test_links_of_a_message(tmp_path: Path) -> None:
+    """Each link of a message from an agent on all addresses has the name of its machine, which the agent answers to, and leads to a page."""
+    settings, run = tmp_path / "commwatch.toml", tmp_path / "run"
+    with Server() as server:
+        hook = f'[[receivers]]\nname = "hook"\nkind = "webhook"\nurl = "{server.url}"\n'
+        settings.write_text(f'insecure = true\n[kinds.hang]\nfor = "0s"\n{hook}')
+        with agent(run, "--config", str(settings), "--host", "0.0.0.0") as running, HandMade(run, "stuck") as job:
+            job.run(20, time.monotonic_ns() - 60 * 10**9)
+            job.hang(0, age_ms=55_000)
+            end_rank(job.writers[1])
+            (asked,) = wait_for(lambda: list(server.asked), "the message")[:1]
+            (told,) = asked.json["alerts"]
+            texts = told["annotations"]
+            urls = [told["generatorURL"], texts["runbook_url"], asked.json["externalURL"]]
+            for url in urls:
+                parts = urlsplit(url)
+                assert parts.hostname == gethostname().lower()
+                request = Request(f"{running.url}{parts.path}", headers={"Host": parts.netloc})
+                with urlopen(request, timeout=PATIENCE_S) as answer:
+                    page = answer.read().decode()
+                assert f'id="{parts.fragment}"' in page or not parts.fragment
+            assert urls[0].endswith(f"/incidents/{texts['incident']}")
 
 
 def test_incident_of_another_node(chromium: Chromium, tmp_path: Path) -> None:

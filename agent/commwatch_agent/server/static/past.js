@@ -48,7 +48,7 @@ export async function showPast(job) {
   const found = await ask("incidents", { job: job.job_id, scope: "job" }).then(({ data }) => data, (error) => error);
   if (found instanceof Error) return say(find("past-said"), `What happened is not known: ${found.message}.`);
   say(find("past-said"), "");
-  const shown = showIncidents(found, [], []);
+  const shown = showIncidents(found.filter(({ state }) => state !== "pending"), [], []);
   find("wrong-section").hidden = !shown.wrong;
   showHappened(shown.happened, true);
 }

@@ -60,7 +60,7 @@ function tiles(job, at) {
   say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : then || made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
   say(find("comm-of"), job.comm_of);
   say(find("exposed"), percent(job.exposed), job.exposed === null || then ? "quiet" : job.exposed > WORTH ? "warn" : "good");
-  say(find("exposed-of"), [job.exposed_of, job.exposed === null ? "" : then].filter(Boolean).join(", "));
+  say(find("exposed-of"), [job.exposed_of, then && `(${then})`].join(" "));
   say(find("step"), seconds(job.step_s), job.step_s === null || then ? "quiet" : "");
   say(find("pace"), then ? `${then}, at step ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
   const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
