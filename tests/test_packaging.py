@@ -142,10 +142,10 @@ def test_import_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_idle_agent_imports_no_numpy() -> None:
-    """An agent that has read no records pays no memory for numpy."""
-    code = "import sys, commwatch_agent.daemon; print('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+def test_idle_agent_is_light() -> None:
+    """An agent that has read no records pays no memory for numpy, and one whose runbook is not read none for Markdown."""
+    code = "import sys, commwatch_agent.daemon; print({'numpy', 'markdown_it'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_counting_imports_no_masked_arrays(tmp_path: Path) -> None:

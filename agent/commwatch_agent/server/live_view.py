@@ -52,8 +52,8 @@ class JobNow:
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
-    #: When the latest step of any rank ended, in Unix time (s), if the job runs and none has ended for a long time since: these figures
-    #: are of then. ``None``: they are of now, or not known.
+    #: When the latest step of any rank ended, in Unix time (s), if the job runs and none has ended for a long time since: these figures,
+    #: as far as they are known, are of then. ``None``: they are of now, or not known.
     figures_at: float | None
     #: For how many ranks ``comm`` and ``exposed`` are known: ``(3 of 4 ranks)``; empty if for all or for none.
     comm_of: str
@@ -104,7 +104,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
     in_flight = _in_flight(views)
     running = any(node.running for node in nodes)
     steps = [one.line.step for one in ranks if one.line.step is not None]
-    still_since = [one.still_since for one in ranks if one.line.step_s is not None]
+    still_since = [one.still_since for one in ranks if one.line.step is not None]
     return JobNow(
         job_id=nodes[0].job_id,
         state="running" if running else "ended",

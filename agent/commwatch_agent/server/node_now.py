@@ -179,15 +179,17 @@ def _rank(job_id: str, totals: RankTotals, sought: ended_calls.Sought, card: Car
         _pace(steps, now_ns),
         late,
         messages,
-        _still_since(totals, steps, now_ns),
+        _still_since(totals, now_ns),
     )
 
 
-def _still_since(totals: RankTotals, steps: list[StepRecord], now_ns: int) -> float | None:
+def _still_since(totals: RankTotals, now_ns: int) -> float | None:
     recent = totals.steps.totals.recent
-    if not steps or now_ns - recent[-1].end_ns <= LATELY_NS or _pace(steps, now_ns) is not None:
+    if not recent or now_ns - recent[-1].end_ns <= LATELY_NS:
         return None
-    return (recent[-1].end_ns + totals.offset_ns) / 1e9
+    usual_ns = median([step.end_ns - step.start_ns for step in recent if not step.long] or [0])
+    is_still = is_rate_stale((now_ns - recent[-1].end_ns) / 1e9, usual_ns / 1e9)
+    return (recent[-1].end_ns + totals.offset_ns) / 1e9 if is_still else None
 
 
 # -- steps ------------------------------------------------------------------------------------

@@ -36,7 +36,19 @@ def test_what_does_something_shows_the_token(method: str, path: str) -> None:
         assert status(method, path, rules, **BEARER) == HTTPStatus.OK
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/runbook", "/openapi.json", "/api/v1/jobs", "/static/page.js", "/no"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/docs",
+        "/runbook",
+        "/incidents/0123456789abcdef",
+        "/openapi.json",
+        "/api/v1/jobs",
+        "/static/page.js",
+        "/no",
+    ],
+)
 def test_reading(path: str) -> None:
     """Reading requires the token if the rules demand it."""
     assert status("GET", path) == HTTPStatus.OK

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.server.live_feed import LiveFeed
 from commwatch_agent.server.node_now import Operations
 from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring
@@ -87,3 +89,31 @@ def test_operations_of_many_nodes(
     for now[0] in (100.0, 105.0, 110.0, 115.0, 120.0):
         assert json.loads(look.operations("job"))["covered_s"] == asked[-1]
     assert asked == expected
+
+
+def test_incidents_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment has the incidents of this run and of the node in its time, not those of an earlier run of the same name, or of another job."""
+    watch = Watch(tmp_path)
+    write_ring(watch.rings, [operation(start_ns=0, end_ns=9)], job="job")
+    watch.tick()
+    services = idle_services(watch.agent)
+    look = LiveFeed(services, lambda: 100.0)
+    with watch.agent.live("job") as ((job,), _):
+        key, began = live_ranks.run_key(job), watch.agent.jobs()[0].started_at
+
+    def incident(name: str, job_id: str, run: str, ended_at: float | None = None) -> Incident:
+        state = "open" if ended_at is None else "ended"
+        return Incident(name, "hang", "warning", state, job_id, run, (name,), 0.0, 0.0, 0.0, ended_at=ended_at)
+
+    here = [incident("own", "job", key), incident("past", "job", key, began + 1), incident("node", "", "", began + 1)]
+    others = [
+        incident("earlier", "job", "other", 1.0),
+        incident("other", "b", "b"),
+        incident("before", "", "", began - 1),
+    ]
+    monkeypatch.setattr(services.incidents, "incidents", lambda: [*here, *others])
+    found = json.loads(look.moment("job"))["incidents"]
+    assert {each["id"] for each in found} == {"own", "past", "node"}
+    part = look.node("job")
+    assert part
+    assert {each.id for each in part.incidents} == {"own", "past"}

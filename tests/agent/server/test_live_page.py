@@ -413,6 +413,8 @@ def test_the_job_ends(chromium: Chromium, node: RunningAgent) -> None:
         job.end()
         expect(visit.page.locator("#about")).to_contain_text("ends, ended")
         expect(visit.page.locator("#ranks-say")).to_have_text("2 ended")
+        expect(visit.page.get_by_role("heading", name="The last steps")).to_be_visible()
+        expect(visit.page.locator("#happened-section")).to_contain_text("Nothing was found.")
         expect(visit.page.get_by_role("option", name="ends (ended)")).to_be_attached()
         assert {row["state"] for row in table(visit, "ranks")} == {"ended"}
         visit.assert_readable()

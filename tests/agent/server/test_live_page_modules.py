@@ -50,7 +50,7 @@ def line(rank: int, **known: Any) -> dict[str, Any]:
 
 def incident(id_: str, title: str, **known: Any) -> dict[str, Any]:
     """An open incident of which nothing else is known."""
-    absent = {
+    absent: dict[str, Any] = {
         "place": "",
         "remedy": "",
         "says": "",
@@ -200,6 +200,8 @@ def test_figures_of_then(visit: Visit) -> None:
         expect(page.locator(f"#{tile}")).to_have_class("number quiet")
         expect(page.locator(f"#{note}")).to_contain_text(f"of {clock(1015)}")
     expect(page.get_by_role("meter")).to_be_hidden()
+    show_job(page, figures_at=1015, step=7)
+    expect(page.locator("#figures-said")).to_have_text("No step for 45.0 s.")
     show_job(page, steps_per_s=10, **figures)
     expect(page.locator("#figures-said")).to_be_hidden()
     expect(page.locator("#comm")).to_have_class("number bad")

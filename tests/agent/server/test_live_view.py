@@ -129,6 +129,23 @@ def test_slots_of_an_older_part() -> None:
     assert len(job_now([older, older]).slots) == 1
 
 
+def test_age_of_the_figures() -> None:
+    """Once no step of any rank has ended for ten seconds, the figures are of the latest one; while one rank goes on, or after the end, they are not."""
+    ended_at = EPOCH_NS / 1e9 + STEPS * 0.1
+    shown = job(steps(0), steps(1))
+    assert now(shown, 11 * SECOND).figures_at is None
+    assert now(shown, 13 * SECOND).figures_at == pytest.approx(ended_at)
+    found = now(shown, 300 * SECOND)  # after a minute the figures are not known any more
+    assert (found.figures_at, found.comm, found.step_s) == (pytest.approx(ended_at), None, None)
+    assert now(job(steps(0), steps(1, 125)), 13 * SECOND).figures_at is None
+    slow = job([mark(n, n * 10 * SECOND) for n in range(6)])
+    assert now(slow, 75 * SECOND).figures_at is None
+    for book in books(shown):
+        book.alive = False
+    assert now(shown, 13 * SECOND).figures_at is None
+    assert now(job([], []), 13 * SECOND).figures_at is None
+
+
 def test_no_pace_in_a_hang() -> None:
     """Once no step has ended for five seconds there is no pace any more; steps that take as long still have one."""
     shown = job(steps(0), steps(1))

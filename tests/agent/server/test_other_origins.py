@@ -232,6 +232,8 @@ def test_rebinding(context: BrowserContext, node: RunningAgent) -> None:
 
 def test_login_on_the_way(context: BrowserContext, node: RunningAgent) -> None:
     """Whoever follows a link to an agent that asks for its token is there after the login."""
-    page = log_in(context, node, "/runbook?from=chat")
-    expect(page).to_have_url(f"{node.url}/runbook?from=chat")
-    expect(page.get_by_role("heading", name="Runbook")).to_be_visible()
+    for path, heading in (("/runbook?from=chat", "Runbook"), ("/incidents/0123456789abcdef", "No such incident")):
+        context.clear_cookies()
+        page = log_in(context, node, path)
+        expect(page).to_have_url(f"{node.url}{path}")
+        expect(page.get_by_role("heading", name=heading)).to_be_visible()

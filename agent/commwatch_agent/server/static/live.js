@@ -156,7 +156,7 @@ function arrange({ empty = false, job = false, present = false }) {
 function nothing({ version, host }) {
   if (inMemory) past.load();
   inMemory = false;
-  if (past.jobs === null) return;
+  if (past.jobs === null) return say(find("about"), `Agent ${version} on ${plain(host)}.`);
   const job = past.job();
   arrange({ empty: job === undefined, job: job !== undefined });
   document.title = job === undefined ? "commwatch" : `${plain(job.job_id)} · commwatch`;

@@ -7,6 +7,7 @@ import { showHappened } from "./show.js";
 import { moment, plain } from "./words.js";
 
 const RETRY_MS = 5000;
+const MOST_NAMES = 100;
 
 export class PastJobs {
   // `wanted`: the job whose page this is, null: the latest; changed(): there is something new.
@@ -28,7 +29,7 @@ export class PastJobs {
   }
 
   names() {
-    return (this.jobs ?? []).map((job) => job.job_id);
+    return (this.jobs ?? []).slice(0, MOST_NAMES).map((job) => job.job_id);
   }
 
   // The job whose page this is; undefined: there is none. Of an earlier run only its name is known.

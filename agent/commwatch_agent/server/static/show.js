@@ -46,7 +46,9 @@ export function begin() {
 // If no step has ended for long, the figures are of then, and must not look as if they were of now.
 function tiles(job, at) {
   const then = job.figures_at === null ? "" : `of ${timeOfDay(job.figures_at)}`;
-  say(find("figures-said"), then && `No step for ${seconds(at - job.figures_at)}: communication, exposed and step are ${then}.`);
+  say(find("steps-title"), `The ${job.state === "ended" ? "last" : "latest"} steps`);
+  const which = job.step_s === null ? "" : `: communication, exposed and step are ${then}`;
+  say(find("figures-said"), then && `No step for ${seconds(at - job.figures_at)}${which}.`);
   const high = job.comm !== null && job.comm > LIMIT;
   const hidden = job.exposed !== null && job.exposed < WORTH;
   const kind = job.comm === null || then ? "quiet" : high && !hidden ? "bad" : "good";
@@ -60,7 +62,7 @@ function tiles(job, at) {
   say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : then || made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
   say(find("comm-of"), job.comm_of);
   say(find("exposed"), percent(job.exposed), job.exposed === null || then ? "quiet" : job.exposed > WORTH ? "warn" : "good");
-  say(find("exposed-of"), [job.exposed_of, then && `(${then})`].join(" "));
+  say(find("exposed-of"), [job.exposed_of, then && job.exposed !== null ? `(${then})` : ""].join(" "));
   say(find("step"), seconds(job.step_s), job.step_s === null || then ? "quiet" : "");
   say(find("pace"), then ? `${then}, at step ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
   const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
