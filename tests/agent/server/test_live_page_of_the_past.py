@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
+from commwatch_agent.history.history import History
 from tests.helpers import RunningAgent, agent, end_rank, wait_for
 from tests.live import HandMade
 
@@ -87,3 +89,27 @@ def test_latest_of_the_history_until_one_runs(chromium: Chromium, again: Running
         page.goto(f"{again.url}/?job=never")
         expect(page.get_by_role("heading", name="No job never here")).to_be_visible()
         expect(page.locator("#job")).to_be_hidden()
+
+
+def test_job_whose_agent_was_killed(chromium: Chromium, tmp_path: Path) -> None:
+    """What was wrong with a job when its agent was killed is what happened, once the next agent finds that the job has ended."""
+    with ExitStack() as until_the_end:
+        job = until_the_end.enter_context(HandMade(tmp_path, "stuck", ago_s=30))
+        with agent(tmp_path) as running:
+            job.run(20, time.monotonic_ns() - 15 * 10**9)
+            job.read_by(running)
+            job.hang(0, age_ms=14_900)
+            wait_for(lambda: running.get("/api/v1/incidents?job=stuck&state=open"), "the hang")
+            wait_for(lambda: _stored(running), "it in the history")
+            running.kill()
+        until_the_end.close()
+        with agent(tmp_path) as running, chromium.visit(f"{running.url}/?job=stuck") as visit:
+            expect(visit.page.locator("#about")).to_contain_text("stuck, ended")
+            expect(visit.page.locator("#happened li").first).to_contain_text(", until the job ended")
+            expect(visit.page.locator("#wrong-section")).to_be_hidden()
+
+
+def _stored(running: RunningAgent) -> bool:
+    (file,) = running.directory.glob("history-*.sqlite")
+    with History(file) as history:
+        return bool(history.incidents())

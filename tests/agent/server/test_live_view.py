@@ -136,7 +136,8 @@ def test_age_of_the_figures() -> None:
     assert now(shown, 11 * SECOND).figures_at is None
     assert now(shown, 13 * SECOND).figures_at == pytest.approx(ended_at)
     found = now(shown, 300 * SECOND)  # after a minute the figures are not known any more
-    assert (found.figures_at, found.comm, found.step_s) == (pytest.approx(ended_at), None, None)
+    assert found.figures_at == pytest.approx(ended_at)
+    assert (found.comm, found.step_s) == (None, None)
     assert now(job(steps(0), steps(1, 125)), 13 * SECOND).figures_at is None
     slow = job([mark(n, n * 10 * SECOND) for n in range(6)])
     assert now(slow, 75 * SECOND).figures_at is None

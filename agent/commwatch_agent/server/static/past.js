@@ -47,9 +47,13 @@ export async function showPast(job) {
   say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${when}.`);
   find("past-report").href = url("report", { job: job.job_id, format: "html" });
   const found = await ask("incidents", { job: job.job_id, scope: "job" }).then(({ data }) => data, (error) => error);
+  if (find("past").hidden) return; // the job, or another one, is in memory now
   if (found instanceof Error) return say(find("past-said"), `What happened is not known: ${found.message}.`);
   say(find("past-said"), "");
-  const shown = showIncidents(found.filter(({ state }) => state !== "pending"), [], []);
+  const shown = showIncidents(found.filter(({ state }) => state !== "pending").map((incident) => over(incident, job)), [], []);
   find("wrong-section").hidden = !shown.wrong;
   showHappened(shown.happened, true);
 }
+
+// An incident of a job whose end no agent has seen ended when it last held.
+const over = (incident, { state }) => (state === "ended" && incident.ended_at === null ? { ...incident, ended_at: incident.last_at, outcome: "job_ended" } : incident);
