@@ -46,7 +46,7 @@ def in_words(alert: dict[str, Any]) -> str:
 
 
 def hang(pictures: Path) -> None:
-    """Run a job in which a rank is stopped, and take the pictures of its page, also by an agent that has it only in its history."""
+    """Run a job in which a rank is stopped, and take the pictures of its page, in the hang and after its end."""
     scenario = Scenario("ddp4", "stop", (2,), frozenset({"hang"}), 4, options=("--after", "40"))
     with tempfile.TemporaryDirectory() as made, launched() as browser:
         chromium = Chromium(browser, pictures)
@@ -61,9 +61,6 @@ def hang(pictures: Path) -> None:
             with chromium.visit(running.url) as visit:
                 visit.page.locator("#happened li").first.wait_for()
                 visit.picture("live-ended")
-        with agent(Path(made)) as running, chromium.visit(running.url, width=WIDTH, height=100) as visit:
-            visit.page.locator("#happened li").first.wait_for()
-            visit.picture("live-past")
 
 
 def main(pictures: Path) -> None:

@@ -200,6 +200,10 @@ def test_figures_of_then(visit: Visit) -> None:
         expect(page.locator(f"#{tile}")).to_have_class("number quiet")
         expect(page.locator(f"#{note}")).to_contain_text(f"of {clock(1015)}")
     expect(page.get_by_role("meter")).to_be_hidden()
+    show_job(page, [incident("a", "Hang: rank 1")])  # a job without steps
+    expect(page.locator("#figures-said")).to_have_text(re.compile(r"^Hang: rank 1, since .*:16:40\.$"))
+    show_job(page, [incident("a", "Hang: rank 1")], step=7, steps_per_s=10)  # of one group; others go on
+    expect(page.locator("#figures-said")).to_be_hidden()
     show_job(page, figures_at=1015, step=7)
     expect(page.locator("#figures-said")).to_have_text("No step for 45.0 s.")
     show_job(page, steps_per_s=10, **figures)

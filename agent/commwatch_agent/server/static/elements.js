@@ -18,6 +18,13 @@ export function make(name, text, kind) {
   return element;
 }
 
+// With the commands that are between backticks.
+export function makeWithCode(name, text) {
+  const element = make(name);
+  element.append(...text.split("`").map((part, i) => (i % 2 ? make("code", part) : part)));
+  return element;
+}
+
 // Makes one child per value; existing children are used again, so that focus and selection stay.
 export function each(parent, name, values, show) {
   while (parent.children.length > values.length) parent.lastElementChild.remove();

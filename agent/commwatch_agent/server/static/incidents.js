@@ -1,6 +1,6 @@
 // Incidents: what is wrong, and what happened; each consequence below its cause.
 
-import { each, find, make, say } from "./elements.js";
+import { each, find, make, makeWithCode, say } from "./elements.js";
 import { plain, seconds, timeOrDate } from "./words.js";
 
 const KINDS = { critical: "bad", error: "bad", warning: "warn", info: "" };
@@ -67,7 +67,7 @@ function write(item, { head, text, kind, depth = 0, place = "", when = "", remed
     says.append(before, quiet(), after);
     item.replaceChildren(make("b", plain(head)), " ", plain(place), says);
     if (when) item.append(quiet("when"));
-    if (remedy) item.append(withCode(plain(remedy)));
+    if (remedy) item.append(makeWithCode("p", plain(remedy)));
     const line = make("p", undefined, "links");
     for (const [url, name] of links) {
       const link = make("a", plain(name));
@@ -91,11 +91,4 @@ function quiet(kind) {
 function aged(text) {
   const found = /\b\d+ s(?= ago\b|\)$)/.exec(text);
   return found ? [text.slice(0, found.index), found[0], text.slice(found.index + found[0].length)] : [text, "", ""];
-}
-
-// What to do, with the commands that are between backticks.
-function withCode(text) {
-  const line = make("p", undefined, "remedy");
-  line.append(...text.split("`").map((part, i) => (i % 2 ? make("code", part) : part)));
-  return line;
 }

@@ -1,6 +1,6 @@
 // The live page: shows the agent's events, and warns when there are none.
 
-import { count, moment as momentOf, part, plain, seconds, timeOfDay } from "./words.js";
+import { count, moment as momentOf, part, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { downloads } from "./downloads.js";
@@ -10,7 +10,7 @@ import { OperationsTable } from "./operations.js";
 import { PastJobs, showPast } from "./past.js";
 import { Range } from "./range.js";
 import { RankPage } from "./rank.js";
-import { begin, inFlight, showChosen, showInsights, showJob } from "./show.js";
+import { begin, inFlight, showChosen, showInsights, showJob, still } from "./show.js";
 import { onChange, set, state } from "./state.js";
 import { Timeline } from "./timeline.js";
 
@@ -126,8 +126,8 @@ function show(moment) {
   const open = moment.incidents.some(({ state, severity }) => state === "open" && severity !== "info");
   document.title = `${open ? "! " : ""}${plain(job.job_id)} · commwatch`;
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
-  const still = job.figures_at === null ? "" : ` No step for ${seconds(moment.at - job.figures_at)}.`;
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.${still}`);
+  const halted = still(moment);
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.${halted && ` ${halted}.`}`);
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");

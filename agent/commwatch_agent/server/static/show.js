@@ -1,11 +1,11 @@
 // Shows the state of a job in words, numbers and tables.
 
-import { find, make, say } from "./elements.js";
+import { find, make, makeWithCode, say } from "./elements.js";
 import { filtered, passes, sizeClass } from "./filters.js";
 import { kindOf, showIncidents } from "./incidents.js";
 import { address } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
+import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay, timeOrDate } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
@@ -15,7 +15,7 @@ export function showJob({ at, job, alerts, incidents, trouble, nodes }) {
   const shown = showIncidents(incidents, alerts, troubles(job, trouble, nodes));
   find("wrong-section").hidden = job.state === "ended" && !shown.wrong;
   showHappened(shown.happened, job.state === "ended");
-  tiles(job, at);
+  tiles(job, still({ at, job, incidents }));
   ranks(job, incidents);
   inFlight(job);
 }
@@ -43,12 +43,21 @@ export function begin() {
   showChosen({ chosen: [] });
 }
 
+const STILL = new Set(["hang", "stalled", "desync"]);
+
+// That nothing moves, and since when; empty: it does, or that is not known. Without steps, only an incident shows it.
+export function still({ at, job, incidents }) {
+  if (job.figures_at !== null) return `No step for ${seconds(at - job.figures_at)}`;
+  const incident = job.step === null && incidents.find(({ kind, state }) => state === "open" && STILL.has(kind));
+  return incident ? `${plain(incident.title)}, since ${timeOrDate(incident.began_at)}` : "";
+}
+
 // If no step has ended for long, the figures are of then, and must not look as if they were of now.
-function tiles(job, at) {
+function tiles(job, nothing) {
   const then = job.figures_at === null ? "" : `of ${timeOfDay(job.figures_at)}`;
   say(find("steps-title"), `The ${job.state === "ended" ? "last" : "latest"} steps`);
-  const which = job.step_s === null ? "" : `: communication, exposed and step are ${then}`;
-  say(find("figures-said"), then && `No step for ${seconds(at - job.figures_at)}${which}.`);
+  const which = then && job.step_s !== null ? `: communication, exposed and step are ${then}` : "";
+  say(find("figures-said"), nothing && `${nothing}${which}.`);
   const high = job.comm !== null && job.comm > LIMIT;
   const hidden = job.exposed !== null && job.exposed < WORTH;
   const kind = job.comm === null || then ? "quiet" : high && !hidden ? "bad" : "good";
@@ -162,7 +171,7 @@ function pieces(place, items, empty) {
   const open = new Set([...place.querySelectorAll("details[open] summary")].map((summary) => summary.textContent));
   place.replaceChildren(...items.map(({ head, kind, parts }) => {
     const details = make("details");
-    details.append(make("summary", plain(head), kind), ...parts.filter(Boolean).map((part) => make("p", plain(part))));
+    details.append(make("summary", plain(head), kind), ...parts.filter(Boolean).map((part) => makeWithCode("p", plain(part))));
     details.open = open.has(details.firstElementChild.textContent);
     return details;
   }));
