@@ -48,7 +48,7 @@ SENTENCES = {
         )
     ),
     "compare": ("Job B", "  A  ", "  B  ", "  No intervals"),
-    "diagnose": ("  ",),
+    "diagnose": ("  ", "not yet certain: "),
 }
 
 

@@ -90,7 +90,7 @@ def test_tutorial_twice(tmp_path: Path) -> None:
 
         (hang, *_) = wait_for(hangs, "the hang")
         assert {(verdict["job_id"], tuple(verdict["ranks"])) for verdict in hangs()} == {("456", (1,))}, hang
-        assert "HANG in 456: rank 1" in commwatch("diagnose", "--dir", run).stdout
+        assert "Hang: rank 1 (456)" in commwatch("diagnose", "--dir", run).stdout
         wait_for(lambda: jobs_of(running)["456#2"]["restarts"] == 1, "the restart")
         wait_for(lambda: None not in pids(running, "456#2").values(), "its ranks")
         assert not {*before["456#2"].values()} & {*pids(running, "456#2").values()}

@@ -10,12 +10,12 @@ from tests.terminal import terminal
 
 
 def test_top_of_a_real_job(tmp_path: Path) -> None:
-    """It shows the job as it runs, names and marks the rank that is late, and that it was killed."""
+    """It shows the job as it runs, names and marks the rank that is late; after the job was killed, that, and what happened."""
     with agent(tmp_path), terminal("top", "--dir", str(tmp_path), cells=120) as shown:
         wait_for(lambda: "no job yet" in shown.text(), "the empty agent on the screen")
         job = Job(tmp_path, "late", "late", 1, 200, ranks=2)
         try:
-            wait_for(lambda: "STRAGGLER rank 1: " in shown.text(), "the straggler in words")
+            wait_for(lambda: "WARNING Late rank: rank 1 " in shown.text(), "the straggler in words")
             marked = [line.split()[:3] for line in shown.screen() if line.startswith("!")]
             assert marked == [["!", "1", "straggler"]]
             assert "commwatch top: late, running, 2 of 2 ranks" in shown.text()
@@ -24,6 +24,8 @@ def test_top_of_a_real_job(tmp_path: Path) -> None:
         finally:
             job.end()
         wait_for(lambda: "commwatch top: late, failed at " in shown.text(), "the end of the job on the screen")
+        wait_for(lambda: "until the job ended" in shown.text(), "what happened")
+        assert "WARNING Late rank: rank 1 " in shown.text()
         shown.press("q")
         assert shown.ended() == 0
         wait_for(shown.as_found, "the terminal as it was")

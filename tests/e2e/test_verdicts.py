@@ -169,20 +169,84 @@ def test_healthy(troubled: RunningAgent) -> None:
 
 
 def test_diagnose(troubled: RunningAgent) -> None:
-    """``commwatch diagnose`` prints the verdict: exit code 1, text and stacks; 0 for a healthy job; 2 if no agent answers."""
+    """``commwatch diagnose`` shows the incident as soon as there is a verdict: exit code 1, text, stack; 0 for a healthy job; 2 if no agent answers."""
     wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
     done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "HANG in stop: rank 1" in done.stdout
+    assert "  Hang: rank 1 (stop)\n" in done.stdout
     assert "its process is stopped" in done.stdout
+    assert "  To do: " in done.stdout
+    assert re.search(r"^ +stop \(.*troubles.py:\d+\)$", done.stdout, re.MULTILINE)
     wait_for(lambda: verdicts_of(troubled, "save"), "the verdict")
-    done = commwatch("diagnose", "--dir", troubled.directory, "--job", "save", "--json")
-    (evidence,) = [each for each in json.loads(done.stdout)["evidence"] if each["rank"] == 0]
-    assert (evidence["job_id"], evidence["kind"]) == ("save", "python_stack")
-    assert re.search(r"save \(.*troubles.py", evidence["text"])
+    done = commwatch("diagnose", "--dir", troubled.directory, "save", "--json")
+    told = json.loads(done.stdout)
+    (verdict,) = told["verdicts"]
+    (incident,) = [each for each in told["incidents"] if each["state"] == "open"]
+    about = ("kind", "cause", "job_id", "group_id", "group", "seq", "op", "ranks", "waiting")
+    assert [incident[name] for name in about] == [verdict[name] for name in about]
+    stacks = [item["data"].get("stack", "") for item in incident["evidence"]]
+    stacks += [each["text"] for each in told["evidence"] if each["rank"] == 0]
+    assert any(re.search(r"save \(.*troubles.py", stack) for stack in stacks)
     done = commwatch("diagnose", troubled.url, "--job", "healthy")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
     done = commwatch("diagnose", f"127.0.0.1:{free_port()}")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def diagnosis(directory: Path) -> str:
+    """What ``commwatch diagnose`` prints, each time that nothing is well."""
+    done = commwatch("diagnose", "--dir", directory)
+    assert done.returncode == 1, done.stdout
+    assert "healthy" not in done.stdout
+    return done.stdout
+
+
+def test_diagnose_after_a_kill(tmp_path: Path) -> None:
+    """A killed rank is named within seconds and then as the cause; after the end, with and without an agent, its job is told of by its name."""
+    with agent(tmp_path) as running:
+        job = Job(tmp_path, "train", "nothing", 0, GOOD)
+        try:
+            wait_for(
+                lambda: commwatch("diagnose", "--dir", tmp_path).stdout == f"healthy: 1 running job, {RANKS} ranks\n",
+                "steps",
+            )
+            job.ranks[1].kill()
+            states = ["running", "gone", "running"]
+            wait_for(lambda: [each["state"] for each in running.get("/api/v1/ranks")] == states, "its death")
+            assert re.search(r"rank 1 \(train\) died [\d.]+ m?s ago|Rank lost: rank 1 \(train\)", diagnosis(tmp_path))
+            lost = wait_for(lambda: "Rank lost" in (found := diagnosis(tmp_path)) and found, "the loss")
+            assert lost.startswith("WARNING  Rank lost: rank 1 (train)\n")
+            wait_for(lambda: "\n  Consequence: Hang: rank 1, since " in diagnosis(tmp_path), "the hang")
+        finally:
+            job.end()
+        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end")
+        now = commwatch("diagnose", "--dir", tmp_path)
+        assert now.stdout.startswith("no running job\ntrain failed: rank 1 died (no clean end) at ")
+        assert (now.returncode, f"`commwatch diagnose --dir {tmp_path} train` shows" in now.stdout) == (0, True)
+
+        def past() -> str:
+            done = commwatch("diagnose", "train", "--dir", tmp_path)
+            assert (done.returncode, done.stderr) == (1, "")
+            return done.stdout if "until the job ended" in done.stdout else ""
+
+        with_agent: str = wait_for(past, "what happened")
+    assert with_agent.startswith("WARNING  Rank lost: rank 1 (train)\n")
+    assert with_agent.splitlines()[-1].startswith("train failed: rank 1 died (no clean end) at ")
+    assert past() == with_agent
+    nobody = commwatch("diagnose", "--dir", tmp_path)
+    assert (nobody.returncode, "no agent runs here" in nobody.stderr) == (2, True)
+    assert f"`commwatch diagnose --dir {tmp_path} train` shows what happened" in nobody.stderr
+
+
+def test_diagnose_ranks_that_wait_for_a_new_group(tmp_path: Path) -> None:
+    """A job whose ranks wait for ever outside of operations is not healthy."""
+    with agent(tmp_path):
+        job = Job(tmp_path, "train", "new_group", 1, GOOD)
+        try:
+            quiet = "no operation or step of train has ended for "
+            wait_for(lambda: quiet in commwatch("diagnose", "--dir", tmp_path).stdout, "the pause")
+            assert quiet in diagnosis(tmp_path)
+        finally:
+            job.end()

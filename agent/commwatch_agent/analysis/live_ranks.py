@@ -95,6 +95,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
     """
     identity, place = totals.identity, totals.gpu
     mode, reason = gpu_timing(identity)
+    quiet_s, longest_quiet_s = _quiet(totals, now_ns)
     return RankView(
         job_id=job_id,
         rank=totals.rank,
@@ -136,7 +137,16 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         raised_at=(totals.ending and totals.ending.at) or None,
         destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),
         ended=ended_calls.ended(totals, sought, now_ns),
+        quiet_s=quiet_s,
+        longest_quiet_s=longest_quiet_s,
     )
+
+
+def _quiet(totals: RankTotals, now_ns: int) -> tuple[float | None, float | None]:
+    """Return for how long nothing of a rank has ended, and for how long at most before; only of a rank that records each operation."""
+    if not totals.alive or totals.recorded_ns is None or totals.mode != FULL:
+        return None, None
+    return max(0, now_ns - totals.recorded_ns) / 1e9, totals.longest_pause_ns / 1e9 or None
 
 
 def _state(totals: RankTotals) -> str:

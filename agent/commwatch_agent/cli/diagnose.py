@@ -1,14 +1,20 @@
-"""``commwatch diagnose``: show what is wrong now, from agents or from dumps of PyTorch's Flight Recorder."""
+"""``commwatch diagnose``: show what is wrong now, or was with an ended job, from agents, the history, or dumps of PyTorch's Flight Recorder."""
 
 from __future__ import annotations
 
 import argparse
 import socket
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commwatch.wire.errors import INCOMPLETE, UsageError
+from commwatch.wire.errors import INCOMPLETE, CommwatchError, UsageError
 from commwatch_agent.config import Config
+
+if TYPE_CHECKING:
+    from commwatch.api.client import Keys
+    from commwatch_agent.commands.diagnosis import Diagnosis
+    from commwatch_agent.watchers.stack_capture import Evidence
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -16,17 +22,19 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     diagnose = commands.add_parser(
         "diagnose",
         parents=[common],
-        help="show what is wrong now: hangs, stalls, stragglers",
+        help="show what is wrong now, or was with an ended job",
         description="Show what is wrong now with the jobs of this node and its agent's peers, or of all nodes whose agents are named. "
-        "Exit code 0: healthy, 1: at least one verdict, 3: no verdict, but some agents did not answer.",
+        "Of an ended job show what happened, from an agent or from the history. "
+        "Exit code 0: healthy, 1: something is wrong, 3: nothing is known to be wrong, but some agents did not answer.",
     )
     diagnose.add_argument(
         "agents",
         nargs="*",
-        metavar="ADDRESS",
-        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json); default: those of --dir and their peers",
+        metavar="JOB or ADDRESS",
+        help="the name of a job that is known on this node: as --job; otherwise agents (host, host:port, URL), or a "
+        "Prometheus file_sd target file (.json); default: the agents of --dir and their peers",
     )
-    diagnose.add_argument("--job", help="only this job")
+    diagnose.add_argument("--job", help="only this job; if it has ended: what happened to it")
     diagnose.add_argument(
         "--flight-recorder",
         nargs="+",
@@ -40,25 +48,81 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.api import client
-    from commwatch_agent.commands import diagnose
-    from commwatch_agent.incidents.judging import judged
+    from commwatch_agent.cli.report import again
+    from commwatch_agent.commands import diagnose, diagnosis
     from commwatch_agent.runtime import agents
-    from commwatch_agent.watchers.stack_capture import evidence
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
-    keys = client.keys_of(config)
+    keys, command = client.keys_of(config), again(arguments, "diagnose")
+    job, named = _job_and_agents(config, arguments, keys)
     urls = (
-        agents.addresses(arguments.agents, config.expects_tls)
-        if arguments.agents
+        agents.addresses(named, config.expects_tls)
+        if named
         else diagnose.with_peers(client.local_agents(config.dir), keys)
     )
-    seen = diagnose.ask(urls, arguments.job, keys)
-    found = judged(seen)
-    taken = evidence(found, seen.ranks, socket.gethostname())
-    say = diagnose.as_json if arguments.json else diagnose.text
-    print(say(found, seen, taken))
-    return 1 if found else INCOMPLETE if seen.silent else 0
+    try:
+        seen = diagnose.concluded(urls, job, keys)
+    except diagnose.CannotDiagnose as error:
+        if named:
+            raise
+        seen = _stored(config, job, command, error if urls or job is None else None)
+    now = time.time()
+    found, taken = diagnosis.doubts(seen, now), _taken(seen)
+    print(diagnosis.as_json(seen, taken) if arguments.json else diagnosis.text(seen, found, taken, command))
+    return diagnosis.exit_code(seen, found)
+
+
+def _job_and_agents(config: Config, arguments: argparse.Namespace, keys: Keys) -> tuple[str | None, list[str]]:
+    """Return the job that is meant, if there is one, and the agents that are named."""
+    from commwatch.api import client
+    from commwatch_agent.cli.stored import reading
+    from commwatch_agent.commands.diagnose import jobs_of
+
+    known: set[str] = set()
+    if arguments.agents:
+        known = jobs_of(client.local_agents(config.dir), keys)
+        try:
+            with reading(config) as agent:
+                known |= {name for name in arguments.agents if agent.has_job(name)}
+        except CommwatchError:  # without a history
+            pass
+    jobs = {name for name in arguments.agents if name in known} | ({arguments.job} if arguments.job else set())
+    if len(jobs) > 1:
+        raise UsageError(f"one job at a time; these are jobs: {', '.join(sorted(jobs))}")
+    return next(iter(jobs), None), [name for name in arguments.agents if name not in known]
+
+
+def _stored(config: Config, job: str | None, command: str, error: UsageError | None) -> Diagnosis:
+    """Return what the history has of a job; raise ``error`` if it does not have it, or no job is meant."""
+    from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.commands.diagnosis import Diagnosis, last_job
+    from commwatch_agent.incidents.answers import details_of
+    from commwatch_agent.incidents.stored import of_run
+
+    try:
+        with reading(config) as agent:
+            view = job_in(agent, job)
+            found = of_run(config.history, agent.stored(view.job_id))
+    except CommwatchError as unknown:
+        raise error or unknown from None
+    if job is None:
+        raise UsageError(f"{error}; {last_job(view, command)}")
+    return Diagnosis(incidents=[details_of(each) for each in found], ended=view)
+
+
+def _taken(seen: Diagnosis) -> list[Evidence]:
+    """Return what incidents lack: stacks of culprits that no agent could take, and dumps of the Flight Recorder."""
+    from commwatch_agent.watchers.stack_capture import evidence
+
+    known = {(each.job_id, rank) for each in seen.open for rank in each.waiting}
+    known |= {
+        (each.job_id, int(str(item.data["rank"])))
+        for each in seen.open
+        for item in each.evidence
+        if item.source == "stack" and item.data.get("stack")
+    }
+    return evidence(seen.open, seen.ranks, socket.gethostname(), known)
 
 
 def _flight_recorder(arguments: argparse.Namespace) -> int:

@@ -125,15 +125,15 @@ def _as_report(text: bytes) -> Report:
     return TypeAdapter(Report).validate_json(text)
 
 
-def again(arguments: argparse.Namespace) -> str:
-    """Return the command that prints the report of a run again, without the job's name."""
+def again(arguments: argparse.Namespace, command: str = "report") -> str:
+    """Return the command that prints the report of a run again, or another command on it, without the job's name."""
     flags = [
         (f"--{name}", getattr(arguments, name))
         for name in ("config", "dir", "state")
         if getattr(arguments, name) is not None
     ]
     node = ["--node"] if getattr(arguments, "node", False) else []
-    return shlex.join(["commwatch", "report", *node, *(str(part) for flag in flags for part in flag)])
+    return shlex.join(["commwatch", command, *node, *(str(part) for flag in flags for part in flag)])
 
 
 def _other_last(last_s: float | None) -> str:

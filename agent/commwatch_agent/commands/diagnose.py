@@ -1,32 +1,60 @@
-"""``commwatch diagnose``: what is wrong right now, on this node or on all nodes whose agents are named."""
+"""``commwatch diagnose``: what is wrong right now, or was with an ended job, by the incidents of the agents of one or many nodes."""
 
 from __future__ import annotations
 
-import json
+import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.wire.errors import UsageError
-from commwatch_agent.analysis.ended_operations import RankParts, most_collectives
-from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted
-from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, JobView, RankView
-from commwatch_agent.nodes.merging import Seen, across_nodes, by_run, own_records
-from commwatch_agent.nodes.replica_parts import RankChecks
-from commwatch_agent.watchers.stack_capture import Evidence
-from commwatch_collectors.spans import ranks
+from commwatch_agent.commands.diagnosis import Diagnosis, unconcluded
+from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, RankView
+from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
+from commwatch_agent.incidents.incident import EvidenceItem
+from commwatch_agent.incidents.words import title
+from commwatch_agent.nodes.merging import by_run, merged_jobs, merged_ranks
 
 _T = TypeVar("_T")
-_OfJob = TypeVar("_OfJob", RankView, GroupView, Verdict, RankParts, RankChecks)
+_Target = TypeVar("_Target")
+_OfJob = TypeVar("_OfJob", RankView, Verdict, IncidentView)
+#: Agents conclude once a second, and a moment after ranks have disagreed or died: so often, and after so many seconds, they are asked again.
+_TIMES, _AGAIN_S = 4, 1.0
+#: Lists in the view of a rank.
+_OF_RANK: Mapping[str, type[InFlight | Failed | Ended]] = {"in_flight": InFlight, "failed": Failed, "ended": Ended}
 
 
 class CannotDiagnose(UsageError):
     """There is no agent, none answers, or the job is unknown; the message names it."""
+
+
+class _Place(NamedTuple):
+    """An agent that has ranks of a run, and its view of it."""
+
+    url: str
+    job: JobView
+
+
+@dataclass
+class _Heard:
+    """What agents have answered, by the names that runs have here."""
+
+    silent: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, list[_Place]] = field(default_factory=dict)
+    ranks: list[RankView] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    incidents: list[list[IncidentView]] = field(default_factory=list)
+    #: By id of an incident: the agents that know it.
+    knowing: dict[str, list[str]] = field(default_factory=dict)
+
+    def add_incidents(self, url: str, views: Iterable[IncidentView]) -> None:
+        """Add the incidents of an agent."""
+        self.incidents.append(list(views))
+        for each in self.incidents[-1]:
+            self.knowing.setdefault(each.id, []).append(url)
 
 
 def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
@@ -39,108 +67,200 @@ def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
     return list(dict.fromkeys([*urls, *known]))
 
 
-def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
-    """Query all agents at once; then, again at once, those with cross-node groups for the collectives of these groups.
+def concluded(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
+    """Ask as ``ask`` does; again, some times, if agents have not concluded yet on what ranks do wrong."""
+    seen = ask(urls, job, keys)
+    for _ in range(_TIMES):
+        if not unconcluded(seen):
+            break
+        time.sleep(_AGAIN_S)
+        seen = ask(urls, job, keys)
+    return seen
+
+
+def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
+    """Ask all agents at once for their jobs and incidents, then some for the ranks of the running ones, or of the one that is named.
 
     Raises:
         CannotDiagnose: no agent answers, or those that answer do not know the job.
     """
-    seen = Seen([], [], [], {})
-    known: list[tuple[str, JobView]] = []
-    for url, jobs in _all(urls, lambda url: [_view(JobView, each) for each in get(url, "jobs", keys)]):
-        if isinstance(jobs, str):
-            seen.silent[url] = jobs
-        else:
-            known += [(url, view) for view in jobs]
-    # Nodes may give a run different names.
-    names = {
-        (url, view.job_id): name for name, parts in by_run(known, lambda part: part[1]).items() for url, view in parts
-    }
-    wanted: dict[str, list[str]] = {}
-    for url, view in known:
-        if view.state == "running" and job in (None, names[url, view.job_id]):
-            wanted.setdefault(url, []).append(view.job_id)
-    for url, views in _all(list(wanted), lambda url: _views(url, wanted[url], keys)):
-        if isinstance(views, str):
-            seen.silent[url] = views
-            continue
-        seen.ranks += [_named(names, url, view) for view in views.ranks]
-        seen.groups += [_named(names, url, view) for view in views.groups]
-        seen.reported += [_named(names, url, verdict) for verdict in views.reported]
-    across = across_nodes(seen.groups)
-    limit = most_collectives(sum(group.size for group in across))
-    over_nodes = {group.job_id for group in across}
-    again = {url: [each for each in jobs if names[url, each] in over_nodes] for url, jobs in wanted.items()}
-    again = {url: jobs for url, jobs in again.items() if jobs and url not in seen.silent}
-    for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):
-        if isinstance(columns_of, str):
-            seen.silent[url] = columns_of
-        else:
-            seen.parts += [_named(names, url, part) for part in columns_of[0]]
-            seen.replicas += [_named(names, url, part) for part in columns_of[1]]
-    if len(seen.silent) == len(urls):
-        reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
+    heard = _Heard()
+    names = _jobs_and_incidents(heard, urls, keys)
+    if len(heard.silent) == len(urls):
+        reasons = "; ".join(f"{url}: {why}" for url, why in heard.silent.items())
         raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
-    if job is not None and job not in names.values() and not seen.silent:
+    views = merged_jobs(place.job for places in heard.runs.values() for place in places)
+    running = {view.job_id: view for view in views if view.state == "running"}
+    if job is not None and job not in running:
+        return _ended(heard, job, keys)
+    wanted = {name: view for name, view in running.items() if job in (None, name)}
+    apart = _of_ranks(heard, wanted, names, keys)
+    open_or_pending = [
+        each for each in merged(heard.incidents) if each.job_id in wanted or (job is None and not each.job_id)
+    ]
+    latest = max((view for view in views if view.state != "running"), key=lambda view: view.last_seen_at, default=None)
+    return Diagnosis(
+        list(wanted.values()),
+        merged_ranks(heard.ranks),
+        _once(heard.verdicts),
+        _with_evidence(heard, open_or_pending, keys),
+        heard.silent,
+        apart,
+        latest=latest,
+    )
+
+
+def _jobs_and_incidents(heard: _Heard, urls: list[str], keys: Keys) -> dict[tuple[str, str], str]:
+    """Add jobs and incidents; return the names of runs here, by agent and their name there: nodes may give a run different names."""
+
+    def question(url: str) -> tuple[list[JobView], list[IncidentView]]:
+        found = get(url, "incidents?state=open&state=pending", keys)
+        return [_view(JobView, each) for each in get(url, "jobs", keys)], [_incident(each) for each in found]
+
+    answers = _answered(heard, _all(urls, question))
+    heard.runs = by_run([_Place(url, view) for url, (jobs, _) in answers for view in jobs], lambda place: place.job)
+    names = {(place.url, place.job.job_id): name for name, places in heard.runs.items() for place in places}
+    for url, (_, incidents) in answers:
+        heard.add_incidents(url, _named(names, url, incidents))
+    return names
+
+
+def _of_ranks(heard: _Heard, wanted: Iterable[str], names: Mapping[tuple[str, str], str], keys: Keys) -> list[str]:
+    """Add the ranks of runs and what is wrong with them; return the runs of which several agents had to be asked.
+
+    The first agent of a run asks those of the other nodes that it knows. Those with ranks that are still missing are asked themselves.
+    """
+    running = {name: [place for place in heard.runs[name] if place.job.state == "running"] for name in wanted}
+    first = [places[0] for places in running.values()]
+    _add_ranks(heard, [(place, place.job.world_size > len(place.job.ranks)) for place in first], names, keys)
+    known = {(view.job_id, view.rank) for view in heard.ranks}
+    more = {
+        name: [place for place in places[1:] if not {(name, rank) for rank in place.job.ranks} <= known]
+        for name, places in running.items()
+    }
+    _add_ranks(heard, [(place, False) for places in more.values() for place in places], names, keys)
+    return [name for name, places in more.items() if places and not heard.silent]
+
+
+def _add_ranks(
+    heard: _Heard, asked: list[tuple[_Place, bool]], names: Mapping[tuple[str, str], str], keys: Keys
+) -> None:
+    def question(of: tuple[_Place, bool]) -> list[list[dict[str, Any]]]:
+        (url, job), wide = of
+        which = f"job={urllib.parse.quote(job.job_id, safe='')}{'&scope=job' if wide else ''}"
+        routes = ("ranks?", "verdicts?", *(["incidents?state=open&state=pending&"] if wide else []))
+        found = [get(url, f"{route}{which}", keys) for route in routes]
+        if not wide:
+            return found
+        heard.silent.update((url, why) for each in found for url, why in each["nodes"]["silent"].items())
+        return [each["data"] for each in found]
+
+    by_url = ((place.url, answer) for (place, _), answer in _all(asked, question))
+    for url, (ranks, verdicts, *incidents) in _answered(heard, by_url):
+        heard.ranks += _named(names, url, map(_rank, ranks))
+        heard.verdicts += _named(names, url, (_view(Verdict, each) for each in verdicts))
+        for found in incidents:
+            heard.add_incidents(url, _named(names, url, map(_incident, found)))
+
+
+def _ended(heard: _Heard, job: str, keys: Keys) -> Diagnosis:
+    """Return what happened to a job that does not run, by the agents of its nodes."""
+    if job not in heard.runs:
         raise CannotDiagnose(f"no job '{job}'")
-    return seen
+    heard.incidents.clear()
+    places = heard.runs[job]
+    is_whole = len({rank for place in places for rank in place.job.ranks}) >= places[0].job.world_size
+
+    def question(place: _Place) -> list[IncidentView]:
+        which = f"job={urllib.parse.quote(place.job.job_id, safe='')}&state=open&state=ended"
+        if is_whole or place is not places[0]:
+            found = get(place.url, f"incidents?{which}", keys)
+        else:
+            found = get(place.url, f"incidents?{which}&scope=job", keys)["data"]
+        return [replace(_incident(each), job_id=job) for each in found]
+
+    for url, found in _answered(heard, ((place.url, answer) for place, answer in _all(places, question))):
+        heard.add_incidents(url, found)
+    (view,) = merged_jobs(place.job for place in places)
+    incidents = _with_evidence(heard, merged(heard.incidents), keys)
+    return Diagnosis(incidents=incidents, silent=heard.silent, ended=replace(view, job_id=job))
 
 
-def _all(urls: list[str], question: Callable[[str], _T]) -> Iterator[tuple[str, _T | str]]:
-    """Yield each URL with the agent's answer, or with the reason why there is none."""
-    for url, answer in zip(urls, together(lambda url: _answer(question, url), urls), strict=True):
-        yield url, f"no answer within {TOGETHER_S:.0f} s" if answer is None else answer
+def _with_evidence(heard: _Heard, views: Iterable[IncidentView], keys: Keys) -> list[IncidentDetails]:
+    """Return incidents with what all agents know as evidence: the stack of a rank is taken by the agent of its node."""
+    found = [IncidentDetails(**vars(view), evidence=[]) for view in views]
+    asked = [(each.id, url) for each in found if each.state != "pending" for url in heard.knowing[each.id]]
+
+    def question(of: tuple[str, str]) -> IncidentDetails:
+        answer = get(of[1], f"incidents/{of[0]}", keys)
+        items = [_view(EvidenceItem, item) for item in answer["evidence"]]
+        return IncidentDetails(**vars(_incident(answer)), evidence=items)
+
+    more: dict[str, list[IncidentDetails]] = {}
+    for (at, _), answer in _all(asked, question):
+        if not isinstance(answer, str):  # it is over, or another agent has answered for this one
+            more.setdefault(at, []).append(answer)
+    return [_completed(each, more.get(each.id, [])) for each in found]
 
 
-def _answer(question: Callable[[str], _T], url: str) -> _T | str:
-    """Return the agent's answer, or the reason why there is none."""
+def _completed(incident: IncidentDetails, answers: list[IncidentDetails]) -> IncidentDetails:
+    """Return an incident with the evidence of several agents, and the place that one of them knows."""
+    items: list[EvidenceItem] = []
+    for item in (item for answer in answers for item in answer.evidence):
+        if all((each.source, each.data) != (item.source, item.data) for each in items):
+            items.append(item)
+    placed = next((answer for answer in answers if answer.place), incident)
+    if not incident.place:
+        incident = replace(incident, place=placed.place, remedy=placed.remedy)
+    return replace(incident, evidence=items)
+
+
+def jobs_of(urls: list[str], keys: Keys) -> set[str]:
+    """Return the names of the jobs that agents know."""
+    answers = _all(urls, lambda url: [str(each["job_id"]) for each in get(url, "jobs", keys)])
+    return {name for _, names in answers if not isinstance(names, str) for name in names}
+
+
+# -- answers of agents -------------------------------------------------------------------------------
+
+
+def _all(targets: list[_Target], question: Callable[[_Target], _T]) -> Iterator[tuple[_Target, _T | str]]:
+    """Yield each target with the answer, or with the reason why there is none."""
+    for target, answer in zip(targets, together(lambda target: _answer(question, target), targets), strict=True):
+        yield target, f"no answer within {TOGETHER_S:.0f} s" if answer is None else answer
+
+
+def _answer(question: Callable[[_Target], _T], target: _Target) -> _T | str:
     try:
-        return question(url)
+        return question(target)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return reason(error)
 
 
-class _Views(NamedTuple):
-    """Ranks, groups, and the verdicts that need its own records, of jobs of one agent."""
-
-    ranks: list[RankView]
-    groups: list[GroupView]
-    reported: list[Verdict]
-
-
-def _views(url: str, jobs: list[str], keys: Keys) -> _Views:
-    found = _Views([], [], [])
-    for name in jobs:
-        query = f"?job={urllib.parse.quote(name, safe='')}"
-        for answer in get(url, f"ranks{query}", keys):
-            kinds: dict[str, type[InFlight | Failed | Ended]] = {
-                "in_flight": InFlight,
-                "failed": Failed,
-                "ended": Ended,
-            }
-            of_kinds = {name: [_view(kind, op) for op in answer.get(name, ())] for name, kind in kinds.items()}
-            found.ranks.append(_view(RankView, answer | of_kinds))
-        found.groups.extend(_view(GroupView, answer) for answer in get(url, f"groups{query}", keys))
-        found.reported.extend(own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)))
+def _answered(heard: _Heard, answers: Iterable[tuple[str, _T | str]]) -> list[tuple[str, _T]]:
+    """Return the answers by URL; note the agents without one as silent."""
+    found: list[tuple[str, _T]] = []
+    for url, answer in answers:
+        if isinstance(answer, str):
+            heard.silent[url] = answer
+        else:
+            found.append((url, answer))
     return found
 
 
-def _named(names: Mapping[tuple[str, str], str], url: str, view: _OfJob) -> _OfJob:
-    """Return what an agent has answered with the name that its run has here."""
-    return replace(view, job_id=names.get((url, view.job_id), view.job_id))
+def _named(names: Mapping[tuple[str, str], str], url: str, views: Iterable[_OfJob]) -> list[_OfJob]:
+    """Return what an agent has answered with the names that its runs have here."""
+    return [replace(view, job_id=names.get((url, view.job_id), view.job_id)) for view in views]
 
 
-def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> tuple[list[RankParts], list[RankChecks]]:
-    """Return one agent's records of collectives of cross-node groups, at most ``limit`` of a group, and its checks of their replicas."""
-    queries = [f"parts?job={urllib.parse.quote(job, safe='')}&limit={limit}" for job in jobs]
-    answers = [get(url, query, keys) for query in queries]
-    parts = [_view(RankParts, part) for answer in answers for part in answer["parts"]]
-    checks = [
-        _view(RankChecks, {**part, "at": [tuple(at) for at in part["at"]]})
-        for answer in answers
-        for part in answer["replicas"]
-    ]
-    return parts, checks
+def _rank(answer: dict[str, Any]) -> RankView:
+    lists = {name: [_view(kind, each) for each in answer.get(name, ())] for name, kind in _OF_RANK.items()}
+    return _view(RankView, answer | lists)
+
+
+def _incident(answer: dict[str, Any]) -> IncidentView:
+    """Return an incident; agents of earlier versions lack the texts."""
+    return _view(IncidentView, {"title": title(answer["kind"], answer["ranks"]), "place": "", "remedy": "", **answer})
 
 
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
@@ -148,30 +268,10 @@ def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
     return kind(**{field.name: answer[field.name] for field in fields(kind) if field.name in answer})  # type: ignore[arg-type]
 
 
-def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
-    """Return the verdicts as text for people."""
-    lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
-    jobs = sorted({view.job_id for view in seen.ranks})
-    running = [view for view in seen.ranks if view.state == "running"]
-    modes = {job: [(view.rank, view.probe_mode) for view in running if view.job_id == job] for job in jobs}
-    in_part = {job: part for job, of_job in modes.items() if (part := shedding(of_job)) is not None}
-    if not found:
-        well = "nothing wrong in the recorded data" if in_part else "healthy"
-        seen_of = f"{well}: {counted(len(jobs), 'running job')}, {counted(len(running), 'rank')}"
-        lines.append(seen_of if jobs else "no running job")
-    lines += [f"{job} is {part}; a hang shows only the missing ranks" for job, part in in_part.items()]
-    for verdict in found:
-        whom = ranks(verdict.ranks) if verdict.ranks else "no rank"
-        lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
-        lines.append(f"  {verdict.says}")
-    for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
-        what = {"python_stack": "Python stack", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
-        lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
-        lines += [f"  {line}" for line in each.text.splitlines()]
-    return terminal_text.lines(lines)
-
-
-def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
-    """Return the verdicts as JSON text for programs."""
-    verdicts, evidence = [asdict(verdict) for verdict in found], [asdict(each) for each in taken]
-    return json.dumps({"verdicts": verdicts, "silent": seen.silent, "evidence": evidence}, indent=2)
+def _once(found: Iterable[Verdict]) -> list[Verdict]:
+    """Return verdicts without those that several agents have given, or one under two names; the longest first."""
+    once = {
+        (each.kind, each.cause, each.job_id, each.group_id, each.seq, each.source, each.parameter, *each.ranks): each
+        for each in found
+    }
+    return sorted(once.values(), key=lambda each: -each.since_s)

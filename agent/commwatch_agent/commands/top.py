@@ -12,11 +12,12 @@ from rich.text import Text
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
-from commwatch_agent.analysis.rank_state import begun, culprits, oldest, state
+from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch_agent.analysis.wait_graph import age
+from commwatch_agent.commands.incident_lines import causes
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
-from commwatch_agent.commands.top_notices import STYLES, notices, wrapped
+from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.core.api_views import Row, Summary
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
@@ -109,7 +110,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     room = None if height is None else max(0, height - len(top))
     # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
-    top += wrapped(said, cells, None if room is None else max(2, room // 3, room - need))
+    top += wrapped(said, cells, None if room is None else max(2, room // 3, room - need), shown.job.job_id)
     room = None if height is None else max(0, height - len(top) - 1)
     return [*top, Text(), *_tables(answers, shown, cells, room)]
 
@@ -216,8 +217,8 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
 
 
 def _worst_first(shown: OfJob) -> list[RankView]:
-    """Sort ranks: named by a verdict, then not running, then by share of exposed communication (else communication)."""
-    blamed, steps = culprits(shown.verdicts), _by_rank(shown)
+    """Sort ranks: named by an incident, then not running, then by share of exposed communication (else communication)."""
+    blamed, steps = _blamed(shown), _by_rank(shown)
 
     def badness(rank: RankView) -> tuple[bool, int, float, int]:
         mine = steps.get(rank.rank, [])
@@ -226,6 +227,12 @@ def _worst_first(shown: OfJob) -> list[RankView]:
         return (rank.rank not in blamed, _STATES.get(state(rank), 3), -(share or 0.0), rank.rank)
 
     return sorted(shown.ranks, key=badness)
+
+
+def _blamed(shown: OfJob) -> dict[int, str]:
+    """Return the ranks that open incidents name as culprits, with the kind of the worst."""
+    found = reversed(causes(worth_showing(shown, []))) if shown.job.state == "running" else ()
+    return {rank: each.kind for each in found for rank in each.ranks}
 
 
 def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
@@ -271,7 +278,7 @@ def _rank_table(
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
-    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
+    named, steps, covered_s = _blamed(shown), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
     # By rank, because the cards of other nodes have the same numbers.
     used = {
@@ -287,7 +294,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
         style = STYLES.get(blamed, "warn") if blamed else bad
         row, op = sums.get(rank.rank), oldest(rank)
         texts = (
-            "!" if blamed else "", str(rank.rank), blamed or word, str(mine[0].seq) if mine else NOT_KNOWN,
+            "!" if blamed else "", str(rank.rank), word if blamed in (None, "rank_lost") else blamed, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(_waited_of_rank(row), 1, covered_s),

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 from commwatch.api.client import NO_KEYS, Keys, fetch, get
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.api_views import About, Advice, AlertsView, AlertView, Summary
+from commwatch_agent.core.api_views import About, Advice, Summary
 from commwatch_agent.core.views import JobView, RankView, StepView
+from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.nodes.merging import JobWide, Nodes
 from commwatch_agent.watchers.gpus import GpuViews
 from commwatch_collectors.nccl.findings import Finding
@@ -43,6 +44,7 @@ class OfJob:
     by_rank: Summary
     by_operation: Summary
     verdicts: list[Verdict]
+    incidents: list[IncidentView]
     advice: list[Advice]
     #: From this agent's node.
     findings: list[Finding]
@@ -60,8 +62,8 @@ class Answers:
     shown: OfJob | None
     #: Ids of other running jobs.
     others: list[str]
-    #: Pending and firing alerts of this job and of the node.
-    alerts: list[AlertView]
+    #: Open and pending incidents of the node.
+    incidents: list[IncidentView]
     gpus: GpuViews
 
 
@@ -132,14 +134,13 @@ class Asker:
         return _answer(url, partial(self._answers, url, shown, others))
 
     def _answers(self, url: str, job: JobView | None, others: list[str]) -> Answers:
-        alerts = self._ask(AlertsView, url, "alerts?limit=1000").active
-        here = (None, None if job is None else job.job_id)
+        incidents = self._ask(list[IncidentView], url, "incidents?state=open&state=pending")
         return Answers(
             url=url,
             about=self._ask(About, url, "about"),
             shown=None if job is None else self._of_job(url, job),
             others=others,
-            alerts=[alert for alert in alerts if alert.labels.get("job_id") in here],
+            incidents=[each for each in incidents if not each.job_id],
             gpus=self._ask(GpuViews, url, "gpus"),
         )
 
@@ -153,7 +154,8 @@ class Asker:
         by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank&")
         by_operation = self._ask_all(Summary, url, f"summary?{lately}&by=group,op&")
         verdicts = self._ask_all(list[Verdict], url, f"verdicts?{which}&")
-        answers: list[JobWide[Any]] = [ranks, steps, by_rank, by_operation, verdicts]
+        incidents = self._ask_all(list[IncidentView], url, f"incidents?{which}&")
+        answers: list[JobWide[Any]] = [ranks, steps, by_rank, by_operation, verdicts, incidents]
         silent = {agent: why for answer in answers for agent, why in answer.nodes.silent.items()}
         return OfJob(
             job=next((each for each in every.data if each.job_id == job.job_id), job),
@@ -162,6 +164,7 @@ class Asker:
             by_rank=by_rank.data,
             by_operation=by_operation.data,
             verdicts=verdicts.data,
+            incidents=incidents.data,
             advice=advice,
             findings=findings,
             nodes=Nodes(min(answer.nodes.answered for answer in answers), silent),

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import shlex
+from collections.abc import Iterator
 
 from rich.text import Text
 
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.commands.top_answers import Answers
+from commwatch_agent.commands.incident_lines import about, causes, consequences, happened
+from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import wrap
-from commwatch_alerts.model import SEVERITIES
-from commwatch_collectors.spans import ranks
+from commwatch_agent.incidents.answers import IncidentView, in_order
 
-#: Styles of severities and kinds of verdicts.
-STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad", "corruption": "bad"}
-#: Alerts of lower numbers come first.
-_SEVERITIES = {severity: -n for n, severity in enumerate(SEVERITIES)}
+#: Styles of severities, and of kinds of incidents.
+STYLES = {"critical": "bad", "warning": "warn", "error": "bad"} | dict.fromkeys(
+    ("hang", "desync", "corruption", "rank_lost"), "bad"
+)
 
 
 def notices(answers: Answers) -> list[tuple[str, str]]:
-    """Return what is wrong, the text and style of each notice, the worst first."""
+    """Return what is wrong, or was with an ended job, the text and style of each notice, the worst first."""
     shown = answers.shown
     said = [] if answers.about.trouble is None else [(f"agent: {answers.about.trouble}", "bad")]
     if shown is not None:
@@ -28,16 +29,7 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
         said += [(f"no answer from {url} ({why}): ranks of its node are missing below", "bad") for url, why in silent]
     if shown is not None and shown.job.ending:
         said.append((f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
-    if shown is not None:
-        for verdict in sorted(shown.verdicts, key=lambda verdict: STYLES.get(verdict.kind, "warn")):
-            style = STYLES.get(verdict.kind, "warn")
-            whom = ranks(verdict.ranks) if verdict.ranks else "no rank"
-            says = verdict.says.removeprefix(f"{verdict.kind}: ")
-            said.append((f"{verdict.kind.upper()} {whom}: {says}", style))
-    firing = [alert for alert in answers.alerts if alert.state == "firing"]
-    for alert in sorted(firing, key=lambda alert: _SEVERITIES.get(alert.severity, 0)):
-        text = alert.annotations.get("summary", "")
-        said.append((f"ALERT {alert.name}: {text}", STYLES.get(alert.severity, "")))
+    said += _incidents(worth_showing(shown, answers.incidents))
     part = (
         None
         if shown is None
@@ -48,21 +40,41 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
     if shown is not None:
         said += [(f"NCCL {found.title}: {found.says}", STYLES.get(found.severity, "")) for found in shown.findings]
         said += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
-    pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
-    said += [(f"pending: {', '.join(pending)}", "dim")] if pending else []
+    every = [*answers.incidents, *(shown.incidents if shown is not None and shown.job.state == "running" else [])]
+    pending = dict.fromkeys(each.title for each in every if each.state == "pending")
+    said += [(f"not yet certain: {', '.join(pending)}", "dim")] if pending else []
     said += [(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
     return [(clean(text), style) for text, style in said]
 
 
-def wrapped(said: list[tuple[str, str]], cells: int, height: int | None) -> list[Text]:
-    """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out."""
+def worth_showing(shown: OfJob | None, of_node: list[IncidentView]) -> list[IncidentView]:
+    """Return the open incidents of a running job and of the node, or those of an ended job."""
+    if shown is not None and shown.job.state != "running":
+        return happened(each for each in shown.incidents if each.state != "pending")
+    return in_order(each for each in [*(shown.incidents if shown else []), *of_node] if each.state == "open")
+
+
+def _incidents(incidents: list[IncidentView]) -> Iterator[tuple[str, str]]:
+    for each in causes(incidents):
+        yield f"{each.severity.upper()} {about(each)}: {each.says}", STYLES.get(each.severity, "")
+        for _, effect in consequences(each, incidents):
+            yield f"Consequence: {about(effect)}", "dim"
+
+
+def wrapped(said: list[tuple[str, str]], cells: int, height: int | None, job: str = "") -> list[Text]:
+    """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out.
+
+    Args:
+        job: whose they are; empty: of none.
+    """
+    of_job = f" {clean(shlex.quote(job))}" if job else ""
     whole = [wrap(text, cells, height and 2, style) for text, style in said]
     lines: list[Text] = []
     for i, parts in enumerate(whole):
         last = i == len(whole) - 1
         if height is not None and len(lines) + len(parts) + (not last) > height:
             if len(lines) < height:
-                lines.append(Text(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"))
+                lines.append(Text(f"and {len(whole) - i} more: commwatch diagnose{of_job}", "dim"))
             break
         lines += parts
     return lines

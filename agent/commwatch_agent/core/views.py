@@ -224,6 +224,9 @@ class RankView:
     destroyed: list[str] = field(default_factory=list)
     #: Its collectives that other ranks may still be inside (``analysis.calls.ended``).
     ended: list[Ended] = field(default_factory=list)
+    #: Seconds since an operation or a step of it has ended, and the longest time between two such ends; ``None``: not known, or it has ended.
+    quiet_s: float | None = None
+    longest_quiet_s: float | None = None
 
 
 @dataclass(frozen=True)

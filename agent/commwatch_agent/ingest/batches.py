@@ -85,10 +85,22 @@ def _ingest(batches: Sequence[Batch]) -> None:
     if len(columns):
         cuts = _cuts(columns, batches)
         Section(columns, raw, ranks, cuts).ingest()
+        _note_pauses(columns, ranks)
     for totals in ranks:
         totals.trim()
     for settle in dict.fromkeys(totals.settle for totals in ranks):
         settle()
+
+
+def _note_pauses(columns: Columns, ranks: Sequence[RankTotals]) -> None:
+    """Note when each rank last recorded something, and the longest time in which it did not."""
+    bounds = np.searchsorted(columns.ring, np.arange(len(ranks) + 1)).tolist()
+    for totals, (since, until) in zip(ranks, pairwise(bounds), strict=True):
+        if since < until:
+            ends = np.maximum.accumulate(columns.end[since:until])
+            first_ns = 0 if totals.recorded_ns is None else int(ends[0]) - totals.recorded_ns
+            totals.longest_pause_ns = max(totals.longest_pause_ns, first_ns, int(np.diff(ends).max(initial=0)))
+            totals.recorded_ns = max(totals.recorded_ns or 0, int(ends[-1]))
 
 
 def _take_checksums(totals: RankTotals, records: bytes) -> int:

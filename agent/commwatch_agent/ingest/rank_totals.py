@@ -129,6 +129,9 @@ class RankTotals(SideTables):
         self.steps = StepAccounting()
         self.lost = 0
         self.read = 0
+        #: When the latest record ended (``None``: there is none), and the longest time without one between two of them.
+        self.recorded_ns: int | None = None
+        self.longest_pause_ns = 0
         #: Skipped records: their stamps are valid, but their values impossible.
         self.nonsense = 0
         #: The latest records, as whole records in bytes.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch_agent.analysis.ended_operations import RankParts, once, put_together
-from commwatch_agent.analysis.verdicts import Verdict, latest_life, merged_groups
+from commwatch_agent.analysis.verdicts import Verdict, latest_life
 from commwatch_agent.core.runs import free_name
 from commwatch_agent.core.views import GroupView, JobView, RankView
 from commwatch_agent.ingest.stragglers import Late
@@ -85,16 +84,6 @@ def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
         # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
         found += [(job, group_id, late) for late in stragglers_in(window, 0, least_ns=0)]
     return once(found)
-
-
-def across_nodes(groups: list[GroupView]) -> list[GroupView]:
-    """Return the groups that several agents report and whose ranks are all known."""
-    agents = Counter((group.job_id, group.group_id) for group in groups)
-    return [
-        group
-        for group in merged_groups(groups)
-        if agents[group.job_id, group.group_id] > 1 and len(group.ranks) == group.size
-    ]
 
 
 def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:

@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from commwatch.wire import crossing
 from commwatch.wire.concurrency import at_once, wait_until
 from commwatch_agent.analysis.flight_recorder_analysis import RankDump, positions, take
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import RankView
 from commwatch_collectors.node.flight_recorder import BadDump
 
@@ -46,27 +46,40 @@ class Evidence:
     text: str
 
 
-def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list[Evidence]:
-    """Return evidence of the ranks on this host that verdicts are about.
+class Fault(Protocol):
+    """A verdict or an incident."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def waiting(self) -> list[int]: ...
+
+
+def evidence(
+    found: Iterable[Fault], ranks: Iterable[RankView], hostname: str, without_stack: Container[tuple[str, int]] = ()
+) -> list[Evidence]:
+    """Return evidence of the ranks on this host that faults are about.
 
     A stack needs ``py-spy`` and its permission to trace; a dump of the Flight Recorder needs ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``
     in the job.
+
+    Args:
+        without_stack: ranks, by job and number, whose stacks are not wanted.
     """
-    about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
+    about = {(fault.job_id, rank) for fault in found for rank in (*fault.ranks, *fault.waiting)}
     here = [
         (view, view.visible_pid)
         for view in ranks
         if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.visible_pid
     ]
     dumps = [future.result() for future in at_once(lambda at: _recorded(at[0].rank, at[1]), here, _AT_ONCE)]
-    stacks = [future.result() for future in at_once(lambda at: stack(at[1]), here, _AT_ONCE)]
-    taken = []
-    for (view, _), python, dump in zip(here, stacks, dumps, strict=True):
-        if python is not None:
-            taken.append(Evidence(view.job_id, view.rank, "python_stack", python))
-        if dump is not None:
-            taken.append(Evidence(view.job_id, view.rank, "flight_recorder", dump))
-    return taken
+    wanted = [at for at in here if (at[0].job_id, at[0].rank) not in without_stack]
+    stacks = [future.result() for future in at_once(lambda at: stack(at[1]), wanted, _AT_ONCE)]
+    taken = [("python_stack", view, text) for (view, _), text in zip(wanted, stacks, strict=True)]
+    taken += [("flight_recorder", view, text) for (view, _), text in zip(here, dumps, strict=True)]
+    return [Evidence(view.job_id, view.rank, kind, text) for kind, view, text in taken if text is not None]
 
 
 def stack(pid: int) -> str | None:

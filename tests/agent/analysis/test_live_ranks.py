@@ -75,6 +75,21 @@ def test_in_flight_on_a_gpu(flags: int, queued: bool, waited_s: float | None) ->
     assert [record.begun_ns for record in totals.pending()] == ([] if queued else [reached_ns])
 
 
+def test_quiet() -> None:
+    """A rank is quiet since its latest operation or step ended; its longest pause before may lie between two readings, or within one."""
+    totals = rank(Aggregate(), 0)
+    assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (None, None)
+    ends = [NOW - seconds * S for seconds in (60, 59, 50)]
+    ingest_records(totals, packed(operation(start_ns=ends[0], end_ns=ends[0], seq=1)))
+    assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (60.0, None)
+    ingest_records(totals, packed(*(operation(start_ns=end, end_ns=end, seq=2) for end in ends[1:])))
+    assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (50.0, 9.0)
+    ingest_records(totals, packed(mark(1, NOW - 20 * S)))
+    assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (20.0, 30.0)
+    lost(totals)
+    assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (None, None)
+
+
 def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
     """What the intake writes down of a rank that lives no more."""
     book.alive, book.closed_properly, book.gone_ns = False, properly, gone_ns

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.commands.diagnose import ask
-from commwatch_agent.incidents.judging import judged
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 
@@ -25,7 +24,7 @@ Behaviour = Callable[[socket.socket, threading.Event], None]
 
 @contextmanager
 def recorded(answers: dict[str, bytes], rank: int) -> Iterator[str]:
-    """An agent that reports its own rank and group with the data that another agent reported for its own."""
+    """An agent that reports its own rank with the data that another agent reported for its own."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -33,7 +32,7 @@ def recorded(answers: dict[str, bytes], rank: int) -> Iterator[str]:
             self.end_headers()
             told = json.loads(answers[self.path])
             for each in told:
-                one = {"rank": rank, "ranks": [rank], "members": [rank], "group_id": f"g{rank}"}
+                one = {"rank": rank, "ranks": [rank]}
                 each |= {name: value for name, value in one.items() if name in each}
             self.wfile.write(json.dumps(told).encode())
 
@@ -96,8 +95,8 @@ def answers_of(directory: Path) -> dict[str, bytes]:
     writer = write_ring(rings_of(directory), made, [group_entry(0, (0,))], wall_offset_ns=0, world_size=1)
     with agent(directory) as running:
         wait_for(lambda: running.get("/api/v1/jobs"), "the job")
-        wait_for(lambda: running.get("/api/v1/groups"), "its group")
-        paths = ["jobs", *(f"{what}?job={identity()['job']}" for what in ("ranks", "groups", "verdicts"))]
+        which = f"job={identity()['job']}"
+        paths = ["jobs", "incidents?state=open&state=pending", f"ranks?{which}", f"verdicts?{which}"]
         told = {f"/api/v1/{path}": json.dumps(running.get(f"/api/v1/{path}")).encode() for path in paths}
     end_rank(writer)
     return told
@@ -115,7 +114,7 @@ def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         slow = [stack.enter_context(strange(trickling)) for _ in range(EACH)]
         seen = ask([*dead, *mute, *slow, *good], None)
     assert sorted(view.rank for view in seen.ranks) == list(range(HEALTHY))
-    assert judged(seen) == []
+    assert seen.verdicts == []
     assert set(seen.silent) == {*dead, *mute, *slow}
     assert all("refused" in seen.silent[url] for url in dead)
     assert {seen.silent[url] for url in mute} == {"timed out"}

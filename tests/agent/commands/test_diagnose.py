@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 import urllib.error
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,16 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from commwatch.wire import events as ev
-from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.commands.diagnose import CannotDiagnose, ask, text
-from commwatch_agent.incidents.judging import judged
-from commwatch_agent.nodes.merging import Seen
+from commwatch_agent.commands.diagnose import CannotDiagnose, ask
+from tests.agent.commands.test_top import incident
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
+    SOON_MET,
     RunningAgent,
     Trainer,
     agent,
+    clean_env,
     commwatch,
     end_rank,
     group_entry,
@@ -50,9 +52,9 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
             wait_for(lambda: sum(len(rank["failed"]) for rank in running.get("/api/v1/ranks")) == 2, "the failures")
             seen = ask([running.url], None)
             assert [failed.size_bytes for rank in seen.ranks for failed in rank.failed] == [8, 16]
-            assert judged(seen) == []  # they raised when this machine was started
+            assert seen.verdicts == []  # they raised when this machine was started
             done = commwatch("diagnose", "--dir", tmp_path)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
             done = commwatch("diagnose", "--dir", tmp_path, "--job", "jbo")
             assert (done.returncode, done.stdout, done.stderr) == (2, "", "commwatch: diagnose: no job 'jbo'\n")
         finally:
@@ -61,12 +63,13 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
 
 
 def test_agent_of_an_earlier_version(tmp_path: Path) -> None:
-    """What the views of an earlier version's agent lack has its default, so that its ranks are judged beside those of others."""
+    """What the views of an earlier version's agent lack has its default: the lists of a rank, the texts of an incident."""
     answers: dict[str, Any] = {}
 
     async def earlier(scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"].rpartition("/")[2]
-        await JSONResponse(answers.get(name, []))(scope, receive, send)
+        found = answers.get(scope["path"].rpartition("/")[2], [])
+        wide = {"nodes": {"answered": 1, "silent": {}}, "data": found}
+        await JSONResponse(wide if b"scope=job" in scope["query_string"] else found)(scope, receive, send)
 
     with agent(tmp_path / "run") as running, serving(tmp_path / "earlier", earlier) as served:
         trainer = Trainer(rings_of(tmp_path / "run") / "job.r0.0.ring", identity())
@@ -78,10 +81,17 @@ def test_agent_of_an_earlier_version(tmp_path: Path) -> None:
             )
             (rank,) = ask([running.url], None).ranks
             assert [(each.op, each.root) for each in rank.ended] == [("broadcast", 0)]
-            answers |= {name: running.get(f"/api/v1/{name}") for name in ("jobs", "ranks", "groups", "verdicts")}
+            answers |= {name: running.get(f"/api/v1/{name}") for name in ("jobs", "ranks", "verdicts")}
             for name in ("ended", "destroyed"):
                 del answers["ranks"][0][name]
-            (earlier_rank,) = ask([f"http://127.0.0.1:{served.port}"], None).ranks
+            texts = {"title", "place", "remedy"}
+            answers["incidents"] = [
+                {name: value for name, value in asdict(incident("hang", 1)).items() if name not in texts}
+            ]
+            answers["incidents"][0]["job_id"] = "job"
+            seen = ask([f"http://127.0.0.1:{served.port}"], None)
+            assert [(each.title, each.place, each.remedy) for each in seen.incidents] == [("Hang: rank 1", "", "")]
+            (earlier_rank,) = seen.ranks
             assert (earlier_rank.ended, earlier_rank.destroyed, earlier_rank.rank) == ([], [], 0)
         finally:
             trainer.kill()
@@ -140,21 +150,14 @@ def test_addresses_of_something_else() -> None:
     assert "file:///etc/passwd: not an agent's address" in line
 
 
-def test_words_of_others() -> None:
-    """What agents say of their jobs does nothing to a terminal."""
-    verdict = Verdict("hang", "stuck", "job\x1b[2J", "g", "g", 1, "all_reduce", [0], [1], 12.0, "says\x1b]0;title\x07")
-    shown = text([verdict], Seen([], [], [], {"http://a\x1b[1m": "why\x1b[1m"}), [])
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
-
-
 def has_read(running: RunningAgent, records: int) -> bool:
     """The agent has taken in so many."""
     return bool(sum(rank["records"] for rank in running.get("/api/v1/ranks")) == records)
 
 
-def test_straggler_over_two_agents(tmp_path: Path) -> None:
-    """Each agent sees two ranks of four and names none; together they name the late one, once, under whatever names they are queried."""
+@contextlib.contextmanager
+def two_nodes(directory: Path, peers: Path) -> Iterator[list[RunningAgent]]:
+    """Two agents, each with two ranks of four, of which rank 3 is late; they know the agents in ``peers``."""
     names = [group_entry(0, (0, 1, 2, 3), "world", group_id="w"), group_entry(1, (2, 3), "local", group_id="l")]
     begin, count, writers = time.monotonic_ns() - 6_000 * MS, 100, []
     for rank in range(4):
@@ -163,36 +166,62 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
         made = [operation(start_ns=end - took, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
         if rank > 1:  # a group of one node, in which nobody is late
             made += [operation(start_ns=end, end_ns=end + MS, seq=seq, group=1) for seq, end in enumerate(ends)]
-        where = rings_of(tmp_path / "ab"[rank // 2])
+        where = rings_of(directory / "ab"[rank // 2])
         writers.append(write_ring(where, made, names, rank=rank, world_size=4, wall_offset_ns=0))
-    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b:
+    env = clean_env(COMMWATCH_PEERS=str(peers))
+    starting = [agent(directory / name, env=env, constants=SOON_MET) for name in "ab"]
+    with starting[0] as a, starting[1] as b:
         for each, read in ((a, 2 * count), (b, 4 * count)):
             wait_for(partial(has_read, each, read), "the records")
             assert each.get("/api/v1/verdicts") == []
-            told = each.get("/api/v1/parts?job=job&limit=20")
-            assert told["limit"] == 20
-            assert [(part["group_id"], len(part["seq"])) for part in told["parts"]] == [("w", 20), ("w", 20)]
-            assert judged(ask([each.url], None)) == []
-        for urls in ([a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
-            (verdict,) = judged(ask(urls, None))
-            assert (verdict.kind, verdict.group, verdict.ranks, verdict.waiting) == (
-                "straggler",
-                "world",
-                [3],
-                [0, 1, 2],
-            )
-            assert re.search(r"rank 3 is late in group world; in 4\.\d s .* (59|60|61)% of the time$", verdict.says)
-        done = commwatch("diagnose", a.url, b.url, "--json")
-        assert (done.returncode, done.stderr) == (1, "")
-        assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]
-        for wrong in ("job=none", "limit=0", "limit=2000", "group=w"):
-            with pytest.raises(urllib.error.HTTPError):
-                a.get(f"/api/v1/parts?{wrong}")
+        yield [a, b]
     for writer in writers:
         end_rank(writer)
 
 
-def test_told_verdicts_count_once(tmp_path: Path) -> None:
+def test_straggler_over_two_agents(tmp_path: Path) -> None:
+    """Each agent sees two ranks of four and names none; two that know each other name the late one, once, whichever is asked, under whatever names."""
+    peers = tmp_path / "peers.json"
+    peers.write_text("[]")
+    with two_nodes(tmp_path, peers) as (a, b):
+        peers.write_text(json.dumps([{"targets": [a.url, b.url]}]))
+        answering = {"answers", "this agent"}
+        for each in (a, b):
+            wait_for(
+                lambda: {peer["state"] for peer in each.get("/api/v1/peers")} == answering,  # noqa: B023
+                "the other agent",
+            )
+        for urls in ([a.url], [b.url], [a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
+            seen = ask(urls, None)
+            assert (seen.apart, [view.rank for view in seen.ranks]) == ([], [0, 1, 2, 3])
+            (verdict,) = seen.verdicts
+            assert (verdict.kind, verdict.group, verdict.ranks) == ("straggler", "world", [3])
+            assert verdict.waiting == [0, 1, 2]
+            assert re.search(r"rank 3 is late in group world; in 4\.\d s .* (59|60|61)% of the time$", verdict.says)
+        done = commwatch("diagnose", a.url, b.url, "--json")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]
+        told = a.get("/api/v1/parts?job=job&limit=20")
+        assert told["limit"] == 20
+        assert [(part["group_id"], len(part["seq"])) for part in told["parts"]] == [("w", 20), ("w", 20)]
+        for wrong in ("job=none", "limit=0", "limit=2000", "group=w"):
+            with pytest.raises(urllib.error.HTTPError):
+                a.get(f"/api/v1/parts?{wrong}")
+
+
+def test_agents_apart(tmp_path: Path) -> None:
+    """Of agents with ranks of one job that do not know each other all ranks are heard; that no agent sees them together is in the answer."""
+    peers = tmp_path / "peers.json"
+    peers.write_text("[]")
+    with two_nodes(tmp_path, peers) as (a, b):
+        seen = ask([a.url, b.url], None)
+        assert (seen.apart, [view.rank for view in seen.ranks], seen.silent) == (["job"], [0, 1, 2, 3], {})
+        assert "the agents of job do not know each other" in commwatch("diagnose", a.url, b.url).stdout
+        (alone,) = [line for line in commwatch("diagnose", b.url).stdout.splitlines() if "no data" in line]
+        assert alone == "not yet certain: no data from ranks 0-1 (job)"
+
+
+def test_verdicts_count_once(tmp_path: Path) -> None:
     """An agent that is queried under two names reports a straggler once."""
     names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 9_000 * MS
     writers = []
@@ -202,7 +231,40 @@ def test_told_verdicts_count_once(tmp_path: Path) -> None:
         writers.append(write_ring(rings_of(tmp_path), made, names, rank=rank, wall_offset_ns=0))
     with agent(tmp_path) as running:
         wait_for(lambda: running.get("/api/v1/jobs") and running.get("/api/v1/verdicts"), "the verdict")
-        (verdict,) = judged(ask([running.url, running.url.replace("127.0.0.1", "localhost")], None))
+        (verdict,) = ask([running.url, running.url.replace("127.0.0.1", "localhost")], None).verdicts
         assert verdict.ranks == [0]
     for writer in writers:
         end_rank(writer)
+
+
+def test_job_or_address(tmp_path: Path) -> None:
+    """An argument that is the name of a job known here is that job, with or without its agent; anything else is an address; two jobs are too many."""
+    for job in ("node1", "node2"):
+        writer = write_ring(rings_of(tmp_path), [operation(start_ns=MS, end_ns=2 * MS)], [group_entry()], job=job)
+        writer.close(1)
+        end_rank(writer)
+    with agent(tmp_path) as running:
+        wait_for(lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"] * 2, "the jobs")
+        done = commwatch("diagnose", "node1", "--dir", tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("node1 ended at ")
+        assert (
+            json.loads(commwatch("diagnose", running.url, "node1", "--dir", tmp_path, "--json").stdout)["job"]["job_id"]
+            == "node1"
+        )
+        done = commwatch("diagnose", "--dir", tmp_path)
+        assert (done.returncode, done.stdout.splitlines()[0]) == (0, "no running job")
+        assert f"`commwatch diagnose --dir {tmp_path} node" in done.stdout
+        for wrong in (("node1", "node2"), ("node1", "--job", "node2")):
+            assert "one job at a time" in commwatch("diagnose", *wrong, "--dir", tmp_path).stderr
+    stored = commwatch("diagnose", "node1", "--dir", tmp_path)
+    assert (stored.returncode, stored.stdout.startswith("node1 ended at ")) == (0, True)
+    none = commwatch("diagnose", "--dir", tmp_path)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr.startswith(
+        "commwatch: diagnose: no agent runs here; name one, or give its run directory with --dir; node"
+    )
+    assert none.stderr.endswith("` shows what happened\n")
+    unknown = commwatch("diagnose", "--job", "node3", "--dir", tmp_path)
+    assert (unknown.returncode, "no job 'node3' in " in unknown.stderr) == (2, True)
+    assert "node3" in commwatch("diagnose", "http://node3.invalid:1", "--dir", tmp_path).stderr

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.top import Seen, frame
 from commwatch_agent.commands.top_answers import Answers, OfJob
-from commwatch_agent.core.api_views import About, Advice, AlertView, Row, Summary
+from commwatch_agent.core.api_views import About, Advice, Row, Summary
 from commwatch_agent.core.terminal_text import width
 from commwatch_agent.core.text_table import coloured
+from commwatch_agent.core.units import time_of_day
 from commwatch_agent.core.views import InFlight, JobView, RankView, StepView
+from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.watchers.gpus import GpuView, GpuViews, RankOnGpu
 from commwatch_collectors.nccl.findings import Finding
@@ -66,6 +67,7 @@ def of_job(**more: Any) -> OfJob:
         by_rank=Summary(NOW - 10, NOW, ["rank"], by_rank),
         by_operation=Summary(NOW - 10, NOW, ["group", "op"], [row({"group": "dp", "op": "all_reduce"})]),
         verdicts=[],
+        incidents=[],
         advice=[],
         findings=[],
         nodes=Nodes(1, {}),
@@ -84,14 +86,17 @@ def text(shown: OfJob | None, cells: int = 80, height: int | None = 24, **more: 
     return "\n".join(plain(frame(Seen(answers(shown, **more), 0.5, None), cells, height)))
 
 
-def verdict(kind: str, *ranks: int, says: str = "says so") -> Verdict:
-    """A verdict on ranks."""
-    return Verdict(kind, "late", "train", "g1", "dp", None, "all_reduce", list(ranks), [0], 12.0, says)
-
-
-def alert(name: str, state: str = "firing", severity: str = "warning", summary: str = "") -> AlertView:
-    """An alert of the job."""
-    return AlertView("1", name, severity, state, {"job_id": "train"}, {"summary": summary}, 1.0, NOW, NOW, None)
+def incident(kind: str, *ranks: int, says: str = "says so", **more: Any) -> IncidentView:
+    """An open incident of the job: of ranks, for 12 s."""
+    names = {"hang": "Hang", "straggler": "Late rank", "rank_lost": "Rank lost"}
+    title = ": ".join([names.get(kind, kind), *(f"rank {rank}" for rank in ranks)])
+    values: dict[str, Any] = {
+        "id": f"{kind}{ranks}", "kind": kind, "severity": "critical" if kind == "hang" else "warning", "state": "open", "job_id": "train",
+        "nodes": ["node1"], "ranks": list(ranks), "waiting": [], "group": "dp", "group_id": "g1", "op": "all_reduce", "seq": None,
+        "began_at": NOW - 12, "seen_at": NOW, "last_at": NOW, "ended_at": None, "outcome": None, "cost_rank_s": 24.0, "share": None,
+        "cause": "", "says": says, "place": "load (train.py:88)", "title": title, "remedy": "", "consequence_of": None,
+    }  # fmt: skip
+    return IncidentView(**{**values, **more})
 
 
 def test_no_rates_in_a_hang() -> None:
@@ -168,25 +173,56 @@ def test_room_is_used() -> None:
     assert not any("rank  " in line and "group" in line for line in text(of_job(), 80).splitlines())
 
 
+SINCE = f"since {time_of_day(NOW - 12)}, for 12.0 s so far, 24.0 s of rank time"
+
+
 def test_culprits_are_marked() -> None:
-    """A straggler is marked in its row and told in words on top; a hang, which is worse, comes first and in red."""
-    shown = of_job(verdicts=[verdict("straggler", 0, says="late by 50 ms"), verdict("hang", 1, says="process dead")])
-    lines = text(shown).splitlines()
-    assert [line for line in lines if line.isupper() or line.split(" ")[0].isupper()] == [
-        "HANG rank 1: process dead",
-        "STRAGGLER rank 0: late by 50 ms",
+    """A late rank is marked in its row and named in words on top, with place, time and cost; a hang, which is worse, comes first and in red."""
+    shown = of_job(
+        incidents=[incident("straggler", 0, says="late by 50 ms"), incident("hang", 1, says="its process is stopped")]
+    )
+    lines = text(shown, 140).splitlines()
+    assert [line for line in lines if line.split(" ")[0].isupper()] == [
+        f"CRITICAL Hang: rank 1 in load (train.py:88), {SINCE}: its process is stopped",
+        f"WARNING Late rank: rank 0 in load (train.py:88), {SINCE}: late by 50 ms",
     ]
     assert [line[:20].split() for line in lines if line.startswith("!")] == [
         ["!", "0", "straggler"],
         ["!", "1", "hang"],
     ]
     styled = coloured(frame(Seen(answers(shown), 0.5, None), 80, 24))
-    assert any("\x1b[1;31mHANG" in line for line in styled)
-    assert any("\x1b[33mSTRAGGLER" in line for line in styled)
+    assert any("\x1b[1;31mCRITICAL" in line for line in styled)
+    assert any("\x1b[33mWARNING" in line for line in styled)
+
+
+def test_consequences() -> None:
+    """A consequence comes below its cause, shortly; a lost rank is marked, and its state stays: it is gone."""
+    lost = incident("rank_lost", 1, says="rank 1 died", place="", id="lost", cost_rank_s=None)
+    hang = incident("hang", 1, says="process dead", place="", consequence_of="lost")
+    shown = of_job(ranks=[rank(0), rank(1, state="gone")], incidents=[hang, lost])
+    lines = text(shown, 140).splitlines()
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("WARNING Rank lost: rank 1, since ")]
+    assert lines[at].endswith(": rank 1 died")
+    assert lines[at + 1] == f"Consequence: Hang: rank 1, {SINCE}"
+    assert [line[:20].split() for line in lines if line.startswith("!")] == [["!", "1", "gone"]]
+
+
+def test_after_the_end() -> None:
+    """Of an ended job the incidents that it had are shown, in the order in which they began, and no rank is marked."""
+    ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
+    over: dict[str, Any] = {"state": "ended", "ended_at": NOW, "outcome": "job_ended"}
+    early = incident("straggler", 0, began_at=NOW - 60, **over)
+    pending = incident("comm_bound", state="pending")
+    lines = text(of_job(job=ended, incidents=[incident("hang", 1, **over), early, pending]), 140).splitlines()
+    assert [line.split(",")[0] for line in lines if line.startswith(("CRITICAL", "WARNING", "not yet"))] == [
+        "WARNING Late rank: rank 0 in load (train.py:88)",
+        "CRITICAL Hang: rank 1 in load (train.py:88)",
+    ]
+    assert not any(line.startswith("!") for line in lines)
 
 
 def test_words_on_top() -> None:
-    """Alerts that fire, findings, lost cards, the first advice, an agent in trouble, pending alerts and other jobs are told in words."""
+    """Incidents of the job and the node, findings, lost cards, the first advice, an agent in trouble, what is not certain, and other jobs are in words."""
     finding = Finding("ib_off", "warning", "InfiniBand is not used", "NET/Socket", "", "", [])
     advice = [
         Advice("accumulate", "accumulate gradients", [], "", "saves 12%", 0.12),
@@ -194,30 +230,32 @@ def test_words_on_top() -> None:
     ]
     lost = GpuView(Gpu(Card(3, "u", "b", "H100"), Measured(), "has fallen off the bus"), [], [])
     said = text(
-        of_job(findings=[finding], advice=advice),
-        alerts=[alert("CommShareHigh", summary="40% of steps"), alert("ExposedCommHigh", "pending")],
+        of_job(findings=[finding], advice=advice, incidents=[incident("exposed_comm", state="pending")]),
+        incidents=[incident("gpu_fault", job_id="", says="GPU 3 no longer responds", place="")],
         about=About("0.1.0", 1, "h", "disk full", None, None),
         gpus=GpuViews("up", None, None, NOW, [lost], []),
         others=["eval"],
+        cells=140,
     ).splitlines()
-    assert said[6:13] == [
-        "agent: disk full",
-        "ALERT CommShareHigh: 40% of steps",
+    at = said.index("agent: disk full")
+    assert said[at + 1 : at + 7] == [
+        f"WARNING gpu_fault, {SINCE}: GPU 3 no longer responds",
         "GPU 3: has fallen off the bus",
         "NCCL InfiniBand is not used: NET/Socket",
         "TRY accumulate gradients: saves 12%",
-        "pending: ExposedCommHigh",
+        "not yet certain: exposed_comm",
         "other jobs run here: eval (--job)",
     ]
 
 
 def test_worst_come_first() -> None:
-    """Alerts and findings are in the order critical, warning, info: those that are cut off are the least severe."""
-    alerts = [alert("A", severity="info"), alert("B", severity="critical"), alert("C", severity="warning")]
+    """Incidents and findings are in the order critical, warning, info: those that are cut off are the least severe."""
+    incidents = [incident(name, severity=name) for name in ("info", "critical", "warning")]
     found = [Finding(each, each, each, "", "", "", []) for each in ("error", "warning", "info")]
-    lines = text(of_job(findings=found), alerts=alerts, height=None).splitlines()
-    assert [line.split(":")[0] for line in lines if line.startswith(("ALERT", "NCCL"))] == [
-        "ALERT B", "ALERT C", "ALERT A", "NCCL error", "NCCL warning", "NCCL info",
+    lines = text(of_job(findings=found, incidents=incidents), height=None).splitlines()
+    starts = ("CRITICAL", "WARNING", "INFO", "NCCL")
+    assert [line.split(":")[0].split(" in ")[0] for line in lines if line.startswith(starts)] == [
+        "CRITICAL critical", "WARNING warning", "INFO info", "NCCL error", "NCCL warning", "NCCL info",
     ]  # fmt: skip
 
 
@@ -230,8 +268,8 @@ def test_part_is_recorded() -> None:
 
 def test_too_many_words() -> None:
     """Words never push out the tables: how many more there are is said."""
-    said = text(of_job(verdicts=[verdict("hang", n, says="word " * 60) for n in range(30)]))
-    assert "and 25 more: commwatch diagnose" in said
+    said = text(of_job(incidents=[incident("hang", n, says="word " * 60) for n in range(30)]))
+    assert "and 25 more: commwatch diagnose train" in said
     assert "1.5 GB/s" in said
     assert len(said.splitlines()) <= 24
 
@@ -280,12 +318,12 @@ def test_several_nodes() -> None:
 
 
 def test_many_ranks() -> None:
-    """Of 64 ranks the worst come first, by verdict, by state, by exposed share; the rest is one line. With room they are by number."""
+    """Of 64 ranks the worst come first, by incident, by state, by exposed share; the rest is one line. With room they are by number."""
     ranks = [rank(n, in_flight=[in_flight(0.001 * n)]) for n in range(64)]
     ranks[40] = rank(40, process="stopped")
     ranks[50] = rank(50, heartbeat_age_s=60.0)
     steps = [step(n, comm_s=0.02, exposed_s=0.05 if n == 9 else 0.01) for n in range(64)]
-    shown = of_job(ranks=ranks, steps=steps, verdicts=[verdict("straggler", 33)])
+    shown = of_job(ranks=ranks, steps=steps, incidents=[incident("straggler", 33)])
     table = [line.lstrip("! ").split() for line in text(shown, height=24).splitlines() if "exposed" not in line]
     numbers = [
         cells[0] for cells in table if len(cells) > 2 and cells[1] in ("straggler", "stopped", "silent", "running")
@@ -364,7 +402,7 @@ def test_hostile_names(name: str, cells: int) -> None:
         by_operation=Summary(
             NOW - 10, NOW, ["group", "op"], [row({"group": name, "op": name}), row({"group": "dp", "op": "x"})]
         ),
-        verdicts=[verdict("hang", 0, says=name)],
+        incidents=[incident("hang", 0, says=name, title=name, place=name)],
     )
     for trouble in (None, name):
         lines = frame(Seen(answers(shown, others=[name], url=name), 0.5, trouble), cells, 24)
@@ -386,7 +424,7 @@ def test_any_size(cells: int, height: int, ranks: int, operations: int, said: in
     shown = of_job(
         ranks=[rank(n) for n in range(ranks)],
         by_operation=Summary(NOW - 10, NOW, ["group", "op"], rows),
-        verdicts=[verdict("hang", n, says="word " * 50) for n in range(said)],
+        incidents=[incident("hang", n, says="word " * 50) for n in range(said)],
     )
     lines = frame(Seen(answers(shown), 0.5, None), cells, height)
     assert len(lines) <= height

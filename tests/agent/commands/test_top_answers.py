@@ -58,7 +58,6 @@ def an_agent() -> dict[str, Any]:
     return {
         "jobs": [asdict(shown.job)],
         "about": about,
-        "alerts": {"active": [], "past": []},
         "gpus": asdict(GpuViews("none", None, None, None, [], [])),
         "ranks": [asdict(rank) for rank in shown.ranks],
         "summary": asdict(shown.by_operation),

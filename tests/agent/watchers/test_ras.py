@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands import diagnose
 from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.incidents.judging import judged
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.server.web import application
@@ -374,10 +373,9 @@ def test_routes_and_diagnose(tmp_path: Path) -> None:
         watch.tick()
         (told,) = json.loads(fetch(f"{url}/api/v1/verdicts?job=job")[0])
         assert (told["source"], told["ranks"]) == ("ras", [6])
-        seen = diagnose.ask([url, url.replace("127.0.0.1", "localhost")], None)
-        (found,) = judged(seen)
+        (found,) = diagnose.ask([url, url.replace("127.0.0.1", "localhost")], None).verdicts
         assert (found.source, found.kind, found.ranks) == ("ras", "stalled", [6])
-        assert "RAS reports" in diagnose.text([found], seen, [])
+        assert "RAS reports" in found.says
 
 
 def test_in_the_agent(tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def compute() -> None:
         torch.ones(200, 200) @ torch.ones(200, 200)
 
 
+def new_group() -> None:
+    """Does not come to the group that the others make."""
+    time.sleep(FOREVER_S)
+
+
 def nothing() -> None:
     """Has posted a receive that nobody answers, and goes on as all do."""
     dist.irecv(torch.ones(1), src=(int(os.environ["RANK"]) + 1) % 3, tag=77)
@@ -123,6 +128,8 @@ def main() -> None:
             globals()[trouble]()
         elif trouble == "stop_inside":
             time.sleep(1)  # the culprit is inside first
+        elif trouble == "new_group":
+            dist.new_group()
         elif trouble == "other_root":
             dist.broadcast(torch.ones(10), src=0)
         while True:

@@ -1,0 +1,229 @@
+"""What ``commwatch diagnose`` knows, and its conclusion in words: open incidents, what is not certain yet, and what happened to an ended job. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from commwatch.wire.errors import INCOMPLETE
+from commwatch_agent.analysis.rank_state import shedding, state
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.commands.incident_lines import causes, consequences, happened, lasted
+from commwatch_agent.core import terminal_text
+from commwatch_agent.core.units import counted, seconds, time_of_day
+from commwatch_agent.core.views import JobView, RankView
+from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.incident import family
+from commwatch_agent.incidents.words import stack, when
+from commwatch_agent.watchers.stack_capture import Evidence
+from commwatch_alerts.model import INFO
+from commwatch_collectors.spans import ranks as named
+
+#: A shorter time without the end of an operation says nothing, in s.
+_PAUSE_S = 5.0
+#: Kinds of which an ended job is not well.
+_FATAL = frozenset({"rank_lost", "hang", "desync"})
+#: How a rank is that does not go on, by ``rank_state.state``; one that is silent may be in a long call into C.
+_TROUBLES = {"stopped": "is stopped", "zombie": "has ended", "silent": "does not run its Python code"}
+_EVIDENCE = {"python_stack": "Python stack", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
+
+
+@dataclass
+class Diagnosis:
+    """The answers of all agents, or of the history on an ended job."""
+
+    #: The running jobs, each run once.
+    jobs: list[JobView] = field(default_factory=list)
+    #: Their ranks, and what these do wrong at this moment.
+    ranks: list[RankView] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    #: Those that are open or pending; of an ended job all that were open.
+    incidents: list[IncidentDetails] = field(default_factory=list)
+    #: Agents that did not answer, by URL, with the reason.
+    silent: dict[str, str] = field(default_factory=dict)
+    #: Names of running jobs on nodes whose agents do not know each other.
+    apart: list[str] = field(default_factory=list)
+    #: The job that was asked for, if it has ended.
+    ended: JobView | None = None
+    #: The latest ended job; ``None``: there is none.
+    latest: JobView | None = None
+
+    @property
+    def open(self) -> list[IncidentDetails]:
+        """The open incidents."""
+        return [each for each in self.incidents if each.state == "open"]
+
+
+class Doubt(NamedTuple):
+    """Why a job is not healthy for certain."""
+
+    says: str
+    #: Something is wrong, but no incident yet.
+    is_wrong: bool
+
+
+def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
+    """Return 0 if nothing is wrong, 1 if something is, 3 if nothing is known to be but some agents did not answer."""
+    if seen.ended is not None:
+        wrong = any(each.kind in _FATAL for each in seen.incidents)
+    else:
+        wrong = bool(seen.verdicts) or any(each.severity != INFO for each in seen.open)
+        wrong = wrong or any(doubt.is_wrong for doubt in found)
+    return 1 if wrong else INCOMPLETE if seen.silent else 0
+
+
+# -- what is not certain -----------------------------------------------------------------------------
+
+
+def doubts(seen: Diagnosis, now: float) -> list[Doubt]:
+    """Return why the running jobs are not healthy for certain, beside open incidents; ``now``: Unix time in s."""
+    by_job = {job.job_id: [view for view in seen.ranks if view.job_id == job.job_id] for job in seen.jobs}
+    found = [doubt for job in seen.jobs for doubt in _of_job(job, by_job[job.job_id], seen, now)]
+    found += [Doubt(each.says, True) for each in unconcluded(seen)]
+    is_open = {each.id for each in seen.open}
+    pending = [each for each in seen.incidents if each.state == "pending" and each.consequence_of not in is_open]
+    return found + [Doubt(f"{each.title} ({_where(each)}), {when(each)}: {each.says}", False) for each in pending]
+
+
+def unconcluded(seen: Diagnosis) -> list[Verdict]:
+    """Return the verdicts of probes of which there is no incident: agents look once a second, and those of several nodes less often."""
+    known = {(each.job_id, family(each.kind)) for each in seen.open}
+    return [each for each in seen.verdicts if each.source == "probe" and (each.job_id, family(each.kind)) not in known]
+
+
+def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) -> Iterator[Doubt]:
+    blamed = {rank for each in seen.open if each.job_id == job.job_id for rank in each.ranks}
+    for view in views:
+        how = _trouble(view, now)
+        if how and view.rank not in blamed:
+            yield Doubt(f"rank {view.rank} ({job.job_id}) {how}", state(view) != "silent")
+    running = [view for view in views if view.state == "running"]
+    missing = sorted(set(range(job.world_size)) - {view.rank for view in views})
+    if missing:
+        yield Doubt(f"no data from {named(missing)} ({job.job_id})", False)
+    part = shedding((view.rank, view.probe_mode) for view in running)
+    if part is not None:
+        yield Doubt(f"{job.job_id} is {part}; a hang shows only the missing ranks", False)
+    elif not any(each.job_id == job.job_id for each in seen.open):
+        yield from _progress(job.job_id, running)
+
+
+def _trouble(view: RankView, now: float) -> str:
+    """Return why a rank cannot go on; empty: it can, or it has ended properly."""
+    if view.state == "gone" or view.raised:
+        at = f" in {view.raised_at}" if view.raised_at else ""
+        how = f"ended with {view.raised}{at}" if view.raised else "died"
+        return how if view.ended_at is None else f"{how} {seconds(max(0.0, now - view.ended_at))} ago"
+    return _TROUBLES.get(state(view), "")
+
+
+def _progress(job_id: str, running: list[RankView]) -> Iterator[Doubt]:
+    """Yield a doubt if a job is quiet for longer than ever before, or if that is not known."""
+    quiet_s = min((view.quiet_s for view in running if view.quiet_s is not None), default=None)
+    longest_s = max((view.longest_quiet_s for view in running if view.longest_quiet_s is not None), default=None)
+    if quiet_s is not None and quiet_s <= _PAUSE_S:
+        return
+    if quiet_s is None or longest_s is None:
+        begun = any(view.records for view in running)
+        says = f"whether {job_id} makes progress is not known" if begun else f"{job_id} has not communicated yet"
+        yield Doubt(says, False)
+    elif quiet_s > longest_s:
+        says = f"no operation or step of {job_id} has ended for {seconds(quiet_s)}; before, the longest such time was {seconds(longest_s)}"
+        yield Doubt(says, True)
+
+
+# -- text --------------------------------------------------------------------------------------------
+
+
+def text(seen: Diagnosis, found: list[Doubt], taken: Iterable[Evidence], again: str) -> str:
+    """Return the diagnosis as text for people.
+
+    Args:
+        taken: what was captured of ranks besides the evidence of the incidents.
+        again: the command, to which the name of an ended job is added.
+    """
+    lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
+    lines += [
+        f"the agents of {job} do not know each other (setting peers): what their ranks do wrong together is not seen"
+        for job in seen.apart
+    ]
+    if seen.ended is not None:
+        blocks = [*_blocks(happened(seen.incidents)), _past(seen.ended, seen.incidents)]
+    else:
+        blocks = [*_blocks(seen.open), [*_present(seen, found, again)]]
+    for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
+        head = f"rank {each.rank} of {each.job_id}, {_EVIDENCE[each.kind]}:"
+        blocks.append([head, *(f"  {line}" for line in each.text.splitlines())])
+    parts = [terminal_text.lines(block) for block in [lines, *blocks] if block]
+    return "\n\n".join(parts)
+
+
+def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
+    if not seen.jobs:
+        yield "no running job"
+        if seen.latest is not None:
+            yield last_job(seen.latest, again)
+    elif not seen.open:
+        running = sum(view.state == "running" for view in seen.ranks)
+        size = sum(job.world_size for job in seen.jobs)
+        ranks = counted(running, "rank") if running >= size else f"{running} of {counted(size, 'rank')}"
+        yield f"{'nothing wrong for certain' if found else 'healthy'}: {counted(len(seen.jobs), 'running job')}, {ranks}"
+    yield from (f"not yet certain: {doubt.says}" for doubt in found)
+
+
+def last_job(job: JobView, again: str) -> str:
+    """Return how the latest job ended, and how to ask what happened to it."""
+    return f"{_ending(job)}; `{again} {shlex.quote(job.job_id)}` shows what happened"
+
+
+def _past(job: JobView, incidents: list[IncidentDetails]) -> list[str]:
+    return [_ending(job) if incidents else f"{_ending(job)}; it had no incident"]
+
+
+def _ending(job: JobView) -> str:
+    if job.state == "running":  # its agent has ended before
+        return f"{job.job_id} was last seen at {time_of_day(job.last_seen_at)}"
+    at = "" if " at " in job.ending else f" at {time_of_day(job.last_seen_at)}"
+    how = f": {job.ending}" if job.ending else ""
+    return f"{job.job_id} {'failed' if job.failed else 'ended'}{at}{how}"
+
+
+def _blocks(incidents: list[IncidentDetails]) -> Iterator[list[str]]:
+    """Yield the lines of each incident, with its consequences."""
+    for each in causes(incidents):
+        effects = [
+            f"{'  ' * depth}Consequence: {effect.title}, {lasted(effect)}"
+            for depth, effect in consequences(each, incidents)
+        ]
+        head = f"{each.severity.upper()}  {each.title} ({_where(each)})"
+        yield [head, *(f"  {line}" for line in _about(each)), *effects]
+
+
+def _about(incident: IncidentDetails) -> Iterator[str]:
+    yield incident.says
+    if incident.place and incident.place not in incident.says:
+        yield f"in {incident.place}"
+    yield lasted(incident)
+    if incident.remedy:
+        yield f"To do: {incident.remedy}"
+    if taken := stack(incident.evidence):
+        yield "Python stack:"
+        yield from (f"  {line}" for line in taken.splitlines())
+
+
+def _where(incident: IncidentDetails) -> str:
+    return incident.job_id or ", ".join(incident.nodes)
+
+
+def as_json(seen: Diagnosis, taken: Iterable[Evidence]) -> str:
+    """Return the diagnosis as JSON text for programs."""
+    about = {
+        "verdicts": [asdict(each) for each in seen.verdicts],
+        "incidents": [asdict(each) for each in seen.incidents],
+        "silent": seen.silent,
+        "evidence": [asdict(each) for each in taken],
+    }
+    return json.dumps(about if seen.ended is None else {**about, "job": asdict(seen.ended)}, indent=2)

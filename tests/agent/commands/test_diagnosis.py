@@ -1,0 +1,200 @@
+"""What ``commwatch diagnose`` says of the answers of agents: values in, text and exit code out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text
+from commwatch_agent.core.units import time_of_day
+from commwatch_agent.core.views import JobView, RankView
+from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.incident import EvidenceItem
+from tests.agent.commands.test_top import NOW, SINCE, incident, of_job, rank
+
+COMMAND = "commwatch diagnose"
+JOB = of_job().job
+
+
+def details(kind: str, *ranks: int, evidence: tuple[EvidenceItem, ...] = (), **more: Any) -> IncidentDetails:
+    """An open incident of the job, with its evidence."""
+    return IncidentDetails(**vars(incident(kind, *ranks, **more)), evidence=list(evidence))
+
+
+def two(second: RankView | None = None, **more: Any) -> list[RankView]:
+    """Two ranks that communicate; ``more``: of both."""
+    fields = {"quiet_s": 0.2, "longest_quiet_s": 1.0, "probe_mode": "full"} | more
+    return [rank(0, **fields), second or rank(1, **fields)]
+
+
+def seen(ranks: list[RankView], *incidents: IncidentDetails, **more: Any) -> Diagnosis:
+    """The answers on one running job."""
+    return Diagnosis(jobs=[JOB], ranks=ranks, incidents=list(incidents), **more)
+
+
+def said(of: Diagnosis) -> tuple[int, list[str]]:
+    """Exit code, and lines."""
+    found = doubts(of, NOW)
+    return exit_code(of, found), text(of, found, [], COMMAND).splitlines()
+
+
+def test_healthy() -> None:
+    """A job whose ranks all run and communicate is healthy; so is one that has been quiet for as long before, and one that is quiet for a moment."""
+    healthy = (0, ["healthy: 1 running job, 2 ranks"])
+    assert said(seen(two())) == healthy
+    assert said(seen(two(quiet_s=20.0, longest_quiet_s=25.0))) == healthy
+    assert said(seen(two(quiet_s=4.0, longest_quiet_s=0.5))) == healthy
+    assert said(seen([rank(0, quiet_s=0.1, longest_quiet_s=1.0), rank(1)])) == healthy
+    assert said(Diagnosis()) == (0, ["no running job"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "doubt"),
+    [
+        (two(rank(1, state="gone", ended_at=NOW - 1)), 1, "rank 1 (train) died 1.00 s ago"),
+        (
+            two(rank(1, state="ended", raised="ValueError", raised_at="load (a.py:3)", ended_at=NOW - 2)),
+            1,
+            "rank 1 (train) ended with ValueError in load (a.py:3) 2.00 s ago",
+        ),
+        (two(rank(1, process="stopped")), 1, "rank 1 (train) is stopped"),
+        (two(rank(1, heartbeat_age_s=9.0)), 0, "rank 1 (train) does not run its Python code"),
+        (
+            two(quiet_s=12.0, longest_quiet_s=0.5),
+            1,
+            "no operation or step of train has ended for 12.0 s; before, the longest such time was 500 ms",
+        ),
+        (two(quiet_s=12.0, longest_quiet_s=None), 0, "whether train makes progress is not known"),
+        (two(quiet_s=None, longest_quiet_s=None), 0, "whether train makes progress is not known"),
+        (two(quiet_s=None, longest_quiet_s=None, records=0), 0, "train has not communicated yet"),
+        (two()[:1], 0, "no data from rank 1 (train)"),
+        (
+            two(probe_mode="counters"),
+            0,
+            "train is recorded in part: no operation of ranks 0-1; the rest is only counted, because the probe was above its budget; "
+            "a hang shows only the missing ranks",
+        ),
+    ],
+)
+def test_not_certain(ranks: list[RankView], code: int, doubt: str) -> None:
+    """A job is not healthy if a rank has died, is stopped or is missing, or if it is quiet for longer than ever; 0 if that may be nothing."""
+    found, lines = said(seen(ranks))
+    assert (found, lines[1:]) == (code, [f"not yet certain: {doubt}"])
+    assert lines[0].startswith("nothing wrong for certain: 1 running job, ")
+
+
+def test_pending() -> None:
+    """A pending incident is not certain, unless an open one explains it."""
+    pending = details("comm_bound", state="pending", says="communication takes 60%", id="p", cost_rank_s=None)
+    since = f"since {time_of_day(NOW - 12)}, for 12.0 s so far"
+    assert said(seen(two(), pending)) == (
+        0,
+        [
+            "nothing wrong for certain: 1 running job, 2 ranks",
+            f"not yet certain: comm_bound (train), {since}: communication takes 60%",
+        ],
+    )
+    lines = said(seen(two(), details("hang", 1, id="h"), replace(pending, consequence_of="h")))[1]
+    assert not any("comm_bound" in line for line in lines)
+
+
+def test_verdict_before_its_incident() -> None:
+    """What a verdict says and no incident yet is not lost; a verdict of another kind of wait has its incident, and RAS' is an echo."""
+    verdict = Verdict("stalled", "late", "train", "g1", "dp", 3, "all_reduce", [1], [0], 12.0, "rank 1 has not joined")
+    code, lines = said(seen(two(), verdicts=[verdict]))
+    assert (code, lines[1:]) == (1, ["not yet certain: rank 1 has not joined"])
+    for of in (
+        seen(two(), details("hang", 1), verdicts=[verdict]),
+        seen(two(), verdicts=[replace(verdict, source="ras")]),
+    ):
+        code, lines = said(of)
+        assert (code, any("not yet certain" in line for line in lines)) == (1, False)
+
+
+def test_for_information() -> None:
+    """An open incident for information is shown; the exit code is that of nothing wrong, as no verdict says otherwise."""
+    code, lines = said(seen(two(), details("waiting", 1, severity="info")))
+    assert (code, lines[0]) == (0, "INFO  waiting: rank 1 (train)")
+
+
+def test_block() -> None:
+    """An incident is a block: what, where, when, cost, what to do, the stack of the culprit; its consequences are short, below it."""
+    stack = EvidenceItem(
+        "stack", NOW, "rank 1 is in load", {"rank": 1, "stack": 'Thread 1: "MainThread"\n    load (train.py:88)'}
+    )
+    lost = details("rank_lost", 1, id="l", says="rank 1 died", remedy="Read its log.", evidence=(stack,))
+    hang = details("hang", 1, id="h", consequence_of="l", says="process dead")
+    bound = details("comm_bound", id="c", consequence_of="h")
+    code, lines = said(seen(two(rank(1, state="gone")), bound, hang, lost))
+    assert (code, lines) == (
+        1,
+        [
+            "WARNING  Rank lost: rank 1 (train)",
+            "  rank 1 died",
+            "  in load (train.py:88)",
+            f"  {SINCE}",
+            "  To do: Read its log.",
+            "  Python stack:",
+            '    Thread 1: "MainThread"',
+            "        load (train.py:88)",
+            f"  Consequence: Hang: rank 1, {SINCE}",
+            f"    Consequence: comm_bound, {SINCE}",
+        ],
+    )
+
+
+ENDED: JobView = replace(JOB, state="ended", failed=True, ending="exit code 137 (SIGKILL)", last_seen_at=NOW)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("hang", 1), ("desync", 1), ("rank_lost", 1), ("straggler", 0)])
+def test_ended_job(kind: str, code: int) -> None:
+    """Of an ended job the incidents come in the order in which they began, and its end last; 1 if it hung, disagreed or lost a rank."""
+    over: dict[str, Any] = {"state": "ended", "ended_at": NOW, "outcome": "job_ended", "place": ""}
+    first = details("straggler", 0, began_at=NOW - 90, **over)
+    found, lines = said(Diagnosis(ended=ENDED, incidents=[details(kind, 1, **over), first]))
+    heads = [line for line in lines if line.startswith(("WARNING", "CRITICAL"))]
+    assert (found, len(heads), heads[0]) == (code, 2, "WARNING  Late rank: rank 0 (train)")
+    assert lines[-1] == f"train failed at {time_of_day(NOW)}: exit code 137 (SIGKILL)"
+    assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended, 24.0 s of rank time"
+
+
+def test_ended_well() -> None:
+    """An ended job without incidents is named as that; without a running job, the latest that ended is named, with the command that shows it."""
+    fine = replace(ENDED, failed=False, ending="")
+    assert said(Diagnosis(ended=fine)) == (0, [f"train ended at {time_of_day(NOW)}; it had no incident"])
+    assert said(Diagnosis(latest=fine))[1] == [
+        "no running job",
+        f"train ended at {time_of_day(NOW)}; `commwatch diagnose train` shows what happened",
+    ]
+    assert "`commwatch diagnose 'a b'`" in said(Diagnosis(latest=replace(fine, job_id="a b")))[1][1]
+
+
+def test_silent_agents() -> None:
+    """An agent that does not answer is named, and makes the answer incomplete unless something is wrong."""
+    silent = {"http://node2:9477": "refused"}
+    code, lines = said(seen(two(), silent=silent))
+    assert (code, lines[0]) == (3, "http://node2:9477 does not answer: refused")
+    assert said(seen(two(), details("hang", 1), silent=silent))[0] == 1
+    assert said(Diagnosis(ended=ENDED, silent=silent))[0] == 3
+
+
+def test_json() -> None:
+    """Programs get verdicts, incidents with their evidence, silent agents, and an ended job."""
+    item = EvidenceItem("probe", NOW, "says so", {"kind": "hang"})
+    found = json.loads(as_json(seen(two(), details("hang", 1, evidence=(item,))), []))
+    assert found.keys() == {"verdicts", "incidents", "silent", "evidence"}
+    assert found["incidents"][0]["evidence"][0]["text"] == "says so"
+    assert json.loads(as_json(Diagnosis(ended=ENDED), []))["job"]["ending"] == "exit code 137 (SIGKILL)"
+
+
+def test_words_of_others() -> None:
+    """What agents say of their jobs does nothing to a terminal."""
+    evil = "job\x1b[2J\x07"
+    of = seen(two(), details("hang", 1, says=evil, title=evil, place=evil, job_id=evil), silent={evil: evil})
+    shown = text(of, doubts(of, NOW), [], COMMAND)
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
