@@ -36,9 +36,10 @@ from commwatch.wire.identity import boot_id
 from commwatch_agent.analysis import ended_operations, live_ranks
 from commwatch_agent.analysis.summary import merged
 from commwatch_agent.analysis.timeline import bars
+from commwatch_agent.core.views import JobView
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.nodes.queries import CellView, view_of
 from commwatch_agent.prometheus.exporter import Exporter
@@ -246,7 +247,8 @@ class Node:
             most = int(query.get("limit", [str(MOST_PENDING)])[0])
             answers: dict[str, Callable[[], object]] = {
                 "about": lambda: {"id": str(id(self)), "host": self.ranks[0].book.identity["host"], "version": "bench"},
-                "jobs": lambda: [{"job_id": job.id, "state": "running"} for job in jobs],
+                "jobs": lambda: [asdict(self._view(job)) for job in jobs],
+                "incidents": list,
                 "ranks": lambda: _plain(live_ranks.ranks(jobs, now)),
                 "groups": lambda: _plain(live_ranks.groups(jobs)),
                 "verdicts": lambda: _plain(judged_now(jobs, now)),
@@ -257,6 +259,10 @@ class Node:
                 "bars": lambda: asdict(bars(live_ranks.of_this_run(jobs[0]), now)),
             }
             return answers[path]()
+
+    def _view(self, job: Job) -> JobView:
+        ranks, size = [rank.rank for rank in self.ranks], int(self.ranks[0].book.identity["world_size"])
+        return JobView(job.id, "running", size, ranks, 0, time.time() - 30, time.time(), 0, None)
 
     def _cells(self) -> Iterator[CellView]:
         cells = (

@@ -49,6 +49,11 @@ class Nodes:
         assert (done.returncode, done.stderr) == (int(bool(found)), "")
         return found
 
+    def shows(self, text: str) -> bool:
+        """Whether ``commwatch diagnose`` prints this, whichever of the agents it asks."""
+        beside = self._hosts[0].process
+        return all(text in commwatch("diagnose", each.url, beside=beside).stdout for each in self.agents)
+
     def parts(self) -> list[dict[str, Any]]:
         """What the agents report to a fan-out of groups over several nodes."""
         return [part for each in self.agents for part in each.get("/api/v1/parts")["parts"]]
@@ -108,6 +113,7 @@ def check_named(running: Nodes, culprit: int) -> None:
     assert (verdict["ranks"], len(verdict["waiting"])) == ([culprit], running.ranks - 1)
     # The first seconds, in which connections are made, leave what is compared.
     wait_for(lambda: any(0.7 < each["cost_share"] < 1 for each in running.diagnose()), "most of the time")
+    wait_for(lambda: running.shows(f"Late rank: rank {culprit} (nodes)\n"), "the incident from each agent alone")
     named = wait_for(lambda: running.by_rank("straggler"), "the straggler in Prometheus")
     assert list(named) == [culprit]
     wait_for(lambda: 0.7 < running.by_rank("straggler").get(culprit, 0) < 1, "most of the time")

@@ -1,8 +1,6 @@
-"""Makes the pictures of ``docs/images`` (``make pictures``).
+"""Makes the pictures of ``docs/images`` from real jobs with faults (``make pictures``): page, ``top`` and report, wide and on a phone.
 
-Of a real job with a late rank: page, ``top``, report and alert. Of one in which a rank is stopped: the page in the hang, and after the end.
-
-It takes seven minutes: the alerts wait for so long.
+It takes seven minutes longer with the argument ``alerts``, because these wait for so long.
 """
 
 from __future__ import annotations
@@ -15,13 +13,18 @@ from typing import Any
 
 from tests.browser import Chromium, launched
 from tests.faults.run import Place, job
-from tests.faults.scenarios import SCENARIOS, Scenario
+from tests.faults.scenarios import Scenario
 from tests.helpers import RunningAgent, agent, clean_env, commwatch, wait_for
 
-SCENARIO = "ddp4x4 late 2"
-#: Seconds until both alerts fire.
+#: By name of the pictures: the job, and the kind of its incident.
+FAULTS = {
+    "straggler": (Scenario("ddp4", "late", (2,), options=("--after", "20")), "straggler"),
+    "hang": (Scenario("ddp4", "stop", (2,), options=("--after", "40")), "hang"),
+    "lost": (Scenario("ddp4", "fail", (2,), options=("--after", "40")), "rank_lost"),
+}
+#: Seconds until an incident has a place, and until both alerts of a straggler fire.
 PATIENT_S = 480.0
-WIDTH = 1100
+WIDE, PHONE = 1280, 400
 
 
 def firing(running: RunningAgent) -> list[dict[str, Any]]:
@@ -45,55 +48,60 @@ def in_words(alert: dict[str, Any]) -> str:
     )
 
 
-def hang(pictures: Path) -> None:
-    """Run a job in which a rank is stopped, and take the pictures of its page, in the hang and after its end."""
-    scenario = Scenario("ddp4", "stop", (2,), frozenset({"hang"}), 4, options=("--after", "40"))
-    with tempfile.TemporaryDirectory() as made, launched() as browser:
-        chromium = Chromium(browser, pictures)
-        with agent(Path(made)) as running:
-            with job(scenario, [Place(Path(made))] * scenario.size, "pretrain"):
-                with chromium.visit(running.url, dark=True) as visit:
-                    visit.page.locator("#wrong .links", has_text="alert").first.wait_for(timeout=PATIENT_S * 1000)
-                    visit.picture("live-hang")
-                with chromium.visit(running.url, width=400) as visit:
-                    visit.page.locator("#wrong .links").first.wait_for()
-                    visit.picture("live-400")
-            with chromium.visit(running.url) as visit:
-                visit.page.locator("#happened li").first.wait_for()
-                visit.picture("live-ended")
+def photographed(chromium: Chromium, name: str, text: str) -> None:
+    """Take a picture of what a terminal shows."""
+    print(text)
+    with tempfile.TemporaryDirectory() as made:
+        page = Path(made) / f"{name}.html"
+        page.write_text(terminal(text))
+        with chromium.visit(page.as_uri(), width=1200, height=100) as visit:
+            visit.picture(name)
 
 
-def main(pictures: Path) -> None:
-    """Run the jobs, and take the pictures."""
-    hang(pictures)
-    late_rank(pictures)
+def of_page(chromium: Chromium, url: str, name: str, part: str) -> None:
+    """Take pictures of the live page, or of a report, once it has a part."""
+    for width, suffix in ((WIDE, ""), (PHONE, "-400")):
+        with chromium.visit(url, width=width, dark=name == "hang-page") as visit:
+            visit.page.locator(part).first.wait_for()
+            visit.picture(f"{name}{suffix}")
 
 
-def late_rank(pictures: Path) -> None:
-    """Run the job until its alerts fire, and take the pictures."""
-    scenario = next(each for each in SCENARIOS if each.name == SCENARIO)
-    with tempfile.TemporaryDirectory() as made, agent(Path(made)) as running, launched() as browser:
-        chromium = Chromium(browser, pictures)
+def of_fault(chromium: Chromium, name: str, *, alerts: bool) -> None:
+    """Run a job until its incident is known, and take the pictures in it and after the end."""
+    scenario, kind = FAULTS[name]
+
+    def known() -> bool:
+        found = [each for each in running.get("/api/v1/incidents?state=open") if each["kind"] == kind]
+        return any(each["place"] for each in found)
+
+    with tempfile.TemporaryDirectory() as made, agent(Path(made)) as running:
         with job(scenario, [Place(Path(made))] * scenario.size, "pretrain"):
-            wait_for(lambda: len(firing(running)) == 2, "the alerts", PATIENT_S)
-            with chromium.visit(running.url, width=WIDTH) as visit:
-                visit.page.locator("#advice details").first.wait_for()
-                visit.page.locator("#advice summary").first.click()
-                visit.picture("straggler-page")
-            report = Path(made) / "report.html"
-            done = commwatch("report", "pretrain", "--dir", made, "--html", str(report))
-            assert done.returncode == 0, done.stderr
-            shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="140"))
-            alerts = "\n".join(map(in_words, firing(running)))
-        for name, text in (("straggler-top", shown.stdout), ("straggler-alert", alerts)):
-            page = Path(made) / f"{name}.html"
-            page.write_text(terminal(text))
-            print(text)
-            with chromium.visit(page.as_uri(), width=1200, height=100) as visit:
-                visit.picture(name)
-        with chromium.visit(report.as_uri(), width=WIDTH) as visit:
-            visit.picture("straggler-report")
+            wait_for(known, "the incident", PATIENT_S)
+            of_page(chromium, running.url, f"{name}-page", "#wrong li")
+            shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="136"))
+            photographed(chromium, f"{name}-top", shown.stdout)
+            if alerts and name == "straggler":
+                wait_for(lambda: len(firing(running)) == 2, "the alerts", PATIENT_S)
+                photographed(chromium, f"{name}-alert", "\n".join(map(in_words, firing(running))))
+        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        with chromium.visit(running.url, width=WIDE) as visit:
+            visit.page.locator("#happened li").first.wait_for()
+            visit.picture(f"{name}-ended")
+        report = Path(made) / "report.html"
+        done = commwatch("report", "pretrain", "--dir", made, "--html", str(report))
+        assert done.returncode == 0, done.stderr
+        of_page(chromium, report.as_uri(), f"{name}-report", "h3")
+        photographed(chromium, f"{name}-report-text", commwatch("report", "pretrain", "--dir", made).stdout)
+
+
+def main(pictures: Path, *words: str) -> None:
+    """Run the jobs, and take the pictures; ``words``: ``alerts``, and names of faults, by default all."""
+    with launched() as browser:
+        chromium = Chromium(browser, pictures)
+        for name in FAULTS:
+            if name in words or not {*words} & {*FAULTS}:
+                of_fault(chromium, name, alerts="alerts" in words)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -302,7 +302,7 @@ def _sizes(chosen: NcclOperations) -> str:
 
 RULES = (
     Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
-         "an uneven batch): see `commwatch diagnose` or `/api/v1/verdicts`.", _straggler),
+         "an uneven batch): `commwatch diagnose JOB` shows where in its code.", _straggler),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
          "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "

@@ -21,8 +21,8 @@ from commwatch_agent.nodes.merging import by_run, merged_jobs, merged_ranks
 _T = TypeVar("_T")
 _Target = TypeVar("_Target")
 _OfJob = TypeVar("_OfJob", RankView, Verdict, IncidentView)
-#: Agents conclude once a second, and a moment after ranks have disagreed or died: so often, and after so many seconds, they are asked again.
-_TIMES, _AGAIN_S = 4, 1.0
+#: Agents conclude once a second, and a moment after ranks have disagreed or died: for so long, and after so many seconds, they are asked again.
+_AT_MOST_S, _AGAIN_S = 4.0, 1.0
 #: Lists in the view of a rank.
 _OF_RANK: Mapping[str, type[InFlight | Failed | Ended]] = {"in_flight": InFlight, "failed": Failed, "ended": Ended}
 
@@ -68,11 +68,10 @@ def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
 
 
 def concluded(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
-    """Ask as ``ask`` does; again, some times, if agents have not concluded yet on what ranks do wrong."""
+    """Ask as ``ask`` does; again, for some seconds, if agents have not concluded yet on what ranks do wrong."""
+    until_s = time.monotonic() + _AT_MOST_S
     seen = ask(urls, job, keys)
-    for _ in range(_TIMES):
-        if not unconcluded(seen):
-            break
+    while unconcluded(seen) and time.monotonic() < until_s:
         time.sleep(_AGAIN_S)
         seen = ask(urls, job, keys)
     return seen

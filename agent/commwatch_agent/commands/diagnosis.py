@@ -11,7 +11,7 @@ from typing import NamedTuple
 from commwatch.wire.errors import INCOMPLETE
 from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.commands.incident_lines import causes, consequences, happened, lasted
+from commwatch_agent.commands.incident_lines import causes, consequences, happened, lasted, uncertain
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, seconds, time_of_day
 from commwatch_agent.core.views import JobView, RankView
@@ -20,7 +20,7 @@ from commwatch_agent.incidents.incident import family
 from commwatch_agent.incidents.words import stack, when
 from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_alerts.model import INFO
-from commwatch_collectors.spans import ranks as named
+from commwatch_collectors.spans import missing_ranks
 
 #: A shorter time without the end of an operation says nothing, in s.
 _PAUSE_S = 5.0
@@ -83,9 +83,9 @@ def doubts(seen: Diagnosis, now: float) -> list[Doubt]:
     by_job = {job.job_id: [view for view in seen.ranks if view.job_id == job.job_id] for job in seen.jobs}
     found = [doubt for job in seen.jobs for doubt in _of_job(job, by_job[job.job_id], seen, now)]
     found += [Doubt(each.says, True) for each in unconcluded(seen)]
-    is_open = {each.id for each in seen.open}
-    pending = [each for each in seen.incidents if each.state == "pending" and each.consequence_of not in is_open]
-    return found + [Doubt(f"{each.title} ({_where(each)}), {when(each)}: {each.says}", False) for each in pending]
+    return found + [
+        Doubt(f"{each.title} ({_where(each)}), {when(each)}: {each.says}", False) for each in uncertain(seen.incidents)
+    ]
 
 
 def unconcluded(seen: Diagnosis) -> list[Verdict]:
@@ -101,9 +101,8 @@ def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) ->
         if how and view.rank not in blamed:
             yield Doubt(f"rank {view.rank} ({job.job_id}) {how}", state(view) != "silent")
     running = [view for view in views if view.state == "running"]
-    missing = sorted(set(range(job.world_size)) - {view.rank for view in views})
-    if missing:
-        yield Doubt(f"no data from {named(missing)} ({job.job_id})", False)
+    if missing := missing_ranks((view.rank for view in views), job.world_size):
+        yield Doubt(f"no data from {missing} ({job.job_id})", False)
     part = shedding((view.rank, view.probe_mode) for view in running)
     if part is not None:
         yield Doubt(f"{job.job_id} is {part}; a hang shows only the missing ranks", False)

@@ -26,6 +26,13 @@ def consequences(cause: _View, incidents: Sequence[_View], depth: int = 1) -> It
             yield from consequences(each, incidents, depth + 1)
 
 
+def uncertain(incidents: Iterable[_View]) -> list[_View]:
+    """Return the pending incidents that no open one explains."""
+    every = list(incidents)
+    is_open = {each.id for each in every if each.state == "open"}
+    return [each for each in every if each.state == "pending" and each.consequence_of not in is_open]
+
+
 def happened(incidents: Iterable[_View]) -> list[_View]:
     """Return the incidents of an ended job as they began."""
     return sorted(incidents, key=lambda each: each.began_at)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.commands.incident_lines import about, causes, consequences, happened
+from commwatch_agent.commands.incident_lines import about, causes, consequences, happened, uncertain
 from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import wrap
@@ -41,7 +41,7 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
         said += [(f"NCCL {found.title}: {found.says}", STYLES.get(found.severity, "")) for found in shown.findings]
         said += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
     every = [*answers.incidents, *(shown.incidents if shown is not None and shown.job.state == "running" else [])]
-    pending = dict.fromkeys(each.title for each in every if each.state == "pending")
+    pending = dict.fromkeys(each.title for each in uncertain(every))
     said += [(f"not yet certain: {', '.join(pending)}", "dim")] if pending else []
     said += [(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
     return [(clean(text), style) for text, style in said]

@@ -58,7 +58,7 @@ def parts(
         int, Query(ge=1, le=MOST_PENDING, description="Maximum number of collectives of a group.")
     ] = MOST_PENDING,
 ) -> Parts:
-    """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; `commwatch diagnose` joins them."""
+    """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; the agent of another node joins them."""
     job_exists(agent, job)
     with agent.live(job) as (live, now_ns):
         jobs = list(live)

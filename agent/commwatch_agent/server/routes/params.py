@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 from fastapi import Depends, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.datastructures import QueryParams
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.durations import parse_age, parse_last
@@ -194,7 +195,7 @@ class Others:
         given: the parameters of the request, passed on as they are written, so that an age counts from the clock of each node.
     """
 
-    def __init__(self, given: Mapping[str, str], peers: Peers) -> None:
+    def __init__(self, given: QueryParams, peers: Peers) -> None:
         self._given, self._peers = given, peers
 
     def ask(self, *questions: str, within_s: float = MOST_S) -> Heard:
@@ -212,7 +213,9 @@ class Others:
     def _path(self, question: str) -> str:
         route, _, names = question.partition("?")
         pairs = [name.partition("=") for name in names.split(",") if name]
-        values = [(name, value or self._given[name]) for name, _, value in pairs if value or name in self._given]
+        values = [
+            (name, given) for name, _, value in pairs for given in ([value] if value else self._given.getlist(name))
+        ]
         return f"{route}?{urlencode(values)}"
 
 

@@ -7,10 +7,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from starlette.datastructures import QueryParams
 
 from commwatch_agent.cli.query import table
+from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.runtime.peers import Peers
+from commwatch_agent.server.routes.params import Others
 from tests.agent.cli.test_fan_out import Behaviour, strange
 from tests.agent.server.routes.test_jobs import populated
 from tests.helpers import RunningAgent, agent, commwatch, free_port
@@ -64,6 +69,20 @@ def test_flags_among_agents(watched: RunningAgent, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     assert commwatch("explain", log, "--json", log).returncode == 0
+
+
+def test_parameter_that_is_repeated() -> None:
+    """A parameter that is given several times reaches the agents of other nodes with all its values."""
+    asked: list[str] = []
+
+    class Agents:
+        def ask(self, *questions: str, within_s: float) -> Heard:
+            asked.extend(questions)
+            return Heard({}, {})
+
+    others = Others(QueryParams("job=train&state=open&state=pending&limit=7"), cast(Peers, Agents()))
+    others.ask("incidents?job,state,limit=9,kind")
+    assert asked == ["incidents?job=train&state=open&state=pending&limit=9"]
 
 
 def test_unknown_flag(watched: RunningAgent) -> None:
