@@ -80,10 +80,11 @@ def details_of(incident: Incident) -> IncidentDetails:
 
 def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     found = {field.name: getattr(incident, field.name) for field in fields(kind) if hasattr(incident, field.name)}
+    about = incident.kind, incident.cause, incident.job_id, incident.evidence
     found |= {
         "title": title(incident.kind, incident.ranks),
         "place": place(incident.evidence),
-        "remedy": what_to_do(incident.kind, incident.cause, incident.job_id, incident.evidence),
+        "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
 

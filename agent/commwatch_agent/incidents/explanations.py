@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.incident import LOST, EvidenceItem, Incident
 
 #: An effect may be seen so many seconds before its cause, because they come from different sources.
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
 _WAITS = frozenset({"hang", "stalled", "waiting"})
-#: Causes of a hang by which its culprit is lost.
-_LOST = frozenset({"dead", "gone"})
 
 
 def _absent(cause: Incident, effect: Incident) -> bool:
@@ -37,7 +35,7 @@ def _had_hung(cause: Incident, effect: Incident) -> bool:
     if cause.seen_at < effect.began_at and lost <= set(cause.waiting):  # a time-out or a launcher has ended it
         return True
     items = [item for item in cause.evidence if item.data.get("kind") == "hang" and item.at < effect.began_at]
-    return any(lost & set(_ranks_in(item)) and item.data.get("cause") not in _LOST for item in items)
+    return any(lost & set(_ranks_in(item)) and item.data.get("cause") not in LOST for item in items)
 
 
 def _ranks_in(item: EvidenceItem) -> list[object]:

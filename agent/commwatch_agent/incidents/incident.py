@@ -12,6 +12,8 @@ RECOVERED, JOB_ENDED = "recovered", "job_ended"
 _WAITS = frozenset({"hang", "stalled", "waiting"})
 #: While one of these lasts, the ranks of a group do nothing.
 STANDSTILLS = _WAITS | {"desync"}
+#: Causes of a wait by which its culprit is lost.
+LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = _WAITS | {"desync", "straggler", "corruption", "rank_lost"}
 

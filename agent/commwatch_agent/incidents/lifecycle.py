@@ -13,6 +13,7 @@ from typing import Any
 
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
+    LOST,
     RECOVERED,
     STANDSTILLS,
     AlertState,
@@ -169,7 +170,7 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
     if condition.idle_ranks is not None:
         cost = (cost or 0.0) + condition.idle_ranks * passed_s
     known = replace(known, last_at=around.now, cost_rank_s=cost, job_id=condition.job_id)
-    if _rank_of(condition.kind) < _rank_of(known.kind):  # what was known of the culprits stays true
+    if _rank_of(condition.kind) < _rank_of(known.kind) or _is_later(condition, known):  # what was known stays true
         return known
     facts = _facts(condition, around)
     if not condition.ranks:
@@ -177,6 +178,14 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
     is_earlier = known.began_at - condition.began_at > _EQUAL_S
     began_at = condition.began_at if is_earlier else known.began_at
     return replace(known, kind=condition.kind, began_at=began_at, **facts)
+
+
+def _is_later(condition: Condition, known: Incident) -> bool:
+    """Return whether ranks were lost after a wait was known: those that waited, or the culprit of a hang; their loss is an incident of its own."""
+    if condition.cause not in LOST or not known.ranks:
+        return False
+    had_hung = known.kind == "hang" and known.cause not in LOST
+    return had_hung or bool(set(condition.ranks) & set(known.waiting))
 
 
 def _facts(condition: Condition, around: Around) -> dict[str, Any]:

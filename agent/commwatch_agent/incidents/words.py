@@ -75,9 +75,9 @@ def stack(evidence: Iterable[EvidenceItem]) -> str:
     return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")
 
 
-def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem]) -> str:
-    """Return what to do about an incident, with the names filled in."""
+def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem], *, is_over: bool) -> str:
+    """Return what to do about an incident, with the names filled in; ``is_over``: its process may be gone."""
     items = list(evidence)
-    pid = next((item.data.get("pid") for item in items if item.data.get("pid")), None)
+    pid = None if is_over else next((item.data.get("pid") for item in items if item.data.get("pid")), None)
     about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
     return remedy(kind, cause, {name: text for name, text in about.items() if text})

@@ -28,6 +28,7 @@ def advice_on_end(
     known: Facts | None,
     last_s: float | None,
     *,
+    late: Callable[[float], Mapping[int, float]],
     recorded: Recorded,
     parts: ReportParts,
 ) -> tuple[list[Advice], float | None]:
@@ -35,13 +36,14 @@ def advice_on_end(
 
     Args:
         known: the facts about the whole job.
+        late: returns the late ranks since a Unix time in s, as in ``facts``.
         recorded: as in ``lately``.
         parts: of the report.
     """
     latest = count_last(agent, job.job_id, last_s)
     began_at = latest.since_ns / 1e9
     whole = began_at <= job.started_at
-    advice = advice_on(known if whole else facts(agent, job, latest, findings))
+    advice = advice_on(known if whole else facts(agent, job, latest, findings, late=late(began_at)))
     found = parts.part("what-if", partial(predicted, advice, recorded), advice)
     return found, None if whole else job.last_seen_at - began_at
 

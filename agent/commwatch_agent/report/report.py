@@ -27,7 +27,7 @@ from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
-from commwatch_agent.report.what_happened import ended_by, happened, last_at, lines, standstill_s
+from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_ranks, lines, standstill_s
 from commwatch_collectors.nccl.findings import Finding
 
 _MOST_ADVICE = 5
@@ -160,11 +160,12 @@ def build(
     operations, by_rank = sums(agent, job_id)[0] if counts.since_ns else counts.every
     waits = {row.by["rank"]: row for row in by_rank}
     parts = parts or ReportParts()
-    known = parts.part("advice", partial(facts, agent, job, counts, findings), None)
     found = happened(incidents)
     duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
+    late = partial(late_ranks, found, until=job.started_at + duration_s)
+    known = parts.part("advice", partial(facts, agent, job, counts, findings, late=late(job.started_at)), None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
-    advised = partial(advice_on_end, agent, job, findings, known, last_s, recorded=recorded, parts=parts)
+    advised = partial(advice_on_end, agent, job, findings, known, last_s, late=late, recorded=recorded, parts=parts)
     nothing: tuple[list[Advice], float | None] = ([], None)
     advice, advice_last_s = parts.part("advice", advised, nothing)
     lines = [

@@ -11,6 +11,7 @@ from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
 from commwatch_agent.incidents.words import cost, lasted_s, stack, when
+from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
 from commwatch_alerts.model import INFO, SEVERITIES
 
@@ -81,6 +82,18 @@ def standstill_s(found: Iterable[Happened]) -> float:
             total_s, worst_s = total_s + worst_s, 0.0
         until, worst_s = max(until, each.began_at + lasted_s(each)), max(worst_s, each.cost_rank_s or 0.0)
     return total_s + worst_s
+
+
+def late_ranks(found: Iterable[Happened], since: float, until: float) -> dict[int, float]:
+    """Return the ranks that were late in a time, with the share of it (0 to 1) that the others waited for each; those of at least 5%."""
+    shares: dict[int, float] = {}
+    for each in (each for one in found for each in (one.cause, *one.effects) if each.kind == "straggler"):
+        lasts = lasted_s(each)
+        inside_s = min(until, each.began_at + lasts) - max(since, each.began_at)
+        if each.cost_rank_s and each.waiting and lasts > 0 and inside_s > 0 and until > since:
+            share = each.cost_rank_s / len(each.waiting) / lasts * inside_s / (until - since)
+            shares |= {rank: shares.get(rank, 0.0) + share for rank in each.ranks}
+    return {rank: min(1.0, share) for rank, share in sorted(shares.items()) if share >= COSTS}
 
 
 def lines(found: Sequence[Happened], cells: int) -> Iterator[str]:

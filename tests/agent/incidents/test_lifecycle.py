@@ -119,6 +119,26 @@ def test_learns_its_culprit() -> None:
     assert (first.ranks, then.ranks, later.ranks, later.cause) == ((), (1,), (1,), "stopped")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        (("hang", "stopped", 1), 1, True),
+        (("hang", "stopped", 1), 0, True),
+        (("stalled", "not_joined", 1), 0, True),
+        (("stalled", "not_joined", 1), 1, False),
+    ],
+    ids=["the culprit is killed", "one that waits is killed", "in a stall", "one that worked dies"],
+)
+def test_ranks_that_are_lost_in_a_wait(before: tuple[str, str, int], after: int, same: bool) -> None:
+    """Ranks that are killed in a wait whose culprit is known are not its culprits; a rank that worked is, once it dies."""
+    kind, cause, rank = before
+    scene = Scene()
+    scene.last(wait(kind, rank, cause=cause), for_s=3)
+    (found,) = scene.see(wait("hang", after, cause="dead"), after=1)
+    assert (found.kind, found.cause, found.ranks) == ((kind, cause, (rank,)) if same else ("hang", "dead", (after,)))
+    assert found.last_at == scene.now
+
+
 def test_other_operations_are_other_incidents() -> None:
     """Two waits for two operations are two incidents."""
     found = Scene().see(wait("hang", 1, seq=7), wait("hang", 1, seq=8))

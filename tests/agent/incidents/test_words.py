@@ -68,4 +68,7 @@ def test_view() -> None:
     assert (view.title, view.place) == ("Rank lost: rank 2", "load (train.py:88)")
     assert "in load (train.py:88)" in view.remedy
     assert details_of(incident(evidence=(taken,))).place == "wait (a.py:1)"
+    process = EvidenceItem("process", AT, "rank 2", {"rank": 2, "pid": 71})
+    assert "kill -CONT 71" in view_of(incident(evidence=(process,))).remedy
+    assert "kill" not in view_of(incident(ended_at=AT + 60, evidence=(process,))).remedy
     assert (stack((raised, taken)), stack((raised,)), title("unheard_of", ())) == ("s", "", "unheard_of")
