@@ -201,7 +201,7 @@ def reports_agree(watching: RunningAgent, one: dict[str, Any], directory: Path) 
     commwatch("report", "--html", directory / "report.html", *place)
     page = unescape((directory / "report.html").read_text(encoding="utf-8"))
     page = page[page.index("What happened") :]
-    assert page.index(one["title"]) < page.index("to do: ")
+    assert page.index(one["title"]) < page.index("To do: ")
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("die", "died"), ("fail", "exception")])

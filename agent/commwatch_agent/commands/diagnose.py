@@ -199,19 +199,7 @@ def _with_evidence(heard: _Heard, views: Iterable[IncidentView], keys: Keys) -> 
     for (at, _), answer in _all(asked, question):
         if not isinstance(answer, str):  # it is over, or another agent has answered for this one
             more.setdefault(at, []).append(answer)
-    return [_completed(each, more.get(each.id, [])) for each in found]
-
-
-def _completed(incident: IncidentDetails, answers: list[IncidentDetails]) -> IncidentDetails:
-    """Return an incident with the evidence of several agents, and the place that one of them knows."""
-    items: list[EvidenceItem] = []
-    for item in (item for answer in answers for item in answer.evidence):
-        if all((each.source, each.data) != (item.source, item.data) for each in items):
-            items.append(item)
-    placed = next((answer for answer in answers if answer.place), incident)
-    if not incident.place:
-        incident = replace(incident, place=placed.place, remedy=placed.remedy)
-    return replace(incident, evidence=items)
+    return [replace(merged([[each], more.get(each.id, [])])[0], job_id=each.job_id) for each in found]
 
 
 def jobs_of(urls: list[str], keys: Keys) -> set[str]:

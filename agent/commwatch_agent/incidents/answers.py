@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
@@ -144,14 +144,23 @@ def latest_of(views: Iterable[_View], limit: int) -> list[_View]:
 
 
 def merged(parts: Iterable[Iterable[_View]]) -> list[_View]:
-    """Return the incidents of several agents, each once: as the agent has it that knows most of it."""
-    best: dict[str, _View] = {}
-    for part in parts:
-        for each in part:
-            known = best.get(each.id)
-            if known is None or _knowledge(each) > _knowledge(known):
-                best[each.id] = each
-    return in_order(best.values())
+    """Return the incidents of several agents, each once: as the agent has it that knows most of it, with the evidence of all."""
+    found: dict[str, list[_View]] = {}
+    for each in (each for part in parts for each in part):
+        found.setdefault(each.id, []).append(each)
+    return in_order(_united(max(views, key=_knowledge), views) for views in found.values())
+
+
+def _united(best: _View, views: Collection[_View]) -> _View:
+    """Return an incident with the evidence of several views of it, and what follows from that."""
+    if not isinstance(best, IncidentDetails) or len(views) == 1:
+        return best
+    items: list[EvidenceItem] = []
+    for item in (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence):
+        if all((each.source, each.data) != (item.source, item.data) for each in items):
+            items.append(item)
+    remedy = what_to_do(best.kind, best.cause, best.job_id, items, is_over=best.ended_at is not None)
+    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items), remedy=remedy)
 
 
 def _knowledge(view: IncidentView) -> tuple[object, ...]:

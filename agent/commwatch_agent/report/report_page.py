@@ -47,6 +47,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     body = [
         html_frame.table((), heading(report)),
         *what_happened.html(happened(report.incidents)),
+        "<h2>Figures</h2>",
         html_frame.table((), headlines(report)),
     ]
     if report.advice:

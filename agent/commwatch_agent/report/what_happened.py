@@ -130,7 +130,7 @@ def html(found: Sequence[Happened]) -> list[str]:
     parts = ["<h2>What happened</h2>"]
     for one in _in_full(found):
         parts.append(f"<h3>{html_frame.text(f'{one.cause.severity.upper()}: {_head(one.cause)}')}</h3>")
-        parts += [f"<p>{html_frame.text(text)}</p>" for text in _about(one.cause)]
+        parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]
         frames = stack(one.cause.evidence)
         if frames:
             parts.append(f"<details><summary>Python stack</summary><pre>{html_frame.text(frames)}</pre></details>")

@@ -35,7 +35,6 @@ from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.incidents.stored import incidents_of
-from commwatch_agent.incidents.words import place, what_to_do
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
@@ -218,13 +217,11 @@ def incident_page(
     if not every:
         raise history_queries.no_incident(incident_id)
     (best,) = merged([each] for each in every)
-    evidence = list({(item.source, item.text): item for each in every for item in each.evidence}.values())
-    job = every[0].job_id
-    shown = replace(best, job_id=job, place=place(evidence), remedy=what_to_do(best.kind, best.cause, job, evidence))
+    shown = replace(best, job_id=every[0].job_id)
     views = {each.id: view_of(each) for each in known.values()}
     consequences = in_order(each for each in views.values() if each.consequence_of == incident_id)
     page = pages.incident_page(
-        shown, evidence, views.get(best.consequence_of or ""), consequences, links.get(best.kind, ())
+        shown, shown.evidence, views.get(best.consequence_of or ""), consequences, links.get(best.kind, ())
     )
     return Text(page.encode(errors="replace"), "text/html; charset=utf-8", {})
 

@@ -136,7 +136,7 @@ def test_block() -> None:
             "WARNING  Rank lost: rank 1 (train)",
             "  rank 1 died",
             "  in load (train.py:88)",
-            f"  {SINCE}",
+            f"  at {time_of_day(NOW - 12)}, 24.0 s of rank time",
             "  To do: Read its log.",
             "  Python stack:",
             '    Thread 1: "MainThread"',

@@ -201,7 +201,7 @@ def test_consequences() -> None:
     hang = incident("hang", 1, says="process dead", place="", consequence_of="lost")
     shown = of_job(ranks=[rank(0), rank(1, state="gone")], incidents=[hang, lost])
     lines = text(shown, 140).splitlines()
-    (at,) = [n for n, line in enumerate(lines) if line.startswith("WARNING Rank lost: rank 1, since ")]
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("WARNING Rank lost: rank 1, at ")]
     assert lines[at].endswith(": rank 1 died")
     assert lines[at + 1] == f"Consequence: Hang: rank 1, {SINCE}"
     assert [line[:20].split() for line in lines if line.startswith("!")] == [["!", "1", "gone"]]

@@ -142,7 +142,7 @@ def test_in_report(tmp_path: Path) -> None:
         page = report_page.html(built, charts.gather(watch.agent, job.job_id))
         said = report.text(built)
         assert ("what happened\n" in said, "hang says <<a>>" in said, "of standstill" in said) == (bool(incidents),) * 3
-        assert ("What happened" in page, "hang says &lt;&lt;a&gt;&gt;" in page) == (bool(incidents),) * 2
+        assert ("What happened" in page, "ang says &lt;&lt;a&gt;&gt;" in page) == (bool(incidents),) * 2
         assert [each["says"] for each in json.loads(report.as_json(built))["incidents"]] == [
             one.says for one in incidents
         ]

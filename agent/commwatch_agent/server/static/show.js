@@ -89,9 +89,9 @@ const RANKS = [
   ["GPU"], ["in flight", true, "the operation that has been in flight the longest"], ["for"], ["host", true],
 ];
 
-// The first open incident that names a rank: a cause, rather than its consequence.
+// The first incident that names a rank, and is open or ended with the job: a cause, rather than its consequence.
 function blame(incidents) {
-  const open = incidents.filter(({ state }) => state === "open").reverse();
+  const open = incidents.filter(({ state, outcome }) => state === "open" || outcome === "job_ended").reverse();
   return new Map(open.flatMap((incident) => incident.ranks.map((rank) => [rank, incident])));
 }
 
