@@ -36,6 +36,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "rename": [STATE],
         "unlink": [STATE, STATE, STATE],
     },
+    "agent/commwatch_agent/alerting/notifications.py": {"connect": [NETWORK]},
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": {"open": [OPENED]},
     "collectors/commwatch/api/watching.py": {"Popen": [PROGRAM]},
     "agent/commwatch_agent/cli/command_line.py": {"open": [KERNEL, KERNEL]},
