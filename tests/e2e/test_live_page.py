@@ -53,7 +53,7 @@ def test_hang(chromium: Chromium, tmp_path: Path, width: int) -> None:
         try:
             wrong = visit.page.locator("#wrong li").first
             expect(wrong).to_contain_text("Hang: rank 1", timeout=PATIENCE_S * 1000)
-            expect(wrong).to_contain_text("stalled: rank 1 has not joined; its process is stopped")
+            expect(wrong).to_contain_text("rank 1 has not joined; its process is stopped")
             expect(visit.page.locator("#figures-said")).to_contain_text("Hang: rank 1, since ")
             expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("1stopped, hang")
             expect(visit.page.locator("#flight tbody tr")).to_contain_text("all_reduce")

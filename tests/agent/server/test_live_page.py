@@ -122,7 +122,7 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
 
 def _shows_straggler(visit: Visit) -> None:
     expect(visit.page.locator("#wrong li.warn")).to_contain_text(
-        "Late rank: rank 2 straggler: rank 2 is late by 40 ms a step"
+        "Late rank: rank 2 rank 2 is late by 40 ms a step"
     )
     expect(visit.page.locator("#ranks tbody tr").first).to_have_class("warn")
     expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
@@ -255,7 +255,7 @@ def test_hang(chromium: Chromium, node: RunningAgent) -> None:
         end_rank(job.writers[2])
         wrong = visit.page.locator("#wrong li.warn")
         expect(wrong).to_contain_text(
-            "Hang: rank 2 process dead: rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
+            "Hang: rank 2 rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
         )
         expect(visit.page).to_have_title("! hang · commwatch")
         expect(visit.page.locator("#figures-said")).to_have_text(
