@@ -11,13 +11,13 @@ from typing import NamedTuple
 from commwatch.wire.errors import INCOMPLETE
 from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.commands.incident_lines import causes, consequences, happened, lasted, uncertain
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, seconds, time_of_day
 from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.incident import family
-from commwatch_agent.incidents.words import stack, when
+from commwatch_agent.incidents.words import lasted, stack, when
 from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
@@ -150,7 +150,7 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Iterable[Evidence], again: 
         for job in seen.apart
     ]
     if seen.ended is not None:
-        blocks = [*_blocks(happened(seen.incidents)), _past(seen.ended, seen.incidents)]
+        blocks = [*_blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
     else:
         blocks = [*_blocks(seen.open), [*_present(seen, found, again)]]
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
@@ -192,11 +192,9 @@ def _ending(job: JobView) -> str:
 
 def _blocks(incidents: list[IncidentDetails]) -> Iterator[list[str]]:
     """Yield the lines of each incident, with its consequences."""
-    for each in causes(incidents):
-        effects = [
-            f"{'  ' * depth}Consequence: {effect.title}, {lasted(effect)}"
-            for depth, effect in consequences(each, incidents)
-        ]
+    for one in families(incidents):
+        each = one.cause
+        effects = [f"{'  ' * depth}Consequence: {effect.title}, {lasted(effect)}" for depth, effect in one.effects]
         head = f"{each.severity.upper()}  {each.title} ({_where(each)})"
         yield [head, *(f"  {line}" for line in _about(each)), *effects]
 

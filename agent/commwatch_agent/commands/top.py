@@ -15,7 +15,6 @@ from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch_agent.analysis.wait_graph import age
-from commwatch_agent.commands.incident_lines import causes
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.core.api_views import Row, Summary
@@ -23,6 +22,7 @@ from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch_agent.core.units import counted, percent, rate, seconds, time_of_day
 from commwatch_agent.core.views import InFlight, RankView, StepView
+from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.nodes.merging import covered
 from commwatch_agent.report.report import job_state
@@ -231,7 +231,7 @@ def _worst_first(shown: OfJob) -> list[RankView]:
 
 def _blamed(shown: OfJob) -> dict[int, str]:
     """Return the ranks that open incidents name as culprits, with the kind of the worst."""
-    found = reversed(causes(worth_showing(shown, []))) if shown.job.state == "running" else ()
+    found = reversed([one.cause for one in families(worth_showing(shown, []))]) if shown.job.state == "running" else ()
     return {rank: each.kind for each in found for rank in each.ranks}
 
 

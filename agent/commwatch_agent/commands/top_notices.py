@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.commands.incident_lines import about, causes, consequences, happened, uncertain
 from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import wrap
 from commwatch_agent.incidents.answers import IncidentView, in_order
+from commwatch_agent.incidents.families import families, uncertain
+from commwatch_agent.incidents.words import lasted
 
 #: Styles of severities, and of kinds of incidents.
 STYLES = {"critical": "bad", "warning": "warn", "error": "bad"} | dict.fromkeys(
@@ -50,15 +51,22 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
 def worth_showing(shown: OfJob | None, of_node: list[IncidentView]) -> list[IncidentView]:
     """Return the open incidents of a running job and of the node, or those of an ended job."""
     if shown is not None and shown.job.state != "running":
-        return happened(each for each in shown.incidents if each.state != "pending")
+        return sorted((each for each in shown.incidents if each.state != "pending"), key=lambda each: each.began_at)
     return in_order(each for each in [*(shown.incidents if shown else []), *of_node] if each.state == "open")
 
 
 def _incidents(incidents: list[IncidentView]) -> Iterator[tuple[str, str]]:
-    for each in causes(incidents):
-        yield f"{each.severity.upper()} {about(each)}: {each.says}", STYLES.get(each.severity, "")
-        for _, effect in consequences(each, incidents):
-            yield f"Consequence: {about(effect)}", "dim"
+    for one in families(incidents):
+        severity = one.cause.severity
+        yield f"{severity.upper()} {_about(one.cause)}: {one.cause.says}", STYLES.get(severity, "")
+        for _, effect in one.effects:
+            yield f"Consequence: {_about(effect)}", "dim"
+
+
+def _about(incident: IncidentView) -> str:
+    """Return what an incident is, where in the code, when, and what it costs, in one line."""
+    at = f" in {incident.place}" if incident.place else ""
+    return f"{incident.title}{at}, {lasted(incident)}"
 
 
 def wrapped(said: list[tuple[str, str]], cells: int, height: int | None, job: str = "") -> list[Text]:

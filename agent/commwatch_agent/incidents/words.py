@@ -62,6 +62,12 @@ def cost(incident: Timed) -> str:
     return f"{seconds(incident.cost_rank_s)} of rank time" if incident.cost_rank_s else ""
 
 
+def lasted(incident: Timed) -> str:
+    """Return when an incident was and what it costs, as ``since 14:03:10 UTC, for 12.0 s so far; cost 48.0 s of rank time``."""
+    spent = cost(incident)
+    return f"{when(incident)}{f'; cost {spent}' if spent else ''}"
+
+
 def place(evidence: Iterable[EvidenceItem]) -> str:
     """Return where in the code the first culprit was, as ``load (train.py:88)``: where it raised, else of its stack; empty: not known."""
     items = list(evidence)

@@ -209,7 +209,7 @@ def build(
         advice=advice,
         advice_last_s=advice_last_s,
         findings=findings,
-        incidents=[each for one in found for each in (one.cause, *one.effects)],
+        incidents=[each for one in found for each in one.every],
         nodes=nodes,
         missing=parts.missing,
     )

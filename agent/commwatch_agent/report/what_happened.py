@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from commwatch_agent.core.plain_table import paragraph
 from commwatch_agent.core.units import counted
 from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
-from commwatch_agent.incidents.words import cost, lasted_s, stack, when
+from commwatch_agent.incidents.words import lasted, lasted_s, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
 from commwatch_alerts.model import INFO, SEVERITIES
 
+#: A fault, and what followed from it.
+Happened = Family[IncidentDetails]
 #: Most causes in full, consequences of each, and frames of a stack.
 _MOST, _MOST_EFFECTS, _MOST_FRAMES = 6, 4, 8
 #: Stands for a blank at which a line is not broken.
 _WHOLE = "\0"
 
 
-@dataclass(frozen=True)
-class Happened:
-    """A fault, and what followed from it."""
-
-    cause: IncidentDetails
-    effects: Sequence[IncidentDetails]
-
-
 def happened(incidents: Iterable[IncidentDetails]) -> list[Happened]:
     """Return faults with their consequences: the most severe first, and of those the earliest."""
-    every = {each.id: each for each in incidents if each.state != "pending"}
-    roots = {name: _root(each, every) for name, each in every.items()}
-    found = [
-        Happened(each, sorted((every[name] for name in every if roots[name] == each.id != name), key=_began))
-        for each in every.values()
-        if roots[each.id] == each.id
-    ]
-    return sorted(found, key=lambda one: (-SEVERITIES.index(one.cause.severity), one.cause.began_at, one.cause.id))
-
-
-def _root(incident: IncidentDetails, every: dict[str, IncidentDetails]) -> str:
-    """Return the id of the first cause of an incident that is known."""
-    seen = [incident.id]
-    while (cause := every[seen[-1]].consequence_of) in every and cause not in seen:
-        seen.append(str(cause))
-    return seen[-1]
+    found = families(sorted((each for each in incidents if each.state != "pending"), key=_began))
+    return sorted(found, key=lambda one: -SEVERITIES.index(one.cause.severity))
 
 
 def _began(incident: IncidentDetails) -> float:
@@ -62,21 +42,21 @@ def ended_by(found: Sequence[Happened]) -> str:
 
 def _lasted_to_the_end(one: Happened) -> bool:
     """Return whether a run ended while ranks did nothing, or after one was lost."""
-    ended = [each.kind for each in (one.cause, *one.effects) if each.outcome == JOB_ENDED]
+    ended = [each.kind for each in one.every if each.outcome == JOB_ENDED]
     lost = "rank_lost" in ended and one.cause.severity != INFO
     return lost or any(kind in STANDSTILLS for kind in ended)
 
 
 def last_at(found: Iterable[Happened]) -> float:
     """Return until when a fault of the ranks lasted, in s of Unix time; 0: there was none."""
-    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in STANDSTILLS)
+    every = (each for one in found for each in one.every if each.kind in STANDSTILLS)
     return max((each.began_at + lasted_s(each) for each in every), default=0.0)
 
 
 def standstill_s(found: Iterable[Happened]) -> float:
     """Return the rank seconds that passed while ranks of a group did nothing; of faults at one time, those of the costliest."""
     total_s = until = worst_s = 0.0
-    every = (each for one in found for each in (one.cause, *one.effects) if each.kind in STANDSTILLS)
+    every = (each for one in found for each in one.every if each.kind in STANDSTILLS)
     for each in sorted(every, key=_began):
         if each.began_at >= until:
             total_s, worst_s = total_s + worst_s, 0.0
@@ -87,7 +67,7 @@ def standstill_s(found: Iterable[Happened]) -> float:
 def late_ranks(found: Iterable[Happened], since: float, until: float) -> dict[int, float]:
     """Return the ranks that were late in a time, with the share of it (0 to 1) that the others waited for each; those of at least 5%."""
     shares: dict[int, float] = {}
-    for each in (each for one in found for each in (one.cause, *one.effects) if each.kind == "straggler"):
+    for each in (each for one in found for each in one.every if each.kind == "straggler"):
         lasts = lasted_s(each)
         inside_s = min(until, each.began_at + lasts) - max(since, each.began_at)
         if each.cost_rank_s and each.waiting and lasts > 0 and inside_s > 0 and until > since:
@@ -106,7 +86,7 @@ def lines(found: Sequence[Happened], cells: int) -> Iterator[str]:
         for text in _about(one.cause):
             yield from _wrapped(text, one.cause, cells)
         yield from _frames(one.cause)
-        for effect in one.effects[:_MOST_EFFECTS]:
+        for _, effect in one.effects[:_MOST_EFFECTS]:
             yield from paragraph(f"therefore: {_head(effect)}", cells, first="    ", rest="      ")
         if len(one.effects) > _MOST_EFFECTS:
             yield f"    and {counted(len(one.effects) - _MOST_EFFECTS, 'more consequence')}"
@@ -134,7 +114,7 @@ def html(found: Sequence[Happened]) -> list[str]:
         frames = stack(one.cause.evidence)
         if frames:
             parts.append(f"<details><summary>Python stack</summary><pre>{html_frame.text(frames)}</pre></details>")
-        effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for effect in one.effects)
+        effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for _, effect in one.effects)
         parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
     rest = _in_short(found)
     return [*parts, f"<p>Also: {html_frame.text(rest)}</p>"] if rest else parts
@@ -152,8 +132,7 @@ def _in_short(found: Sequence[Happened]) -> str:
 
 
 def _head(incident: IncidentDetails) -> str:
-    spent = cost(incident)
-    return f"{incident.title}, {when(incident)}{f'; cost: {spent}' if spent else ''}"
+    return f"{incident.title}, {lasted(incident)}"
 
 
 def _about(incident: IncidentDetails) -> Iterator[str]:

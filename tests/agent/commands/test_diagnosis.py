@@ -136,7 +136,7 @@ def test_block() -> None:
             "WARNING  Rank lost: rank 1 (train)",
             "  rank 1 died",
             "  in load (train.py:88)",
-            f"  at {time_of_day(NOW - 12)}, 24.0 s of rank time",
+            f"  at {time_of_day(NOW - 12)}; cost 24.0 s of rank time",
             "  To do: Read its log.",
             "  Python stack:",
             '    Thread 1: "MainThread"',
@@ -159,7 +159,7 @@ def test_ended_job(kind: str, code: int) -> None:
     heads = [line for line in lines if line.startswith(("WARNING", "CRITICAL"))]
     assert (found, len(heads), heads[0]) == (code, 2, "WARNING  Late rank: rank 0 (train)")
     assert lines[-1] == f"train failed at {time_of_day(NOW)}: exit code 137 (SIGKILL)"
-    assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended, 24.0 s of rank time"
+    assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended; cost 24.0 s of rank time"
 
 
 def test_ended_well() -> None:

@@ -173,7 +173,7 @@ def test_room_is_used() -> None:
     assert not any("rank  " in line and "group" in line for line in text(of_job(), 80).splitlines())
 
 
-SINCE = f"since {time_of_day(NOW - 12)}, for 12.0 s so far, 24.0 s of rank time"
+SINCE = f"since {time_of_day(NOW - 12)}, for 12.0 s so far; cost 24.0 s of rank time"
 
 
 def test_culprits_are_marked() -> None:

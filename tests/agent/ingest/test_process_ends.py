@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -56,3 +57,5 @@ def test_processes_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         second.kill()
         wait_for(lambda: noted(ends, first.pid), "the end")
         assert (ends.at(second.pid), ends.at(1 << 30)) == (None, None)
+    ends.watch(os.getpid())  # the intake ends after the thread that waits for ends
+    assert ends.at(os.getpid()) is None

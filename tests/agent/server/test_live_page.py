@@ -121,9 +121,7 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
 
 
 def _shows_straggler(visit: Visit) -> None:
-    expect(visit.page.locator("#wrong li.warn")).to_contain_text(
-        "Late rank: rank 2 rank 2 is late by 40 ms a step"
-    )
+    expect(visit.page.locator("#wrong li.warn")).to_contain_text("Late rank: rank 2 rank 2 is late by 40 ms a step")
     expect(visit.page.locator("#ranks tbody tr").first).to_have_class("warn")
     expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
     # Three ranks communicate for 55 ms of 120, the late one for 15; exposed are 30, and no more than it communicates.

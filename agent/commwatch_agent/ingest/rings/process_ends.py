@@ -27,7 +27,7 @@ class ProcessEnds:
     def watch(self, pid: int) -> None:
         """Note when this process ends. Without a free file, or on a kernel before 5.3, it is not noted."""
         with self._lock:
-            if pid in self._files or len(self._files) >= _MOST:
+            if pid in self._files or len(self._files) >= _MOST or self._epoll.closed:
                 return
             with contextlib.suppress(OSError, AttributeError):
                 opened = os.pidfd_open(pid)
