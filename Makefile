@@ -80,7 +80,7 @@ faults-nodes: .stamps/venv hook  ## run the same jobs on two hosts (network name
 advice: .stamps/venv hook  ## follow each piece of advice in a real job, and compare its gain with the predicted gain (as root)
 	$(BIN)/python -m tests.advice.run $(WORDS)
 
-pictures: .stamps/venv hook  ## make the pictures of a job with a late rank in docs/images (7 min)
+pictures: .stamps/venv hook  ## make the pictures of jobs with faults in docs/images (4 min)
 	$(BIN)/python -m tests.faults.pictures docs/images
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0

@@ -55,7 +55,8 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("hang", "dead"): _DEAD,
     ("hang", "gone"): _LEFT,
     ("hang", "destroyed"): "Let all ranks leave a group together: call `destroy_process_group` only after the last collective of every rank.",
-    ("hang", "stopped"): "Find out who stopped the process (a debugger, a shell, an administrator)[, and let it continue: `kill -CONT {pid}`].",
+    ("hang", "stopped"): "Find out who suspended the process (SIGSTOP: a debugger, a shell's job "
+    "control, an administrator)[, and let it continue: `kill -CONT {pid}`].",
     ("hang", ""): _PATH,
     ("stalled", "unseen"): "Start an agent on the node of that rank, or name it under `peers`, if one runs there.",
     ("stalled", "stuck"): _PATH,
@@ -66,7 +67,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("desync", "root"): "Pass the same `src` or `dst` on all ranks.",
     ("desync", "sizes"): "Give all ranks tensors of one size and dtype: pad uneven batches, or gather the sizes first.",
     ("desync", "order"): "Let all ranks use their groups in one order: ranks that wait for each other in different groups wait until the time-out.",
-    ("rank_lost", "exception"): "Mend what that rank raised[ in {place}]: other ranks that failed later did so because of it.",
+    ("rank_lost", "exception"): "Look for that exception[ in {place}] in the log of that rank: the other ranks ended because it was missing.",
     ("rank_lost", "out_of_memory"): "Use less memory on that rank[, in {place}]: smaller micro-batches, activation checkpointing, or sharding.",
     ("rank_lost", "all"): "Look at the launcher's log: it, the scheduler or a user has ended all ranks at once.",
     ("rank_lost", "interrupted"): "A signal from a keyboard, a launcher or a scheduler has ended the job; nothing is to be mended.",

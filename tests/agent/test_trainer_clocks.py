@@ -16,7 +16,8 @@ from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.report.charts import figures, gather
-from commwatch_agent.report.report import build, text
+from commwatch_agent.report.report import build
+from commwatch_agent.report.report_text import text
 from commwatch_agent.report.timeline_source import Source
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, end_rank, group_entry, identity, mark, operation, write_ring
 

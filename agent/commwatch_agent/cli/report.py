@@ -52,7 +52,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.incidents.answers import IncidentDetails
     from commwatch_agent.incidents.stored import details_of_run
-    from commwatch_agent.report import report
+    from commwatch_agent.report import report, report_text
     from commwatch_agent.report.parts import ReportParts
     from commwatch_agent.report.recorded_steps import known_steps
     from commwatch_agent.runtime.whole_files import write
@@ -92,7 +92,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     if page is not None:
         write(arguments.html, page, UsageError)
     elif built is not None:
-        print(report.as_json(built) if arguments.json else report.text(built, output_cells()))
+        print(report.as_json(built) if arguments.json else report_text.text(built, output_cells()))
     return 0
 
 

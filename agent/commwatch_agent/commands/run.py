@@ -41,7 +41,7 @@ from commwatch_agent.history.opening import StoreError
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.reference.references import References, directory
-from commwatch_agent.report import report
+from commwatch_agent.report import report, report_text
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import logs_of
@@ -480,7 +480,7 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
                 agent, name, history, f"{opens} {shlex.quote(name)}", known, incidents=incidents, parts=parts
             )
             if built is not None:
-                say(report.text(built))
+                say(report_text.text(built))
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

@@ -25,7 +25,7 @@ from commwatch_agent.core.views import InFlight, RankView, StepView
 from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.nodes.merging import covered
-from commwatch_agent.report.report import job_state
+from commwatch_agent.report.report_text import job_state
 
 #: Age in seconds from which answers are marked as old.
 STALE_S = 5.0

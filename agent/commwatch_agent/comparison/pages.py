@@ -13,7 +13,7 @@ from commwatch_agent.core import terminal_text
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import moment, percent, rate, seconds, size
 from commwatch_agent.report import html_frame
-from commwatch_agent.report.report import job_state
+from commwatch_agent.report.report_text import job_state
 from commwatch_alerts.model import INFO
 
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")

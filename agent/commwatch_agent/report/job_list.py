@@ -12,7 +12,7 @@ from commwatch_agent.core.plain_table import columns
 from commwatch_agent.core.terminal_text import MOST_CELLS, width
 from commwatch_agent.core.units import day_time, percent, seconds, zone
 from commwatch_agent.core.views import JobFigures
-from commwatch_agent.report.report import job_state
+from commwatch_agent.report.report_text import job_state
 
 _HEAD = ("job", "state", "began", "lasted", "ranks", "steps", "step p50", "comm", "exposed")
 

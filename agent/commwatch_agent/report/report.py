@@ -12,14 +12,8 @@ from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
-from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import for_others
-from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Advice, Row
-from commwatch_agent.core.endings import exit_says
-from commwatch_agent.core.plain_table import CELLS, columns, paragraph
-from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
@@ -27,12 +21,11 @@ from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
-from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_ranks, lines, standstill_s
+from commwatch_agent.report.what_happened import happened, last_at, late_ranks, standstill_s
 from commwatch_collectors.nccl.findings import Finding
 
-_MOST_ADVICE = 5
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
-_MOST_UNJOINED = 0.1
+MOST_UNJOINED = 0.1
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,8 @@ class RankLine:
     #: Seconds of waiting for late ranks in collectives; ``None``: not known, as for ``Report.wait_hours``.
     wait_s: float | None
     p2p_wait_s: float | None
+    #: Type of the exception that ended it; ``None``: none, or not known.
+    raised: str | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ def build(
         _rank_line(rank, made[rank.rank], counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks
     ]
     waited, unjoined = None, _unjoined_share(operations)
-    if unjoined is None or unjoined <= _MOST_UNJOINED:
+    if unjoined is None or unjoined <= MOST_UNJOINED:
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
     else:  # what is known is only a part of the waiting
         lines = [replace(line, wait_s=None) for line in lines]
@@ -258,206 +253,12 @@ def _rank_line(rank: RankView, made: int, steps: list[StepView], waits: Row | No
         exposed_share=exposed_share(usual),
         wait_s=None if waits is None else waits.wait_s,
         p2p_wait_s=None if waits is None else waits.p2p_wait_s,
+        raised=rank.raised,
     )
 
 
 def _hours(spent_s: float | None) -> float | None:
     return None if spent_s is None else spent_s / 3600
-
-
-# -- tables -----------------------------------------------------------------------------------
-
-OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
-LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
-_REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
-RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
-
-
-def operation_cells(row: Row) -> tuple[str, ...]:
-    count = (
-        f"{row.count}"
-        + (f" +{row.failed} failed" if row.failed else "")
-        + (f" ({row.untimed} untimed)" if row.untimed else "")
-    )
-    no_size = row.by["op"] == "barrier"
-    wait = row.wait_s if row.wait_s is not None else row.p2p_wait_s
-    return (
-        str(row.by["group"]), str(row.by["op"]), str(row.ranks), count, "–" if no_size else size(row.bytes),
-        seconds(row.p50_s), seconds(row.p99_s), rate(row.algbw), rate(row.busbw), seconds(wait),
-        "–" if row.efficiency is None else f"{percent(row.efficiency)} of {_REFERENCES[str(row.reference)]}",
-    )  # fmt: skip
-
-
-def rank_cells(line: RankLine) -> tuple[str, ...]:
-    return (
-        str(line.rank), line.state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
-        percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
-    )  # fmt: skip
-
-
-def heading(report: Report) -> list[tuple[str, str]]:
-    """Return which job the report is on, and how that ended, as (name, text)."""
-    job = report.job
-    facts = [("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}")]
-    ended = ended_by(happened(report.incidents)) if job.failed else ""
-    how = (
-        "; ".join(filter(None, ("" if not job.exit_code else exit_says(job.exit_code), ended))) if ended else job.ending
-    )
-    return [*facts, ("how", how)] if how else facts
-
-
-def headlines(report: Report) -> list[tuple[str, str]]:
-    """Return the figures at the top of the report as (name, text)."""
-    job = report.job
-    ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
-    facts = [("ranks", ranks)]
-    if report.nodes is not None:
-        facts.append(("nodes", _nodes(report.nodes)))
-    if job.restarts:
-        facts.append(("restarts", str(job.restarts)))
-    unclear = "" if job.steps_unavailable is None else f"; others are not counted: {job.steps_unavailable}"
-    if report.latest_steps is not None:
-        unclear = f"; only the latest {report.latest_steps} were read for medians and shares{unclear}"
-    if report.steps and report.step_p50_s is None:
-        facts.append(("steps", f"{report.steps}, too few for step statistics{unclear}"))
-    elif report.steps:
-        length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
-        facts.append(("steps", f"{report.steps}, {length}{unclear}"))
-        if report.long_steps is not None:
-            long = report.long_steps
-            where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
-            facts.append(("long steps", f"{long.count} on one rank, {where}; excluded from the values below"))
-        facts.append(("comm share", _share(report)))
-        if len(report.group_shares) > 1:
-            shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
-            facts.append(("by group", f"{shares} (they may overlap)"))
-        if report.p2p_wait_share is not None:
-            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time spent waiting for them"))
-        facts.append(("exposed", _exposed(report)))
-        if report.nodes is not None and (report.unjoined_share or 0) > _MOST_UNJOINED:
-            facts.append(
-                ("waiting", f"not known for {percent(report.unjoined_share)} of the collectives; see docs/api.md")
-            )
-    else:
-        facts.append(
-            (
-                "steps",
-                f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
-            )
-        )
-    facts += report.missing.items()
-    facts.append(("cost", _cost(report)))
-    lost = (
-        "none lost"
-        if not report.lost
-        else f"{report.lost} lost; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
-    )
-    return [*facts, ("recorded", f"{counted(report.records, 'record')}, {lost}")]
-
-
-def _nodes(nodes: Nodes) -> str:
-    """Return how many nodes the report covers, and which agents did not answer."""
-    if not nodes.silent:
-        return str(nodes.answered)
-    silent = "; ".join(f"{url} does not answer: {why}" for url, why in nodes.silent.items())
-    return f"{nodes.answered} of {nodes.answered + len(nodes.silent)}; {silent}"
-
-
-def job_state(job: JobView) -> str:
-    """Return ``running``, ``ended``, or ``failed`` if the job is known to have failed."""
-    return "failed" if job.failed else job.state
-
-
-def _share(report: Report) -> str:
-    """Return the communication share with its parts and meaning as text, or why it is not known."""
-    if report.comm_share is None:
-        untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
-        why = "have no times; see docs/hooks.md (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
-        return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
-    others = len(report.ranks) - len(report.late)
-    waiting = with_late((cost * others / len(report.ranks) for cost in report.late.values()), report.wait_share)
-    messages = for_others(report.p2p_wait_share, waiting, report.wait_share)
-    waits = waiting, messages, awaited(report.late, waiting)
-    made_of = split(report.comm_share, *waits)
-    why = bottleneck(report.comm_share, report.exposed_share, *waits)
-    of_ranks = of_some(report.comm_ranks, _with_steps(report))
-    return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
-
-
-#: How exposed time was measured, by its source.
-_MEASURED = {
-    "thread_cpu": "at most: wall minus CPU time of the training thread",
-    "stream_waits": "waits of the GPU's compute stream",
-}
-
-
-def _exposed(report: Report) -> str:
-    if report.exposed_share is None:
-        return "not known"
-    of_ranks = of_some(report.exposed_ranks, _with_steps(report))
-    how = "; ".join(_MEASURED.get(source, source) for source in report.exposed_sources)
-    return f"{percent(report.exposed_share)} of step time{of_ranks}{how and f' ({how})'}"
-
-
-def _with_steps(report: Report) -> int:
-    """Return the number of ranks with steps."""
-    return sum(line.steps > 0 for line in report.ranks)
-
-
-def _cost(report: Report) -> str:
-    """Return the time of ranks as text: it is GPU time if each rank has a GPU."""
-    parts = []
-    if report.exposed_hours is not None:
-        parts.append(f"{_rank_time(report.exposed_hours)} of exposed communication")
-    if report.wait_hours is not None:
-        parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
-    if report.standstill_hours:
-        parts.append(f"{_rank_time(report.standstill_hours)} of standstill")
-    whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
-    return f"{whole}, including {_listed(parts)}" if parts else whole
-
-
-def _listed(parts: list[str]) -> str:
-    """Return texts as a list in words."""
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def _rank_time(hours: float) -> str:
-    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
-
-
-def text(report: Report, cells: int = CELLS) -> str:
-    """Return the report as text for a terminal of ``cells`` columns."""
-    longest = max(len(name) for name, _ in headlines(report))
-    shown = ["", "commwatch report", ""]
-    shown += [*(f"  {name:<{longest}}  {value}" for name, value in heading(report)), ""]
-    shown += lines(happened(report.incidents), cells)
-    shown += [*(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
-    if report.ranks and report.steps:
-        shown += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], 2, cells), ""]
-    shown += (
-        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
-        if report.operations
-        else ["  no operations"]
-    )
-    shown += ["", *paragraph(LEGEND, cells, first="  "), ""]
-    if report.advice:
-        shown += [
-            f"  what to try, {about(report.advice_last_s)} (gains are upper bounds, unless they come from a replay)",
-            "",
-        ]
-    for each in report.advice[:_MOST_ADVICE]:
-        shown.append(f"  * {each.title}: {each.gain}")
-        shown += paragraph(each.do, cells, first="    ")
-        shown += ["    because " + "; ".join(each.because), ""]
-    shown += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
-    shown += [f"  history   {report.history}", f"  again     {report.command}", ""]
-    return terminal_text.lines(shown)
-
-
-def about(last_s: float | None) -> str:
-    """Return as text which part of the job the advice is based on; ``None``: the whole job."""
-    return "based on the whole job" if last_s is None else f"based on the job's last {seconds(last_s)}"
 
 
 def as_json(report: Report) -> str:

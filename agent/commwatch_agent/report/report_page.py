@@ -15,16 +15,16 @@ from commwatch_agent.core.views import GroupView
 from commwatch_agent.report import html_frame, what_happened
 from commwatch_agent.report.charts import Material, figures
 from commwatch_agent.report.parts import ReportParts
-from commwatch_agent.report.report import (
+from commwatch_agent.report.report import Report
+from commwatch_agent.report.report_text import (
     LEGEND,
     OPERATION_HEAD,
     RANK_HEAD,
-    Report,
     about,
     heading,
     headlines,
     operation_cells,
-    rank_cells,
+    rank_rows,
 )
 from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
@@ -46,7 +46,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     """
     body = [
         html_frame.table((), heading(report)),
-        *what_happened.html(happened(report.incidents)),
+        *what_happened.html(happened(report.incidents), failed=bool(report.job.failed)),
         "<h2>Figures</h2>",
         html_frame.table((), headlines(report)),
     ]
@@ -59,7 +59,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     if topology is not None and topology.communicators:
         body += _section("topology", partial(_topology, topology, material.groups))
     if report.ranks and report.steps:
-        ranks = [rank_cells(line) for line in report.ranks]
+        ranks = rank_rows(report)
         body += ["<h2>Ranks</h2>", html_frame.table(RANK_HEAD, ranks, "numbers")]
     if report.operations:
         operations = [operation_cells(row) for row in report.operations]

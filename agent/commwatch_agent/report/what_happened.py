@@ -14,6 +14,7 @@ from commwatch_agent.incidents.words import lasted, lasted_s, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
 from commwatch_alerts.model import INFO, SEVERITIES
+from commwatch_collectors.spans import ranks as named
 
 #: A fault, and what followed from it.
 Happened = Family[IncidentDetails]
@@ -35,9 +36,18 @@ def _began(incident: IncidentDetails) -> float:
 
 def ended_by(found: Sequence[Happened]) -> str:
     """Return what ended a job that failed by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
-    fatal = [one.cause for one in found if _lasted_to_the_end(one)]
-    first = min(fatal, key=_began, default=None)
+    first = _fatal(found)
     return "" if first is None else first.says if first.kind == "rank_lost" else first.title
+
+
+def culprits(found: Sequence[Happened]) -> set[int]:
+    """Return the ranks that are to blame for what happened."""
+    return {rank for one in found if one.cause.severity != INFO or _lasted_to_the_end(one) for rank in one.cause.ranks}
+
+
+def _fatal(found: Sequence[Happened]) -> IncidentDetails | None:
+    """Return the fault that ended a job that failed; ``None``: not known."""
+    return min((one.cause for one in found if _lasted_to_the_end(one)), key=_began, default=None)
 
 
 def _lasted_to_the_end(one: Happened) -> bool:
@@ -76,16 +86,22 @@ def late_ranks(found: Iterable[Happened], since: float, until: float) -> dict[in
     return {rank: min(1.0, share) for rank, share in sorted(shares.items()) if share >= COSTS}
 
 
-def lines(found: Sequence[Happened], cells: int) -> Iterator[str]:
-    """Yield what happened as lines for a terminal of ``cells`` columns; none if nothing did."""
+def lines(found: Sequence[Happened], cells: int, *, failed: bool) -> Iterator[str]:
+    """Yield what happened as lines for a terminal of ``cells`` columns; none if nothing did.
+
+    Args:
+        failed: the job has failed.
+    """
     if not found:
         return
     yield from ("  what happened", "")
     for one in _in_full(found):
-        yield from paragraph(f"{one.cause.severity.upper()}  {_head(one.cause)}", cells, first="  * ", rest="    ")
+        yield from paragraph(_marked(one, found, failed=failed), cells, first="  * ", rest="    ")
         for text in _about(one.cause):
             yield from _wrapped(text, one.cause, cells)
         yield from _frames(one.cause)
+        if one.cause.remedy:
+            yield from _wrapped(f"to do: {one.cause.remedy}", one.cause, cells)
         for _, effect in one.effects[:_MOST_EFFECTS]:
             yield from paragraph(f"therefore: {_head(effect)}", cells, first="    ", rest="      ")
         if len(one.effects) > _MOST_EFFECTS:
@@ -96,6 +112,12 @@ def lines(found: Sequence[Happened], cells: int) -> Iterator[str]:
         yield from (*paragraph(f"also: {rest}", cells, first="  "), "")
 
 
+def _marked(one: Happened, found: Sequence[Happened], *, failed: bool) -> str:
+    """Return the head of a fault with its severity, or that it ended the job."""
+    ended = failed and one.cause is _fatal(found)
+    return f"{'ENDED THE JOB' if ended else one.cause.severity.upper()}  {_head(one.cause)}"
+
+
 def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:
     """Yield a text in lines that are not broken inside foreign names."""
     for name in filter(None, (about.group, about.place, about.job_id, *about.nodes)):
@@ -103,17 +125,18 @@ def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:
     yield from (line.replace(_WHOLE, " ") for line in paragraph(text, cells, first="    "))
 
 
-def html(found: Sequence[Happened]) -> list[str]:
-    """Return what happened as parts of a page; none if nothing did."""
+def html(found: Sequence[Happened], *, failed: bool) -> list[str]:
+    """Return what happened as parts of a page; none if nothing did; ``failed`` as for ``lines``."""
     if not found:
         return []
     parts = ["<h2>What happened</h2>"]
     for one in _in_full(found):
-        parts.append(f"<h3>{html_frame.text(f'{one.cause.severity.upper()}: {_head(one.cause)}')}</h3>")
+        parts.append(f"<h3>{html_frame.text(_marked(one, found, failed=failed))}</h3>")
         parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]
         frames = stack(one.cause.evidence)
         if frames:
             parts.append(f"<details><summary>Python stack</summary><pre>{html_frame.text(frames)}</pre></details>")
+        parts += [f"<p>To do: {html_frame.text(one.cause.remedy)}</p>"] if one.cause.remedy else []
         effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for _, effect in one.effects)
         parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
     rest = _in_short(found)
@@ -136,20 +159,19 @@ def _head(incident: IncidentDetails) -> str:
 
 
 def _about(incident: IncidentDetails) -> Iterator[str]:
-    """Yield what is known of an incident as sentences: what it was at first, if that differs, what it is, where, and what to do."""
+    """Yield what is known of an incident as sentences: what it was at first, if that differs, what it is, and where."""
     sources = {"probe", "ras", "flight_recorder"}
     causes = [(item.data.get("cause"), item.text) for item in incident.evidence if item.source in sources]
     if causes and causes[0][0] != incident.cause:
         yield f"at first: {causes[0][1]}"
     yield incident.says
     if incident.place and incident.place not in incident.says:
-        yield f"the culprit was in {incident.place}"
-    if incident.remedy:
-        yield f"to do: {incident.remedy}"
+        yield f"{named(incident.ranks[:1])} was in {incident.place}"
 
 
 def _frames(incident: IncidentDetails) -> Iterator[str]:
     frames = main_thread(stack(incident.evidence))
+    yield from ["    Python stack, the innermost frame first:"] if frames else []
     yield from (f"      {frame}" for frame in frames[:_MOST_FRAMES])
     if len(frames) > _MOST_FRAMES:
         yield f"      … {len(frames) - _MOST_FRAMES} more frames"

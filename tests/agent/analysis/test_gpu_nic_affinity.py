@@ -13,7 +13,7 @@ from commwatch_agent.analysis.advice_input import LAST_S, count, facts
 from commwatch_agent.analysis.gpu_nic_affinity import for_traffic, places
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.core.host_views import GroupTraffic, HostView
-from commwatch_agent.report import report
+from commwatch_agent.report import report, report_text
 from commwatch_agent.report.job_advice import lately
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import EPOCH_NS, MS, Watch, end_rank, group_entry, mark, operation, write_ring
@@ -110,7 +110,9 @@ def test_late_onset(tmp_path: Path) -> None:
         assert built is not None
         assert [each.title for each in built.advice if each.rule == "straggler"] == late
         assert built.advice_last_s == (None if last_s is None else pytest.approx(last_s, abs=301))
-        assert (f"what to try, {report.about(built.advice_last_s)}" in report.text(built)) == bool(built.advice)
+        assert (f"what to try, {report_text.about(built.advice_last_s)}" in report_text.text(built)) == bool(
+            built.advice
+        )
 
 
 def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +143,7 @@ def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [line.steps for line in built.ranks] == [built.steps] * 2 == [100] * 2
     assert built.exposed_hours == pytest.approx((150 * 0.36 + 50 * 0.1) / 3600)  # no more than the communication
     assert built.latest_steps == 21
-    assert "; only the latest 21 were read for medians and shares" in report.text(built)
+    assert "; only the latest 21 were read for medians and shares" in report_text.text(built)
 
 
 def test_checkpoint_names_no_rank(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
     assert built is not None
     assert built.steps == steps
     assert (built.comm_share is None) == (built.step_p95_s is None) == (steps < 3)
-    text = report.text(built)
+    text = report_text.text(built)
     assert said in text
     assert ("bottleneck" in text) == (steps == 3)
 

@@ -13,7 +13,8 @@ from commwatch.wire import events as ev
 from commwatch.wire.identity import make_private_dir
 from commwatch_agent.core.endings import Ending, failed, first_to_fail, says
 from commwatch_agent.history import job_exit
-from commwatch_agent.report.report import build, heading
+from commwatch_agent.report.report import build
+from commwatch_agent.report.report_text import heading
 from tests.agent.ingest.test_intake import trainer
 from tests.helpers import MS, Watch, operation
 

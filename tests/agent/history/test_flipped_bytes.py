@@ -17,7 +17,8 @@ from commwatch_agent.core.views import StepView
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.operations import Operation
-from commwatch_agent.report.report import build, text
+from commwatch_agent.report.report import build
+from commwatch_agent.report.report_text import text
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -15,7 +15,8 @@ from commwatch_agent.core.views import JobView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.rows import rings
-from commwatch_agent.report.report import build, text
+from commwatch_agent.report.report import build
+from commwatch_agent.report.report_text import text
 from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, judged_now, mark, operation
 
 S = 10**9

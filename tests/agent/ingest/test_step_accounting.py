@@ -26,7 +26,7 @@ from commwatch_agent.ingest.step_accounting import (
     total,
 )
 from commwatch_agent.prometheus.exporter import Exporter
-from commwatch_agent.report import report
+from commwatch_agent.report import report, report_text
 from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring
 
 S = 1000 * MS
@@ -127,7 +127,7 @@ def test_long_steps_of_a_report(tmp_path: Path) -> None:
     assert made.long_steps is not None
     assert (made.steps, made.long_steps.count, made.long_steps.longest_seq) == (19, 1, 11)
     assert made.long_steps.seconds == made.long_steps.longest_s == pytest.approx(5.1)
-    assert dict(report.headlines(made))["long steps"].startswith(
+    assert dict(report_text.headlines(made))["long steps"].startswith(
         "1 on one rank, the longest 5.10 s, number 11 of rank 0"
     )
 
@@ -232,4 +232,4 @@ def test_operations_without_times(tmp_path: Path) -> None:
         assert slots_of(watch.agent.slots(0, 1 << 62, "job")) == []
         said = report.build(watch.agent, "job", watch.path, "")
         assert said is not None
-        assert "not known: 29% of the operations have no times; see docs/hooks.md" in report.text(said)
+        assert "not known: 29% of the operations have no times; see docs/hooks.md" in report_text.text(said)

@@ -51,7 +51,7 @@ def test_page() -> None:
         "A consequence of Rank lost: rank 2",
         "State open, warning", "Job train", "Nodes node-a", "Culprits rank 2", "Waiting ranks 0-1, 3", "Operation all_reduce 6 of group dp",
         "for 60.0 s so far", "Cost 4m00s of rank time", "Where in the code load (train.py:88)",
-        "What to do Find out who stopped the process (a debugger, a shell, an administrator), and let it continue: kill -CONT 77 .",
+        "What to do Find out who suspended the process (SIGSTOP: a debugger, a shell's job control, an administrator), and let it continue: kill -CONT 77 .",
         "Communication is the bottleneck : comm share 80%",
     ):  # fmt: skip
         assert part in text, part

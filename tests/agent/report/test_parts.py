@@ -11,7 +11,7 @@ import pytest
 
 from commwatch_agent.core.views import StepView
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.report import charts, report, report_page
+from commwatch_agent.report import charts, report, report_page, report_text
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.model import Model
@@ -48,7 +48,7 @@ def test_replay_that_fails(tmp_path: Path) -> None:
     assert failed.missing == {"what-if": "not available: KeyError: 17"}
     assert {each.rule for each in failed.advice} >= {each.rule for each in usual.advice} != set()
     assert replace(failed, missing={}, advice=usual.advice) == usual
-    (line,) = (line for line in report.text(failed).splitlines() if "what-if" in line)
+    (line,) = (line for line in report_text.text(failed).splitlines() if "what-if" in line)
     assert line.split(maxsplit=1) == ["what-if", "not available: KeyError: 17"]
 
 

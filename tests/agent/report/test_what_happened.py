@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
-from commwatch_agent.report import charts, report, report_page
+from commwatch_agent.report import charts, report, report_page, report_text
 from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_ranks, lines, standstill_s
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
@@ -51,7 +51,7 @@ def item(source: str, text: str, **data: object) -> EvidenceItem:
 
 
 def text(*incidents: IncidentDetails) -> str:
-    return "\n".join(lines(happened(incidents), 200))
+    return "\n".join(lines(happened(incidents), 200, failed=True))
 
 
 def test_causes_before_consequences() -> None:
@@ -111,10 +111,11 @@ def test_in_words() -> None:
         fault("i", "waiting", 1, severity="info", outcome=RECOVERED),
     )
     for part in (
-        "  * CRITICAL  Hang: rank 2, ",
+        "  * ENDED THE JOB  Hang: rank 2, ",
         "4m00s of rank time",
-        "    at first: rank 2 is stopped\n    hang says <hang>\n    the culprit was in load (train.py:88)\n    to do: Read the end",
-        "\n      load (/home/me/train.py:88)\n      <module> (/home/me/train.py:120)\n    therefore: Rank lost: rank 2, ",
+        "    at first: rank 2 is stopped\n    hang says <hang>\n    rank 2 was in load (train.py:88)\n    Python stack, ",
+        "\n      load (/home/me/train.py:88)\n      <module> (/home/me/train.py:120)\n    to do: Read the end",
+        "\n    therefore: Rank lost: rank 2, ",
         "\n  also: Long wait: rank 1, ",
     ):
         assert part in said
@@ -140,7 +141,7 @@ def test_in_report(tmp_path: Path) -> None:
         built = report.build(watch.agent, job.job_id, watch.path, "again", incidents=incidents)
         assert built is not None
         page = report_page.html(built, charts.gather(watch.agent, job.job_id))
-        said = report.text(built)
+        said = report_text.text(built)
         assert ("what happened\n" in said, "hang says <<a>>" in said, "of standstill" in said) == (bool(incidents),) * 3
         assert ("What happened" in page, "ang says &lt;&lt;a&gt;&gt;" in page) == (bool(incidents),) * 2
         assert [each["says"] for each in json.loads(report.as_json(built))["incidents"]] == [
