@@ -16,7 +16,7 @@ from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
 from tests.faults.run import TRAIN, Place, began_at, job, ranks
 from tests.faults.scenarios import Scenario
-from tests.helpers import PATIENCE_S, RunningAgent, agent, commwatch, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 from tests.receivers import Server
 
 JOB = "faulty"
@@ -182,26 +182,35 @@ def test_every_answer_agrees(tmp_path: Path, what: Scenario, kind: str, cause: s
         )
         assert [(each["id"], each["ranks"], each["cause"]) for each in stored] == [(one["id"], one["ranks"], cause)]
         wait_for(lambda: said(server, name) == ["firing", "resolved"], "the end's message", LONG_S)
-        reports_agree(watching, stored[0], tmp_path)
+        views_agree(watching, stored[0], tmp_path)
 
 
-def reports_agree(watching: RunningAgent, one: dict[str, Any], directory: Path) -> None:
-    """The report of the ended job, as text, JSON and page, begins with the incident, and says where and what to do."""
-    place = ("--dir", str(watching.directory), JOB)
-    said = commwatch("report", *place).stdout
-    said = said[said.index("what happened") :]
-    assert said.index(one["title"]) < said.index("to do: ") < said.index("\n  cost ")
-    assert one["place"] in said
-    (found,) = [
-        each
-        for each in json.loads(commwatch("report", "--json", *place).stdout)["incidents"]
-        if each["id"] == one["id"]
-    ]
-    assert {name: found[name] for name in one} == one
-    commwatch("report", "--html", directory / "report.html", *place)
+def views_agree(watching: RunningAgent, one: dict[str, Any], directory: Path) -> None:
+    """All views of the ended job have its incident: report, diagnosis, ``top``, timeline, comparison, and its own page."""
+    place = ("--dir", str(watching.directory))
+    of_report = commwatch("report", *place, JOB).stdout
+    of_report = of_report[of_report.index("what happened") :]
+    assert of_report.index(one["title"]) < of_report.index("to do: ") < of_report.index("\n  cost ")
+    commwatch("report", "--html", directory / "report.html", *place, JOB)
     page = unescape((directory / "report.html").read_text(encoding="utf-8"))
     page = page[page.index("What happened") :]
     assert page.index(one["title"]) < page.index("To do: ")
+    diagnosed = commwatch("diagnose", *place, JOB)
+    assert diagnosed.returncode == (one["kind"] in ("rank_lost", "hang", "desync"))
+    shown = commwatch("top", "--once", *place, "--job", JOB, env=clean_env(COLUMNS="400")).stdout
+    own = watching.get(f"/incidents/{one['id']}")
+    for view in (of_report, diagnosed.stdout, shown, own):
+        assert one["title"] in view
+        assert one["place"] in unescape(view)
+    for command in ("report", "diagnose"):
+        every = json.loads(commwatch(command, "--json", *place, JOB).stdout)["incidents"]
+        (found,) = [each for each in every if each["id"] == one["id"]]
+        assert {name: found[name] for name in one} == one
+    commwatch("timeline", *place, "--last", "all", "--out", directory / "trace.json", JOB)
+    trace = json.loads((directory / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert one["says"] in {each["args"].get("says") for each in trace if each["name"].startswith("incident ")}
+    compared = json.loads(commwatch("compare", *place, JOB, JOB, "--json").stdout)["incidents"]
+    assert (one["title"], "same") in {(each["title"], each["change"]) for each in compared}
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("die", "died"), ("fail", "exception")])
