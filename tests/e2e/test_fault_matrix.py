@@ -7,7 +7,11 @@ import pytest
 from tests.faults.run import line, watch
 from tests.faults.scenarios import CHECKED, SCENARIOS
 
-NAMES = ("ddp4x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3", "plainx4 stop 1", "ddp4x4 flip 2 checks replicas")
+NAMES = (
+    *("pipex4 slow 1", "fsdpx4 uneven 0,1,2,3", "ddp4x4 flip 2 checks replicas"),
+    # ``test_incidents.py`` has such jobs.
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("ddp4x4 late 2", "plainx4 stop 1")),
+)
 #: Seconds; a straggler takes 7 to 10.
 WATCHED_S = 20.0
 
