@@ -202,8 +202,9 @@ def views_agree(watching: RunningAgent, one: dict[str, Any], directory: Path) ->
     for view in (of_report, diagnosed.stdout, shown, own):
         assert one["title"] in view
         assert one["place"] in unescape(view)
-    for command in ("report", "diagnose"):
-        every = json.loads(commwatch(command, "--json", *place, JOB).stdout)["incidents"]
+    answers = [commwatch(command, "--json", *place, JOB).stdout for command in ("report", "diagnose")]
+    of_page = watching.get(f"/api/v1/moment?job={JOB}")
+    for every in (of_page["incidents"], *(json.loads(answer)["incidents"] for answer in answers)):
         (found,) = [each for each in every if each["id"] == one["id"]]
         assert {name: found[name] for name in one} == one
     commwatch("timeline", *place, "--last", "all", "--out", directory / "trace.json", JOB)
