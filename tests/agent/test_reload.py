@@ -98,13 +98,19 @@ class Scene:
         return str(wait_for(said, "the agent to say what came of it"))
 
 
+#: In its first minute an agent ends no incident.
+SOON_SETTLED = {"commwatch_agent.alerting.incident_watch.SETTLED_S": 5.0}
+
+
 @contextmanager
 def scene(directory: Path, text: str, *flags: str, fetch: Any = fetch, **env: str) -> Iterator[Scene]:
     """An agent with these settings."""
     file, log = directory / "commwatch.toml", directory / "log"
     file.write_text(text)
     flags = ("--config", str(file), *flags)
-    with agent(directory / "run", *flags, env=clean_env(**env), said=log, fetch=fetch) as running:
+    with agent(
+        directory / "run", *flags, env=clean_env(**env), said=log, fetch=fetch, constants=SOON_SETTLED
+    ) as running:
         yield Scene(running, file, log)
 
 
