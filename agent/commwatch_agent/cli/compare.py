@@ -26,8 +26,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Compare job B with job A. Exit code 0: no condition of --fail-if is met; 1: one is met; 3: none is met, but "
         "one cannot be decided.",
     )
-    compare.add_argument("job_a", metavar="JOB_A", help="the baseline")
-    compare.add_argument("job_b", metavar="JOB_B", help="the job to compare with it")
+    compare.add_argument("job_a", nargs="?", metavar="JOB_A", help="the baseline (default: the last run but one)")
+    compare.add_argument("job_b", nargs="?", metavar="JOB_B", help="the job to compare with it (default: the latest)")
     compare.add_argument(
         "--state-b", type=Path, metavar="DIR", help="directory of the history with job B (default: as for A)"
     )
@@ -61,7 +61,10 @@ def _compare(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.runtime.whole_files import write
 
     of_b = config if arguments.state_b is None else replace(config, state=arguments.state_b)
-    found = compare(_run(config, arguments.job_a), _run(of_b, arguments.job_b))
+    job_a, job_b = arguments.job_a, arguments.job_b
+    if job_a is None and arguments.state_b is None:
+        job_a, job_b = _latest_two(config)
+    found = compare(_run(config, job_a), _run(of_b, job_b))
     if arguments.html is not None:
         write(arguments.html, pages.html(found), UsageError)
     else:
@@ -69,7 +72,14 @@ def _compare(config: Config, arguments: argparse.Namespace) -> int:
     return _judged(found, arguments.fail_if)
 
 
-def _run(config: Config, name: str) -> Run:
+def _latest_two(config: Config) -> tuple[str, str]:
+    from commwatch_agent.cli.stored import latest_two, reading
+
+    with reading(config) as agent:
+        return latest_two(agent)
+
+
+def _run(config: Config, name: str | None) -> Run:
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.comparison.runs import read
     from commwatch_agent.incidents.stored import of_run

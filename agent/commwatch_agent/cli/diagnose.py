@@ -76,12 +76,12 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 def _job_and_agents(config: Config, arguments: argparse.Namespace, keys: Keys) -> tuple[str | None, list[str]]:
     """Return the job that is meant, if there is one, and the agents that are named."""
     from commwatch.api import client
-    from commwatch_agent.cli.stored import reading
+    from commwatch_agent.cli.stored import LATEST, reading
     from commwatch_agent.commands.diagnose import jobs_of
 
-    known: set[str] = set()
+    known = {LATEST}
     if arguments.agents:
-        known = jobs_of(client.local_agents(config.dir), keys)
+        known |= jobs_of(client.local_agents(config.dir), keys)
         try:
             with reading(config) as agent:
                 known |= {name for name in arguments.agents if agent.has_job(name)}

@@ -31,7 +31,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Print the report on a job. It covers all nodes of the job if the agent of this node knows the other agents "
         "(docs/api.md). Otherwise it covers this node, from its history.",
     )
-    report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    report.add_argument("job", nargs="?", help="job id, or the beginning of one (default: the latest)")
     report.add_argument(
         "--last",
         type=last_seconds,

@@ -9,8 +9,12 @@ from contextlib import contextmanager
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
+from commwatch_agent.core.units import counted
 from commwatch_agent.core.views import JobView
 from commwatch_agent.reference.references import References, directory
+
+#: In place of a name: the latest job.
+LATEST = "latest"
 
 
 @contextmanager
@@ -23,12 +27,37 @@ def reading(config: Config) -> Iterator[QueryService]:
 
 
 def job_in(agent: QueryService, name: str | None) -> JobView:
-    """Return a job of the history (``None``: the latest); raise ``UsageError`` if it has none of that name."""
+    """Return a job of the history.
+
+    Args:
+        name: of the job, or the beginning of only one name; ``None``, or ``latest`` where no job has that name: the latest.
+
+    Raises:
+        UsageError: there is none, or several names begin so.
+    """
     jobs = agent.jobs()
     if not jobs:
         raise UsageError(f"no job in {agent.path} yet")
     found = jobs[0] if name is None else agent.job(name)
+    if found is None and name is not None:
+        begin_so = [job for job in jobs if job.job_id.startswith(name)]
+        if len(begin_so) > 1:
+            raise UsageError(f"several jobs begin with '{name}': {_listed(begin_so)}")
+        found = next(iter(begin_so), jobs[0] if name == LATEST else None)
     if found is None:
-        known = f"{', '.join(job.job_id for job in jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
-        raise UsageError(f"no job '{name}' in {agent.path}; it has {known}")
+        raise UsageError(f"no job '{name}' in {agent.path}; it has {_listed(jobs)}")
     return found
+
+
+def latest_two(agent: QueryService) -> tuple[str, str]:
+    """Return the names of the last two runs, the earlier one first; raise ``UsageError`` if there are fewer."""
+    jobs = agent.jobs()
+    names = [name for job in jobs[:2] for name in (job.job_id, *job.earlier[:1])]
+    runs = sorted(filter(None, map(agent.job, names)), key=lambda job: job.started_at)
+    if len(runs) < 2:
+        raise UsageError(f"{agent.path} has {counted(len(runs), 'run')}; two are needed")
+    return runs[-2].job_id, runs[-1].job_id
+
+
+def _listed(jobs: list[JobView]) -> str:
+    return f"{', '.join(job.job_id for job in jobs[:5])}{' ...' if len(jobs) > 5 else ''}"

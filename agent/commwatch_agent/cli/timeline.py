@@ -22,7 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Write the operations of a job's latest run as a Chrome trace, for ui.perfetto.dev or chrome://tracing. The "
         "trace has a process for each rank and a thread for each group. It covers all nodes whose agents the agent of this node knows.",
     )
-    timeline.add_argument("job", nargs="?", help="job id (default: the latest)")
+    timeline.add_argument("job", nargs="?", help="job id, or the beginning of one (default: the latest)")
     timeline.add_argument(
         "--last",
         type=last_seconds,

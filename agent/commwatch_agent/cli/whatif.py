@@ -24,7 +24,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Replay the latest recorded steps of a job with changes, and print the step time, the shares of communication, and how the "
         "job scales. Changes apply together. Without any, print the answers to the usual questions (docs/whatif.md).",
     )
-    whatif.add_argument("job", nargs="?", help="job id (default: the latest)")
+    whatif.add_argument("job", nargs="?", help="job id, or the beginning of one (default: the latest)")
     _add_changes(whatif.add_argument_group("changes"))
     whatif.add_argument(
         "--with",

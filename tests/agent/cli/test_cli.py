@@ -34,6 +34,7 @@ from tests.helpers import (
     elsewhere,
     end_rank,
     group_entry,
+    lost_rank,
     operation,
     wait_for,
     write_ring,
@@ -353,6 +354,30 @@ def test_jobs_of_a_stopped_agent(history: Path) -> None:
     jobs = json.loads(commwatch("jobs", "--dir", history, "--json").stdout)
     assert [job["job_id"] for job in jobs] == ["eval", "lost", "train"]
     assert (jobs[2]["steps"], jobs[2]["ranks"]) == (1, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(("name", "job"), [("tr", "train"), ("latest", "eval"), ("lost", "lost")])
+def test_short_names(history: Path, name: str, job: str) -> None:
+    """The beginning of a name that only one job has, and `latest`, are names, too."""
+    done = commwatch("report", "--dir", history, name, "--json")
+    assert json.loads(done.stdout)["job"]["job_id"] == job
+
+
+def test_names_of_several_jobs(history: Path) -> None:
+    """The beginning of several names is refused in one line, which lists them."""
+    assert "several jobs begin with '': eval, lost, train" in one_line(commwatch("report", "--dir", history, ""))
+
+
+def test_last_two_runs(history: Path, tmp_path: Path) -> None:
+    """`compare` without names compares the last two runs, the earlier one first; with one name, that one with the latest."""
+    found = json.loads(commwatch("compare", "--dir", history, "--json").stdout)
+    jobs = [job["job_id"] for job in json.loads(commwatch("jobs", "--dir", history, "--json").stdout)]
+    assert [found[side]["job"]["job_id"] for side in "ab"] == jobs[1::-1]
+    found = json.loads(commwatch("compare", "--dir", history, "train", "--json").stdout)
+    assert [found[side]["job"]["job_id"] for side in "ab"] == ["train", jobs[0]]
+    with agent(tmp_path, "--quiet"), lost_rank(tmp_path / "rings"):
+        wait_for(lambda: "lost" in commwatch("jobs", "--dir", tmp_path).stdout, "the job")
+    assert "has 1 run; two are needed" in one_line(commwatch("compare", "--dir", tmp_path))
 
 
 def test_jobs_without_any(tmp_path: Path) -> None:
