@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.endings import INTERRUPTED, Ending, first_to_fail
@@ -120,13 +120,13 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
     interrupted = any(view.raised == INTERRUPTED for view in lost.values())
     if not job.ended and not interrupted:
         yield from (
-            _of_rank(job_id, job, view, now) for view in lost.values() if now - (view.ended_at or 0.0) >= _CERTAIN_S
+            _of_ranks(job_id, job, [view], now) for view in lost.values() if now - (view.ended_at or 0.0) >= _CERTAIN_S
         )
     if not job.ended:
         return
     first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
     if len(first) == 1 and not interrupted:
-        yield _of_rank(job_id, job, lost[first[0]], now)
+        yield _of_ranks(job_id, job, _with_alike(lost[first[0]], lost.values()), now)
     elif lost and (interrupted or now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S):
         yield _of_all(job_id, job, list(lost.values()), now)
 
@@ -140,11 +140,22 @@ def _ending(view: RankView) -> Ending | None:
     return Ending(*times, clean, view.raised or "", view.failed_in_operation, is_reported=view.end_is_reported)
 
 
-def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Condition:
+def _with_alike(first: RankView, lost: Iterable[RankView]) -> list[RankView]:
+    """Return the first rank to fail, with those that an equal exception at the same place ended, which is a fault of the job and not of a rank."""
+    if not first.raised or first.failed_in_operation:
+        return [first]
+    what = first.raised, first.raised_at
+    return [first, *(view for view in lost if view is not first and (view.raised, view.raised_at) == what)]
+
+
+def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Condition:
+    """Return the loss of ranks that ended alike, the first of them first."""
+    view = views[0]
+    ranks, hosts = sorted(each.rank for each in views), sorted({each.host for each in views})
     at = f" in {view.raised_at}" if view.raised_at else ""
     how = f"ended with {view.raised}{at}" if view.raised else "died (no clean end)"
     ended_at = now if view.ended_at is None else min(now, view.ended_at)
-    says = f"rank {view.rank} {how}, on {view.host}"
+    says = f"{named(ranks)} {how}, on {', '.join(hosts)}"
     data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at, "pid": view.pid}
     return Condition(
         kind="rank_lost",
@@ -154,8 +165,8 @@ def _of_rank(job_id: str, job: KnownJob, view: RankView, now: float) -> Conditio
         job_id=job_id,
         run=job.run,
         cause=_cause(view),
-        ranks=(view.rank,),
-        nodes=(view.host,),
+        ranks=tuple(ranks),
+        nodes=tuple(hosts),
         evidence=(EvidenceItem("ending", ended_at, says, data),),
     )
 

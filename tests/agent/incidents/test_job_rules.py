@@ -133,6 +133,17 @@ def test_first_to_fail() -> None:
     assert ended(victim, culprit, replace(killed, ended_at=NOW - 5, ended_after=NOW - 6.5)) == [("exception", "", (1,))]
 
 
+def test_all_raise_alike() -> None:
+    """Ranks that one exception at one place has ended are named together; one that raised in an operation, or elsewhere, is not among them."""
+    raised = {"raised": "ValueError", "raised_at": "setup (train.py:8)"}
+    alike = [rank(n, "ended", ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10, **raised) for n in range(3)]
+    other = replace(alike[0], rank=3, raised="KeyError", ended_at=NOW - 1, ended_after=NOW - 1)
+    assert ended(*alike, other) == [("exception", "", (0, 1, 2))]
+    victim = replace(alike[0], failed_in_operation=True, raised="RuntimeError")
+    victims = [replace(victim, rank=n, ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10) for n in range(3)]
+    assert ended(*victims) == [("exception", "", (0,))]
+
+
 def test_interrupted() -> None:
     """Ctrl-C ends a job, and no rank is to blame, neither one that raised by it nor one that was ended after it."""
     pressed = rank(1, "ended", ended_at=NOW - 3, ended_after=NOW - 3, raised="KeyboardInterrupt")
