@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import prefork
 from tests.e2e.torchjob import preforked, torchrun
+from tests.faults.run import TRAIN
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, wait_for
 
 
@@ -51,3 +55,30 @@ def test_probe_without_collectives(tmp_path: Path) -> None:
     assert "commwatch: the probe was loaded in the job but saw no collective" in done.stderr
     assert "PYTHONPATH" not in done.stderr
     assert not list(tmp_path.glob("probes/*"))
+
+
+@pytest.mark.long
+def test_killed_in_a_hang(tmp_path: Path) -> None:
+    """Of a job that is killed in a hang, beside an agent of others, the report names the rank that held it up, and not one that was killed first."""
+    run = tmp_path / "run"
+    with agent(run, "--quiet") as watching:
+        stopped = prefork.command(TRAIN, "ddp4", "stop", "2", "--after", "3", ranks=4)
+        env = clean_env(COMMWATCH_JOB="hung", STORE=str(tmp_path / "store"))
+        command = [*prefork.commwatch_command(), "run", "--dir", str(run), "--", *stopped]
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as job:
+
+            def hangs() -> bool:
+                jobs = [each["job_id"] for each in watching.get("/api/v1/jobs")]
+                return "hung" in jobs and bool(watching.get("/api/v1/incidents?job=hung&kind=hang&state=open"))
+
+            wait_for(hangs, "the hang", 2 * PATIENCE_S)
+            for rank in watching.get("/api/v1/ranks?job=hung"):
+                os.kill(rank["visible_pid"], signal.SIGKILL)
+            _, said = job.communicate(timeout=2 * PATIENCE_S)
+    first = said[said.index("commwatch report") : said.index("\n  ranks ")]
+    assert re.search(r"\n  how +exit code 1; Hang: rank 2\n", first), first
+    assert re.search(
+        r"\n  \* ENDED THE JOB  Hang: rank 2, [\d:]{8} UTC, for [\d.]+ s, until the job ended; ?\s*cost ", first
+    ), first
+    assert "process is stopped" in first
+    assert "Rank lost" not in first.partition("therefore")[0], first
