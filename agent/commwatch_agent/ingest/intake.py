@@ -70,7 +70,7 @@ class Intake:
             Full rings, and those of trainers that have ended, are read at once.
         renames: returns new names of runs by the old ones, once each.
         alive: called for each batch, so also during a long tick.
-        ends: knows when trainers end; another thread calls its ``tick``.
+        ends: knows when trainers end; another thread calls its ``tick``. ``None``: their ends are seen at a tick of this one.
         concluded: returns whether what is wrong has been looked at since a monotonic time in ns, and is in the history: the file of a rank that
             has ended is kept until then, so that a launcher that waits for it finds what was concluded.
     """
@@ -92,7 +92,7 @@ class Intake:
         now_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._handover, self._alive, self._concluded = handover or lock, alive, concluded
-        self._ends = ends or ProcessEnds()
+        self._ends = ends
         self._looks, self._ticks, self._renames = looks, 0, renames
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
@@ -389,14 +389,14 @@ class Intake:
             totals.alive = alive and not totals.closed_properly
             # A killed process loses its connections before its lock, so that other ranks raise meanwhile.
             source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
-            if alive and owner:
+            if alive and owner and self._ends is not None:
                 source.pid = owner
                 self._ends.watch(owner)
             totals.ending = None
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
                 source.final = source.final and not reader.more_names
-                source.died_ns = self._ends.at(source.pid)
+                source.died_ns = None if self._ends is None else self._ends.at(source.pid)
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
@@ -453,7 +453,8 @@ class Intake:
 
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:
         self._finder.ignore(name, reader.inode, source.owner)
-        self._ends.forget(source.pid)
+        if self._ends is not None:
+            self._ends.forget(source.pid)
         reader.close()
         try:
             with crossing.folder(self._directory) as rings:
