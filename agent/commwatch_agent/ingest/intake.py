@@ -396,7 +396,10 @@ class Intake:
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
                 source.final = source.final and not reader.more_names
-                source.died_ns = None if self._ends is None else self._ends.at(source.pid)
+                if (
+                    self._ends is not None and source.died_ns is None
+                ):  # another ring of its process may be removed before this one
+                    source.died_ns = self._ends.at(source.pid)
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
 
