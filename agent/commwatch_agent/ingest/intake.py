@@ -396,9 +396,8 @@ class Intake:
             if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
                 source.final = source.final and not reader.more_names
-                if (
-                    self._ends is not None and source.died_ns is None
-                ):  # another ring of its process may be removed before this one
+                # Another ring of its process may be removed before this one.
+                if self._ends is not None and source.died_ns is None:
                     source.died_ns = self._ends.at(source.pid)
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None
