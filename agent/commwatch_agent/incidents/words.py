@@ -53,7 +53,7 @@ def when(incident: Timed) -> str:
         return f"at {time_of_day(incident.began_at)}"
     since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
     if incident.ended_at is None:
-        return f"since {since}, for {lasted} so far"
+        return f"since {since}{f', for {lasted} so far' if lasted_s(incident) >= 1 else ''}"
     return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"
 
 

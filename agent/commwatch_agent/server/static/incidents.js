@@ -50,7 +50,7 @@ function itemOf(incident, depth, alerts) {
 function when({ kind, began_at: began, last_at: last, ended_at: ended, outcome }) {
   if (kind === "rank_lost") return `at ${timeOrDate(began)}`;
   const lasted = seconds(Math.max(0, (ended ?? last) - began));
-  if (ended === null) return `since ${timeOrDate(began)}, for ${lasted} so far`;
+  if (ended === null) return `since ${timeOrDate(began)}${last - began < 1 ? "" : `, for ${lasted} so far`}`;
   return `${timeOrDate(began)}, for ${lasted}${outcome === "job_ended" ? ", until the job ended" : ""}`;
 }
 
