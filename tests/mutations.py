@@ -101,7 +101,10 @@ MUTATIONS = (
     # How jobs end.
     Mutation("if ending is not None and ending.until_ns >= began}", "if ending is not None}", "agent/analysis/test_runs_of_one_name.py"),
     Mutation("key=lambda code: (code == 0, code))", "key=lambda code: code)", "agent/nodes/test_answers.py"),
-    Mutation("latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS", "latest is not None", "agent/core/test_endings.py"),
+    Mutation("raised_ns is not None and ended_ns - raised_ns < _SHORTLY_NS", "raised_ns is not None", "agent/core/test_endings.py"),
+    Mutation("apart_ns = 1 if others_raised else _APART_NS", "apart_ns = 1", "agent/core/test_endings.py"),
+    Mutation("return had_hung or bool(set(condition.ranks) & set(known.waiting))", "return had_hung", "agent/incidents/test_lifecycle.py"),
+    Mutation("if cause.seen_at < effect.began_at and lost <= set(cause.waiting):", "if False:", "agent/incidents/test_job_rules.py"),
     # The live page.
     Mutation("const op = rank.oldest;", "const op = job.in_flight.find((each) => each.rank === rank.rank);", "agent/server/test_live_page_modules.py"),
     Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/server/test_live_view.py"),
