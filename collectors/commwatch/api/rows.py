@@ -20,10 +20,12 @@ class Rows(Sequence[dict[str, Any]]):
 
     Attributes:
         nodes: number of nodes that answered, and the others with the reason, if the answer covers the nodes of a job; else ``None``.
+        incidents: number of the job's incidents by kind, so far; only of ``commwatch.summary``.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]] = (), nodes: dict[str, Any] | None = None) -> None:
         self._rows, self.nodes = list(rows), nodes
+        self.incidents: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._rows)

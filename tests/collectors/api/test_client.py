@@ -142,6 +142,7 @@ def test_in_a_process_without_job(watched: RunningAgent, monkeypatch: pytest.Mon
     """The functions for scripts use the latest job where the process has none, and return nothing without an agent."""
     monkeypatch.setenv("COMMWATCH_DIR", str(watched.directory))
     assert {row["by"]["op"] for row in commwatch.summary()} == {"all_gather", "all_reduce"}
+    wait_for(lambda: commwatch.summary().incidents.get("straggler") == 1, "the incident")
     assert [verdict["ranks"] for verdict in commwatch.verdicts()] == [[1]]
     step = commwatch.last_step()
     assert step is not None
