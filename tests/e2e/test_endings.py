@@ -35,7 +35,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(rf"\n  how +exit code 1; {says}, on \S+\n", done.stderr), done.stderr[-3000:]
     assert re.search(
-        rf"\n  what happened\n\n  \* WARNING  Rank lost: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
+        rf"\n  what happened\n\n  \* ENDED THE JOB  Rank lost: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
     )
     assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
     with agent(tmp_path / "beside") as running:

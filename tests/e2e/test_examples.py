@@ -27,7 +27,7 @@ def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 10: loss" in done.stdout
     assert "commwatch report" not in done.stdout
-    assert "lost        nothing" in done.stderr
+    assert "records, none lost" in done.stderr
     report = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)
     assert report["steps"] == 9
     assert [rank["rank"] for rank in report["ranks"]] == list(range(ranks))

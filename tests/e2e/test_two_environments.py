@@ -66,7 +66,7 @@ def test_job_of_another_environment(training: Path, hook: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"2 of 2 ranks on \S+, hook {hook}\n", done.stderr), done.stderr
-    assert "lost        nothing" in done.stderr
+    assert "records, none lost" in done.stderr
     assert files(training.parent) == before
     (history,) = (tmp_path / "state").glob("history*.sqlite")
     (job_view,) = QueryService(history).jobs()

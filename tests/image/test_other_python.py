@@ -79,7 +79,7 @@ def test_job_of_another_python(root: Path, native: Path, tmp_path: Path) -> None
     assert python.split(".")[:2] != sys.version.split(".")[:2]
     assert f"it has not been built for torch {torch}" in done.stderr
     assert re.search(r"2 of 2 ranks on \S+, hook python\n", done.stderr)
-    assert "lost        nothing" in done.stderr
+    assert "records, none lost" in done.stderr
     assert "untimed" not in done.stderr
     (history,) = (tmp_path / "state").glob("history*.sqlite")
     recorded = QueryService(history)
