@@ -204,7 +204,7 @@ def diagnosis(directory: Path) -> str:
 
 
 def test_diagnose_after_a_kill(tmp_path: Path) -> None:
-    """A killed rank is named within seconds and then as the cause; after the end, with and without an agent, its job is told of by its name."""
+    """A killed rank is named within seconds and then as the cause; after the end, with and without an agent, its job is shown by its name."""
     with agent(tmp_path) as running:
         job = Job(tmp_path, "train", "nothing", 0, GOOD)
         try:
@@ -235,13 +235,13 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
     assert with_agent.startswith("WARNING  Rank lost: rank 1 (train)\n")
     assert with_agent.splitlines()[-1].startswith("train failed: rank 1 died (no clean end) at ")
     assert past() == with_agent
-    nobody = commwatch("diagnose", "--dir", tmp_path)
-    assert (nobody.returncode, "no agent runs here" in nobody.stderr) == (2, True)
-    assert f"`commwatch diagnose --dir {tmp_path} train` shows what happened" in nobody.stderr
+    without = commwatch("diagnose", "--dir", tmp_path)
+    assert (without.returncode, "no agent runs here" in without.stderr) == (2, True)
+    assert f"`commwatch diagnose --dir {tmp_path} train` shows what happened" in without.stderr
 
 
 def test_diagnose_ranks_that_wait_for_a_new_group(tmp_path: Path) -> None:
-    """A job whose ranks wait for ever outside of operations is not healthy."""
+    """A job whose ranks wait outside of operations for others that never come is not healthy."""
     with agent(tmp_path):
         job = Job(tmp_path, "train", "new_group", 1, GOOD)
         try:

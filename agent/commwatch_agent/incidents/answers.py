@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.incident import EvidenceItem, Incident, with_new
 from commwatch_agent.incidents.words import place, title, what_to_do
 from commwatch_alerts.model import SEVERITIES
 
@@ -155,10 +155,8 @@ def _united(best: _View, views: Collection[_View]) -> _View:
     """Return an incident with the evidence of several views of it, and what follows from that."""
     if not isinstance(best, IncidentDetails) or len(views) == 1:
         return best
-    items: list[EvidenceItem] = []
-    for item in (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence):
-        if all((each.source, each.data) != (item.source, item.data) for each in items):
-            items.append(item)
+    every = (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence)
+    items = with_new((), every)
     remedy = what_to_do(best.kind, best.cause, best.job_id, items, is_over=best.ended_at is not None)
     return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items), remedy=remedy)
 

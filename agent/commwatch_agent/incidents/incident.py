@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 #: How an incident ended.
@@ -141,6 +141,15 @@ class Incident:
     def key(self) -> tuple[str, ...]:
         """As of a ``Condition``."""
         return (self.run or self.job_id, family(self.kind), *self.subject)
+
+
+def with_new(known: Iterable[EvidenceItem], found: Iterable[EvidenceItem]) -> list[EvidenceItem]:
+    """Return evidence with what is new: the same data is kept once, as it was first seen."""
+    kept = list(known)
+    for item in found:
+        if all((each.source, each.data) != (item.source, item.data) for each in kept):
+            kept.append(item)
+    return kept
 
 
 def family(kind: str) -> str:

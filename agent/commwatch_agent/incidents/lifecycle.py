@@ -18,9 +18,9 @@ from commwatch_agent.incidents.incident import (
     STANDSTILLS,
     AlertState,
     Condition,
-    EvidenceItem,
     Incident,
     incident_id,
+    with_new,
 )
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
 from commwatch_alerts.text import ROUNDED, render
@@ -118,12 +118,13 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     is_open = incident.state == "open" or has_held
     if run_is_over and not is_open:
         return None
+    evidence = with_new(incident.evidence, (item for each in conditions for item in each.evidence))
     incident = replace(
         incident,
         state="open" if is_open else "pending",
         alerts=alerts,
         severity=_severity(incident, alerts, main.severity or kind.severity),
-        evidence=_evidence(incident.evidence, (item for each in conditions for item in each.evidence)),
+        evidence=tuple(evidence[: max(MOST_EVIDENCE, len(incident.evidence))]),
     )
     return _ended(incident, around.now, JOB_ENDED) if run_is_over else incident
 
@@ -202,15 +203,6 @@ def _facts(condition: Condition, around: Around) -> dict[str, Any]:
         "seq": condition.seq,
         "share": condition.share,
     }
-
-
-def _evidence(known: tuple[EvidenceItem, ...], found: Iterable[EvidenceItem]) -> tuple[EvidenceItem, ...]:
-    """Return evidence with what is new: the same data is kept once, as it was first seen."""
-    kept = list(known)
-    for item in found:
-        if len(kept) < MOST_EVIDENCE and all((each.source, each.data) != (item.source, item.data) for each in kept):
-            kept.append(item)
-    return tuple(kept)
 
 
 def _severity(incident: Incident, alerts: Iterable[AlertState], otherwise: str) -> str:

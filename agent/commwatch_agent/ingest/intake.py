@@ -437,8 +437,7 @@ class Intake:
                 if source.totals not in kept:
                     del self._sources[name]
             elif source.final and self._store.trouble is None:
-                self._store_end(source, now_ns)
-                ended_ns = source.ended_ns or now_ns
+                ended_ns = self._store_end(source, now_ns)
                 if self._concluded(ended_ns) or now_ns - ended_ns > _CONCLUDED_NS:
                     finished.append((name, source, source.reader))
         if finished and self._store.commit():
@@ -446,12 +445,13 @@ class Intake:
                 self._remove(name, source, reader)
                 source.reader = None
 
-    def _store_end(self, source: Source, now_ns: int) -> None:
-        """Hand the end of a rank to the store, again if more has become known of it."""
-        ending = source.totals.ending
+    def _store_end(self, source: Source, now_ns: int) -> int:
+        """Hand the end of a rank to the store, again if more has become known of it; return when that was done first."""
+        ending, first_ns = source.totals.ending, now_ns if source.ended_ns is None else source.ended_ns
         if source.ended_ns is None or ending != source.stored_ending:
-            source.ended_ns, source.stored_ending = source.ended_ns or now_ns, ending
+            source.ended_ns, source.stored_ending = first_ns, ending
             self._store.end(source.row.id, "ended" if source.totals.closed_properly else "gone", ending)
+        return first_ns
 
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:
         self._finder.ignore(name, reader.inode, source.owner)

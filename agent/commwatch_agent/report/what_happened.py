@@ -148,7 +148,7 @@ def _in_full(found: Sequence[Happened]) -> list[Happened]:
 
 
 def _in_short(found: Sequence[Happened]) -> str:
-    """Return the titles of what is not told in full."""
+    """Return the titles of what is not shown in full."""
     full = _in_full(found)
     rest = (one.cause for one in found if one not in full)
     return "; ".join(_head(each) if each.ranks else f"{each.says}, {when(each)}" for each in rest)

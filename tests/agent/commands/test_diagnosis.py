@@ -184,10 +184,10 @@ def test_silent_agents() -> None:
 
 def test_json() -> None:
     """Programs get verdicts, incidents with their evidence, silent agents, and an ended job."""
-    item = EvidenceItem("probe", NOW, "says so", {"kind": "hang"})
+    item = EvidenceItem("probe", NOW, "a sentence", {"kind": "hang"})
     found = json.loads(as_json(seen(two(), details("hang", 1, evidence=(item,))), []))
     assert found.keys() == {"verdicts", "incidents", "silent", "evidence"}
-    assert found["incidents"][0]["evidence"][0]["text"] == "says so"
+    assert found["incidents"][0]["evidence"][0]["text"] == "a sentence"
     assert json.loads(as_json(Diagnosis(ended=ENDED), []))["job"]["ending"] == "exit code 137 (SIGKILL)"
 
 

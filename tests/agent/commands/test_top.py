@@ -86,7 +86,7 @@ def text(shown: OfJob | None, cells: int = 80, height: int | None = 24, **more: 
     return "\n".join(plain(frame(Seen(answers(shown, **more), 0.5, None), cells, height)))
 
 
-def incident(kind: str, *ranks: int, says: str = "says so", **more: Any) -> IncidentView:
+def incident(kind: str, *ranks: int, says: str = "a sentence", **more: Any) -> IncidentView:
     """An open incident of the job: of ranks, for 12 s."""
     names = {"hang": "Hang", "straggler": "Late rank", "rank_lost": "Rank lost"}
     title = ": ".join([names.get(kind, kind), *(f"rank {rank}" for rank in ranks)])

@@ -99,7 +99,7 @@ def test_late_ranks() -> None:
 
 
 def test_in_words() -> None:
-    """A fault is told with severity, title, length, cost, sentence, what it was at first, place, stack and remedy, and then what followed."""
+    """A fault has severity, title, length, cost, sentence, what it was at first, place, stack and remedy, and then what followed."""
     evidence = (
         item("probe", "rank 2 is stopped", cause="stopped", kind="hang"),
         item("stack", "rank 2", place="load (train.py:88)", stack=STACK),

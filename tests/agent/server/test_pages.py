@@ -83,7 +83,7 @@ def test_runbook(chromium: Chromium, node: RunningAgent) -> None:
 
 @pytest.mark.parametrize("name", ["0123456789abcdef", "no", "%3Cscript%3E", "%00", "%ff", "a" * 5000, "..%2f..%2fetc"])
 def test_no_such_incident(chromium: Chromium, node: RunningAgent, name: str) -> None:
-    """For what is no incident there is a page that says so to people, with status 404."""
+    """An unknown incident has a page that people can read, with status 404."""
     with chromium.visit(f"{node.url}/healthz", forgiven="404") as visit:
         answer = visit.page.goto(f"{node.url}/incidents/{name}")
         assert answer
