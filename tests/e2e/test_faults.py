@@ -71,7 +71,10 @@ def test_agent_started(when: str, tmp_path: Path) -> None:
             count = finish(job)
         wait_for(lambda: ended(running), "the end of the job")
         assert (all_reduces(running), lost(running)) == ({0: count, 1: count}, 0)
-        assert not list(tmp_path.glob("rings/*"))
+        wait_for(
+            lambda: not list(tmp_path.glob("rings/*")),
+            "the removal of the rings, once what follows from their end is stored",
+        )
 
 
 def test_agent_killed(tmp_path: Path) -> None:
