@@ -15,7 +15,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
-from commwatch_agent.incidents.judging import judged, seen_here
+from commwatch_agent.incidents.judging import seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
@@ -49,11 +49,12 @@ class Verdicts:
         self._owners: dict[str, tuple[str, str]] = {}
 
     def __call__(self, job: str | None = None) -> list[Verdict]:
-        """Return the verdicts on a job, or on all, the longest first."""
-        return [verdict for verdict in self.look(fresh=True).verdicts if job in (None, verdict.job_id)]
+        """Return the verdicts on a job, or on all, the longest first, without waits that are no fault."""
+        found = self.look(fresh=True).verdicts
+        return [verdict for verdict in found if job in (None, verdict.job_id) and verdict.kind != "waiting"]
 
     def look(self, now: float | None = None, *, fresh: bool = False) -> Evidence:
-        """Return the verdicts with what they are based on.
+        """Return the verdicts with what they are based on, and with long waits that are no fault.
 
         Args:
             now: Unix time in s; by default by the clock.
@@ -65,7 +66,8 @@ class Verdicts:
             runs = {job.id: live_ranks.run(job) for job in held}
             jobs = {job.id: self._known(job, seen.ranks) for job in held if job.rank_totals}
         common = {job.run: runs[name].common for name, job in jobs.items() if job.run and runs[name].common}
-        return Evidence(time.time() if now is None else now, jobs, judged(seen), seen.ranks, seen.groups, common=common)
+        found = with_waits(seen)
+        return Evidence(time.time() if now is None else now, jobs, found, seen.ranks, seen.groups, common=common)
 
     def _known(self, job: Job, ranks: Iterable[RankView]) -> KnownJob:
         run, size = live_ranks.run_key(job), int(next(live_ranks.of_this_run(job)).identity["world_size"])

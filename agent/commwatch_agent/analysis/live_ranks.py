@@ -15,10 +15,13 @@ from commwatch_agent.analysis.verdicts import Verdict, disagreement, lateness
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.runs import Run, common_id
-from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
+from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView, Usual
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.why_late import reason
+
+#: Shorter waits are not looked up.
+_SOON_NS = 2_000_000_000
 
 
 def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
@@ -139,6 +142,8 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         ended=ended_calls.ended(totals, sought, now_ns),
         quiet_s=quiet_s,
         longest_quiet_s=longest_quiet_s,
+        absence=_absence(totals, now_ns),
+        steps=totals.marked,
     )
 
 
@@ -251,7 +256,24 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
         waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and (on_device or op in ev.P2P) else None,
         usual_s=None if usual_ns is None else usual_ns / 1e9,
         queued=on_device and not blocked,
+        place=_place(totals, record, now_ns),
     )
+
+
+def _place(totals: RankTotals, record: ev.Record, now_ns: int) -> Usual | None:
+    """Return the waits so far at the place of an operation in flight; ``None``: it has just begun, or not each operation is recorded."""
+    if totals.rhythm is None or totals.mode != FULL or now_ns - record.launch_ns < _SOON_NS:
+        return None
+    size = None if record.flags & ev.NO_SIZE else record.size_bytes
+    return totals.rhythm.inside(record.group, record.op, size, record.launch_ns)
+
+
+def _absence(totals: RankTotals, now_ns: int) -> Usual | None:
+    """Return the times without an operation so far at the place where a rank is that has no operation in flight; ``None`` as for ``_place``."""
+    recorded_ns = totals.recorded_ns or now_ns
+    if totals.rhythm is None or totals.mode != FULL or totals.in_flight or now_ns - recorded_ns < _SOON_NS:
+        return None
+    return totals.rhythm.absent()
 
 
 def _failures(totals: RankTotals, now_ns: int) -> list[Failed]:

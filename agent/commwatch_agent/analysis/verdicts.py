@@ -16,6 +16,7 @@ from commwatch.wire.numbers import latest
 from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
 from commwatch_agent.analysis.ended_operations import Disagreement
+from commwatch_agent.analysis.patience import is_behind, marks_steps, overdue, stuck_limit_s
 from commwatch_agent.analysis.wait_graph import (
     HANG_S,
     LOST,
@@ -36,6 +37,10 @@ from commwatch_collectors.spans import spans
 _CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "unseen")
 #: Those of a rank that may itself wait for others.
 _ALIVE = frozenset({"not_joined", "silent"})
+#: Those of a rank whose wait may be usual for its job.
+_PATIENT = _ALIVE | {"unseen"}
+#: Texts after "stalled: ", or "waiting: " where that is no fault; and most ranks whose activities are listed.
+_WITH_PREFIX, _MOST_DOING = frozenset({"stopped", "silent", "not_joined"}), 4
 #: By cause, of one rank and of several.
 _SAYS = {
     "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
@@ -45,25 +50,22 @@ _SAYS = {
         "group destroyed: ranks {} have destroyed the group and will not join; their processes live",
     ),
     "stopped": (
-        "stalled: rank {} has not joined; its process is stopped",
-        "stalled: ranks {} have not joined; their processes are stopped",
+        "rank {} has not joined; its process is stopped",
+        "ranks {} have not joined; their processes are stopped",
     ),
     "unseen": (
         "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
         "no data from ranks {}: they run elsewhere (query their agents as well), or have not communicated yet",
     ),
     "silent": (
-        "stalled: rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
-        "stalled: ranks {} have not joined; their Python code is not running (stuck in C, or holding the GIL)",
+        "rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
+        "ranks {} have not joined; their Python code is not running (stuck in C, or holding the GIL)",
     ),
     "not_joined": (
-        "stalled: rank {} has not joined; it is alive but doing something else",
-        "stalled: ranks {} have not joined; they are alive but doing something else",
+        "rank {} has not joined; it is alive",
+        "ranks {} have not joined; they are alive",
     ),
-    "inside": (
-        "stalled: rank {} has entered; its process is stopped",
-        "stalled: ranks {} have entered; their processes are stopped",
-    ),
+    "inside": ("rank {} has entered; its process is stopped", "ranks {} have entered; their processes are stopped"),
 }
 
 
@@ -71,7 +73,7 @@ _SAYS = {
 class Verdict:
     """One fault, and the ranks that seem to cause it."""
 
-    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync``, ``corruption`` or ``straggler``.
+    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``waiting`` (it may be: no fault), ``desync``, ``corruption`` or ``straggler``.
     kind: str
     #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``root``, ``sizes``, ``order``, ``weights``,
     #: ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
@@ -98,7 +100,7 @@ class Verdict:
 
 
 #: Kinds that say nothing about whether a rank is late.
-_BESIDE = frozenset({"straggler", "corruption"})
+_BESIDE = frozenset({"straggler", "corruption", "waiting"})
 
 
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
@@ -110,7 +112,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     """
     known = latest_life(ranks)
     merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
-    users = _users(known)
+    users, steps = _users(known), _marks_steps(known)
     certain: list[Verdict] = []
     found: list[_Found] = []
     for group in merged.values():
@@ -125,8 +127,18 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         if behind is not None:
             found.append(_Found(behind.waiting, behind, behind.since_s))
             continue
-        found += [each for wait in waits(group, here, known) for each in _judge(wait, merged, known)]
+        found += [
+            each for wait in waits(group, here, known) for each in _judge(wait, merged, known, steps.get(group.job_id))
+        ]
     return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
+
+
+def _marks_steps(known: Mapping[tuple[str, int], RankView]) -> dict[str, bool | None]:
+    """Return for each job whether its ranks mark steps; ``None``: not known."""
+    by_job: dict[str, list[RankView]] = {}
+    for (job_id, _), view in known.items():
+        by_job.setdefault(job_id, []).append(view)
+    return {job_id: marks_steps(views) for job_id, views in by_job.items()}
 
 
 def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
@@ -275,9 +287,11 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     views = {view.rank: view for view in here}
     if not late or not any(views[rank].state == "running" for rank in members if rank not in late):
         return None  # no live rank waits
-    kind, cause, culprits, says = _blame({rank: absence(views[rank], group.group_id) for rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
+    why = {rank: absence(views[rank], group.group_id) for rank in late}
+    faults = {rank: cause for rank, cause in why.items() if cause not in _PATIENT or is_behind(views[rank], since)}
+    kind, cause, culprits, says = _blame(faults or why, views, is_fault=bool(faults))
     last = latest([at[rank] for rank in late])
     text = (
         f"{says} ({named(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
@@ -302,53 +316,86 @@ class _Found(NamedTuple):
 
 
 def _judge(
-    wait: Wait, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+    wait: Wait,
+    groups: Mapping[tuple[str, str], GroupView],
+    known: Mapping[tuple[str, int], RankView],
+    steps: bool | None,
 ) -> Iterator[_Found]:
+    """Yield what a wait means; ``steps``: whether the ranks of its job mark steps."""
     if wait.since_s < CERTAIN_S:
         return
-    if wait.missing:
-        job_id = wait.group.job_id
-        absent = [Absent(rank, wait.group.group_id) for rank in wait.missing]
-        blamed = {root for each in absent for root in at_fault(each, job_id, groups, known)}
-        why: dict[int, str] = {}
-        for rank, group_id in sorted(blamed):
-            cause = absence(known.get((job_id, rank)), group_id)
-            why[rank] = min(cause, why.get(rank, cause), key=_CAUSES.index)
-        kind, cause, culprits, says = _blame(why)
-        # A missing rank may go on without one that has ended properly.
-        certain = cause == "dead" or (cause in LOST and why.keys() <= set(wait.missing))
-        is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
-        if is_due or not wait.raised:
-            yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
-    elif wait.since_s > wait.limit_s:
-        stopped = [
-            rank
-            for rank in wait.inside
-            if absence(known.get((wait.group.job_id, rank)), wait.group.group_id) == "stopped"
-        ]
-        if stopped:
-            yield _Found(
-                wait.inside, _verdict(wait, "hang", "stopped", stopped, _says("inside", stopped)), wait.since_s
-            )
-            return
-        first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
-        says = f"stuck inside: every rank has entered{first}; check the network between them"
-        verdict = _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
-        yield _Found(wait.inside, verdict, wait.since_s)
+    if not wait.missing:
+        yield from _all_inside(wait, known)
+        return
+    job_id = wait.group.job_id
+    absent = [Absent(rank, wait.group.group_id) for rank in wait.missing]
+    blamed = {root for each in absent for root in at_fault(each, job_id, groups, known)}
+    why: dict[int, str] = {}
+    for rank, group_id in sorted(blamed):
+        cause = absence(known.get((job_id, rank)), group_id)
+        why[rank] = min(cause, why.get(rank, cause), key=_CAUSES.index)
+    views = {rank: known[job_id, rank] for rank in why if (job_id, rank) in known}
+    late = {
+        rank: cause for rank, cause in why.items() if cause not in _PATIENT or overdue(wait, views.get(rank), steps)
+    }
+    kind, cause, culprits, says = _blame(late or why, views, is_fault=bool(late))
+    # A missing rank may go on without one that has ended properly.
+    certain = cause == "dead" or (cause in LOST and why.keys() <= set(wait.missing))
+    is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
+    if is_due or not wait.raised:
+        yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
 
 
-def _blame(missing: Mapping[int, str]) -> tuple[str, str, list[int], str]:
+def _all_inside(wait: Wait, known: Mapping[tuple[str, int], RankView]) -> Iterator[_Found]:
+    """Yield what it means that all ranks of a group have been inside an operation for long."""
+    if wait.since_s <= wait.limit_s:
+        return
+    group_id = wait.group.group_id
+    stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank)), group_id) == "stopped"]
+    if stopped:
+        yield _Found(
+            wait.inside,
+            _verdict(wait, "hang", "stopped", stopped, f"stalled: {_says('inside', stopped)}"),
+            wait.since_s,
+        )
+        return
+    first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
+    says = f"stuck inside: every rank has entered{first}; check the network between them"
+    kind = "stalled" if wait.is_first else "hang"
+    kind = kind if wait.since_s > stuck_limit_s(wait) else "waiting"
+    yield _Found(wait.inside, _verdict(wait, kind, "stuck", list(wait.inside), says), wait.since_s)
+
+
+def _blame(
+    missing: Mapping[int, str], views: Mapping[int, RankView], *, is_fault: bool = True
+) -> tuple[str, str, list[int], str]:
     """Return kind, cause, culprits and text of a verdict on ranks that have not come, each with why (``absence``)."""
     causes: dict[str, list[int]] = {}
     for rank, why in missing.items():
         causes.setdefault(why, []).append(rank)
     there = [cause for cause in _CAUSES if cause in causes]
-    kind = "hang" if there[0] in {*LOST, "stopped"} else "stalled"
-    return kind, there[0], causes[there[0]], "; ".join(_says(each, causes[each]) for each in there)
+    kind = "waiting" if not is_fault else "hang" if there[0] in {*LOST, "stopped"} else "stalled"
+    prefix = "stalled" if is_fault else "waiting"
+    parts = [_says(each, causes[each]) + _doing(each, causes[each], views) for each in there]
+    says = (f"{prefix}: {part}" if each in _WITH_PREFIX else part for each, part in zip(there, parts, strict=True))
+    return kind, there[0], causes[there[0]], "; ".join(says)
 
 
 def _says(cause: str, ranks: list[int]) -> str:
     return _SAYS[cause][len(ranks) > 1].format(spans(ranks))
+
+
+def _doing(cause: str, ranks: list[int], views: Mapping[int, RankView]) -> str:
+    """Return what ranks do that are alive, as far as that is known."""
+    if cause != "not_joined":
+        return ""
+    known = [(rank, views[rank].activity) for rank in ranks if rank in views]
+    doing = [(rank, activity.says) for rank, activity in known if activity is not None]
+    if not doing:
+        return " but doing something else"
+    if len(ranks) == 1:
+        return f" and {doing[0][1]}"
+    return ": " + ", ".join(f"rank {rank} {says}" for rank, says in doing[:_MOST_DOING])
 
 
 def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:

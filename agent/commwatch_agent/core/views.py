@@ -96,6 +96,28 @@ class WaitView:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What a rank does that others wait for."""
+
+    kind: str
+    #: What it does, in words that follow "rank 1".
+    says: str
+    for_s: float
+    #: ``None``: not known.
+    is_working: bool | None
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a rank has done before at one place of its work (docs/definitions.md, Rhythm)."""
+
+    #: How often it has been there, of the times that are kept.
+    times: int
+    #: The longest time there that ended, in s; ``None``: none took longer than a second.
+    longest_s: float | None
+
+
+@dataclass(frozen=True)
 class InFlight:
     """An operation that has begun and not ended."""
 
@@ -118,6 +140,8 @@ class InFlight:
     usual_s: float | None
     #: The rank's GPU has not reached it: earlier work is not over.
     queued: bool = False
+    #: Such waits at this place of the rank's work; ``None``: it has just begun, or not known.
+    place: Usual | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +251,11 @@ class RankView:
     #: Seconds since an operation or a step of it has ended, and the longest time between two such ends; ``None``: not known, or it has ended.
     quiet_s: float | None = None
     longest_quiet_s: float | None = None
+    #: Times without an operation at this place of its work; ``None``: it is inside one, has just been, or not known.
+    absence: Usual | None = None
+    #: It marks steps; ``None``: not known.
+    steps: bool | None = None
+    activity: Activity | None = None
 
 
 @dataclass(frozen=True)

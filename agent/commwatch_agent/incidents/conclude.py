@@ -54,7 +54,7 @@ def _of_metrics(rule: MetricRule) -> Callable[[Evidence, Mapping[str, float]], I
     return found
 
 
-_WAITS = ("hang", "stalled", "desync", "straggler", "corruption")
+_WAITS = ("hang", "stalled", "waiting", "desync", "straggler", "corruption")
 FINDERS: tuple[Finder, ...] = (
     Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
     Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),
@@ -71,5 +71,19 @@ def conclude(
     Args:
         known: as returned for the moment before.
     """
+    before = list(known)
     conditions = [found for finder in finders for found in finder.find(evidence, table.thresholds)]
-    return explained(advanced(conditions, known, table, around))
+    return explained(advanced(_as_known(conditions, before), before, table, around))
+
+
+def _as_known(conditions: Iterable[Condition], known: Iterable[Incident]) -> Iterator[Condition]:
+    """Yield conditions; a wait that was a fault before stays one: what a rank does may change, and an agent that starts knows less."""
+    faults = {
+        (each.run or each.job_id, each.group_id, each.seq): each
+        for each in known
+        if each.kind in ("hang", "stalled") and each.state == "open"
+    }
+    for condition in conditions:
+        fault = faults.get((condition.run or condition.job_id, condition.group_id, condition.seq))
+        is_same = condition.kind == "waiting" and fault is not None
+        yield replace(condition, kind=fault.kind, subject=fault.subject) if is_same and fault else condition

@@ -60,6 +60,7 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("rank_lost", _WAITS, _absent_when_lost),
     ("desync", _WAITS, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
+    ("stalled", frozenset({"waiting"}), _always),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
 )

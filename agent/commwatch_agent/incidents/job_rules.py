@@ -20,7 +20,9 @@ _CERTAIN_S = 2.0
 #: Within so many seconds a launcher has restarted the ranks of a job that it ends all at once.
 _RESTARTS_S = 10.0
 #: What the sentences of verdicts begin with, which the title of an incident has.
-_PREFIXES = re.compile("(^|; )(?:process dead|rank gone|group destroyed|stalled|stuck inside|straggler|corruption): ")
+_PREFIXES = re.compile(
+    "(^|; )(?:process dead|rank gone|group destroyed|stalled|waiting|stuck inside|straggler|corruption): "
+)
 #: Exceptions of torch and Python for want of memory.
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
@@ -84,7 +86,9 @@ def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: flo
 
 
 def _subject(verdict: Verdict) -> tuple[str, ...]:
-    """Return what a verdict is about: a rank for a straggler, else an operation of a group."""
+    """Return what a verdict is about: a rank for a straggler, all operations of a kind for waits that are no fault, else one operation."""
+    if verdict.kind == "waiting":
+        return ("waiting", verdict.group_id, verdict.op)
     if verdict.kind == "straggler":
         return tuple(map(str, verdict.ranks))
     if verdict.kind == "corruption":
@@ -99,6 +103,8 @@ def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float
         return (None, None) if share is None else (share * len(verdict.waiting), share)
     if verdict.kind == "corruption":
         return None, None
+    if verdict.kind == "waiting":
+        return float(len(verdict.waiting)), None
     return float(group_size or len({*verdict.waiting, *verdict.ranks})), 1.0
 
 

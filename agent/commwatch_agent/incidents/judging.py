@@ -34,7 +34,12 @@ def judged_dumps(dumps: Iterable[RankDump]) -> list[Verdict]:
 
 
 def judged(seen: Seen) -> list[Verdict]:
-    """Return the verdicts on what one agent or several have seen, the longest first."""
+    """Return the verdicts on what one agent or several have seen, the longest first, without waits that are no fault."""
+    return [verdict for verdict in with_waits(seen) if verdict.kind != "waiting"]
+
+
+def with_waits(seen: Seen) -> list[Verdict]:
+    """Return ``judged`` with long waits that are no fault."""
     found = verdicts(seen.ranks, seen.groups)
     groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}

@@ -37,7 +37,7 @@ MOST_EVIDENCE, MOST_ALERTS = 24, 16
 #: Begins that differ by less are the same: each look measures an age again.
 _EQUAL_S = 1.0
 #: The kinds of one wait, from the one that says least.
-_WAITS = ("waiting", "stalled", "hang")
+_WAITS = ("stalled", "hang")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _begun(condition: Condition, earlier: Incident | None, around: Around) -> In
 
 
 def _continued(known: Incident, condition: Condition, around: Around) -> Incident:
-    passed_s = around.now - known.last_at
+    passed_s = max(0.0, around.now - max(known.last_at, condition.began_at))
     cost = known.cost_rank_s
     if condition.idle_ranks is not None:
         cost = (cost or 0.0) + condition.idle_ranks * passed_s

@@ -19,6 +19,7 @@ from commwatch_agent.ingest.columns import Columns, read
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Cut
 from commwatch_agent.ingest.section import Section
+from commwatch_agent.ingest.tables.rhythm import Rhythm, places
 
 #: The fields of a record that ``Checksum`` has, in its order.
 _CHECKSUM_FIELDS = ("group", "tag", "peer", "seq", "waited", "size", "launch", "start")
@@ -60,11 +61,11 @@ def ingest_records(totals: RankTotals, records: bytes, until_n: int | None = Non
 
 
 def recall(totals: RankTotals, records: bytes) -> None:
-    """Take up the steps of earlier records, whose sums are in the history already."""
+    """Take up the steps and the rhythm of earlier records, whose sums are in the history already."""
     before = RankTotals(totals.identity, {})
     before.groups, before.ops, before.dtypes = totals.groups, totals.ops, totals.dtypes
     ingest_records(before, records)
-    totals.steps = before.steps
+    totals.steps, totals.rhythm = before.steps, before.rhythm
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:
@@ -85,22 +86,27 @@ def _ingest(batches: Sequence[Batch]) -> None:
     if len(columns):
         cuts = _cuts(columns, batches)
         Section(columns, raw, ranks, cuts).ingest()
-        _note_pauses(columns, ranks)
+        _note_rhythm(columns, ranks)
     for totals in ranks:
         totals.trim()
     for settle in dict.fromkeys(totals.settle for totals in ranks):
         settle()
 
 
-def _note_pauses(columns: Columns, ranks: Sequence[RankTotals]) -> None:
-    """Note when each rank last recorded something, and the longest time in which it did not."""
-    bounds = np.searchsorted(columns.ring, np.arange(len(ranks) + 1)).tolist()
+def _note_rhythm(columns: Columns, ranks: Sequence[RankTotals]) -> None:
+    """Note the places of each rank's work, when it last recorded something, and the longest time in which it did not."""
+    bounds, at_place = np.searchsorted(columns.ring, np.arange(len(ranks) + 1)).tolist(), places(columns)
+    each = columns.timing != ev.COUNTED
     for totals, (since, until) in zip(ranks, pairwise(bounds), strict=True):
         if since < until:
             ends = np.maximum.accumulate(columns.end[since:until])
             first_ns = 0 if totals.recorded_ns is None else int(ends[0]) - totals.recorded_ns
             totals.longest_pause_ns = max(totals.longest_pause_ns, first_ns, int(np.diff(ends).max(initial=0)))
             totals.recorded_ns = max(totals.recorded_ns or 0, int(ends[-1]))
+            at = since + np.flatnonzero(each[since:until])
+            if len(at):
+                totals.rhythm = totals.rhythm or Rhythm(totals.account)
+                totals.rhythm.add(at_place[at], columns.of(at))
 
 
 def _take_checksums(totals: RankTotals, records: bytes) -> int:

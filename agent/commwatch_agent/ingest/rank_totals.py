@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from commwatch_agent.core.corruption.collectives import GroupChecks
     from commwatch_agent.core.corruption.replicas import SetJoin
     from commwatch_agent.ingest.columns import Codes
+    from commwatch_agent.ingest.tables.rhythm import Rhythm
 
 #: Size of the kept latest records.
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 256 * ev.RECORD_SIZE, 16 * ev.RECORD_SIZE
@@ -132,6 +133,8 @@ class RankTotals(SideTables):
         #: When the latest record ended (``None``: there is none), and the longest time without one between two of them.
         self.recorded_ns: int | None = None
         self.longest_pause_ns = 0
+        #: The places of its work; ``None``: it has not recorded anything.
+        self.rhythm: Rhythm | None = None
         #: Skipped records: their stamps are valid, but their values impossible.
         self.nonsense = 0
         #: The latest records, as whole records in bytes.

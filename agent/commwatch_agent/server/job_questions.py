@@ -33,7 +33,7 @@ from commwatch_agent.incidents.answers import (
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
-from commwatch_agent.incidents.judging import judged
+from commwatch_agent.incidents.judging import judged, with_waits
 from commwatch_agent.incidents.stored import incidents_of
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -139,7 +139,7 @@ def conditions(
     """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
     seen, nodes = _seen(agent, job, own, heard)
     ended = is_ended(seen.ranks, known.world_size)
-    evidence = Evidence(now, {job: known._replace(ended=ended)}, judged(seen), seen.ranks, seen.groups)
+    evidence = Evidence(now, {job: known._replace(ended=ended)}, with_waits(seen), seen.ranks, seen.groups)
     found = [*of_verdicts(evidence), *lost_ranks(evidence)]
     if nodes.silent:
         who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))

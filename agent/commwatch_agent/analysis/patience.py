@@ -1,0 +1,99 @@
+"""How long a wait may last before it is a fault: by what happened before at that place of the work, and by what the missing rank does. Pure.
+
+docs/definitions.md (Rhythm) has the rules. A place that has always been quick is overdue after seconds; a new one, and one whose waits
+vary, after a minute; a rank that works, and a root that waits for the outside world, get minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commwatch.wire import events as ev
+from commwatch_agent.analysis.wait_graph import HANG_S, Wait
+from commwatch_agent.core.views import InFlight, RankView, Usual
+
+#: What a rank does that reads or writes.
+_MOVES_DATA = frozenset({"reading", "writing", "disk"})
+#: Least limit at a place that is new, or whose waits vary; and the limit for a rank that works.
+NEW_S, WORKING_S = 60.0, 600.0
+#: A place that occurred less often is new; one that was quick so often must not take long even if the rank computes.
+_SELDOM, _OFTEN = 3, 20
+#: How many times as long as the longest so far a wait may take, from the first number on up to ``NEW_S``, and then by the second one.
+_TIMES, _TIMES_OF_LONG = 5.0, 3.0
+
+
+def limit_s(place: Usual | None, working: bool | None, *, moves_data: bool = False) -> float:
+    """Return for how many seconds a wait is no fault.
+
+    Args:
+        place: what is known of the place; ``None``: nothing, and nothing will be.
+        working: whether the missing rank does something; ``None``: not known.
+        moves_data: it reads or writes: that takes long now and then where it has always been quick.
+    """
+    if place is None:
+        return HANG_S
+    is_quick = place.longest_s is None and place.times >= _SELDOM
+    if working and (moves_data or not is_quick or place.times < _OFTEN):
+        return WORKING_S
+    if is_quick:
+        return HANG_S
+    longest_s = place.longest_s or 0.0
+    least = NEW_S if place.times < _SELDOM else max(HANG_S, min(NEW_S, _TIMES * longest_s))
+    return max(least, _TIMES_OF_LONG * longest_s)
+
+
+def overdue(wait: Wait, missing: RankView | None, steps: bool | None) -> bool:
+    """Return whether a wait for a rank that lives, or that no agent sees, is a fault.
+
+    Args:
+        missing: the rank; ``None``: no agent sees it.
+        steps: whether ranks of the job mark steps; ``None``: not known.
+    """
+    place = place_of(wait)
+    if place is None:
+        return True
+    if missing is None:
+        return wait.since_s > (WORKING_S if place.times < _SELDOM else limit_s(place, None))
+    if steps is False and _root(wait) == missing.rank:
+        return wait.since_s > WORKING_S
+    if wait.since_s <= _limit_of(place, missing):
+        return False
+    absence = missing.absence
+    is_known = absence is not None and absence.longest_s is not None and missing.quiet_s is not None
+    return not (is_known and (missing.quiet_s or 0.0) <= _limit_of(absence, missing))
+
+
+def is_behind(missing: RankView, since_s: float) -> bool:
+    """Return whether it is a fault that a rank has launched nothing for so long, while others have; where no ends are seen."""
+    return since_s > _limit_of(missing.absence, missing)
+
+
+def _limit_of(place: Usual | None, missing: RankView) -> float:
+    doing = missing.activity
+    if doing is None:
+        return limit_s(place, None)
+    return limit_s(place, doing.is_working, moves_data=doing.kind in _MOVES_DATA)
+
+
+def stuck_limit_s(wait: Wait) -> float:
+    """Return for how many seconds all ranks may be inside an operation."""
+    return limit_s(place_of(wait), None)
+
+
+def place_of(wait: Wait) -> Usual | None:
+    """Return what is known of the place of a wait: by the rank that may take longest; ``None``: nothing."""
+    places = [op.place for op in wait.inside.values() if isinstance(op, InFlight)]
+    known = [place for place in places if place is not None]
+    return max(known, key=lambda place: limit_s(place, None), default=None)
+
+
+def marks_steps(ranks: Iterable[RankView]) -> bool | None:
+    """Return whether any of some ranks marks steps; ``None``: not known."""
+    known = [view.steps for view in ranks if view.steps is not None]
+    return any(known) if known else None
+
+
+def _root(wait: Wait) -> int | None:
+    """Return the rank that all others of an operation wait for; ``None``: there is none, or not known."""
+    roots = {op.peer for op in wait.inside.values() if isinstance(op, InFlight) and op.op in ev.FROM_ROOT}
+    return next(iter(roots)) if len(roots) == 1 else None
