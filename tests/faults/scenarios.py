@@ -28,6 +28,10 @@ class Scenario:
     link: str = ""
     #: What is checked for corrupt data (``COMMWATCH_CHECKSUMS``); empty: nothing.
     checks: str = ""
+    #: For so many seconds it is watched, from the fault on, or from its begin if it has none.
+    watched_s: float = 30.0
+    #: It is one of the jobs with long waits, of which an incident of severity ``info`` may be remembered.
+    rhythm: bool = False
 
     @property
     def hangs(self) -> bool:
@@ -126,6 +130,91 @@ HEALTHY = [
     *(Scenario(shape, "restart", (0, 1, 2, 3)) for shape in ("ddp4", "mesh")),
 ]
 SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
+
+
+def _healthy(shape: str, *options: str, watched_s: float, size: int = 4, fault: str = "nothing") -> Scenario:
+    """A job with long waits, watched from its first step on."""
+    at_fault = (0,) if fault == "nothing" else tuple(range(size))
+    work = () if options else ("--work", "0")
+    return Scenario(
+        *(shape, fault, at_fault),
+        size=size,
+        options=("--after", "0", *work, *options),
+        watched_s=watched_s,
+        rhythm=True,
+    )
+
+
+def _faulty(
+    shape: str,
+    fault: str,
+    *at_fault: int,
+    options: str = "",
+    kinds: frozenset[str] = _HANGS,
+    within_s: float = 12.0,
+    size: int = 4,
+) -> Scenario:
+    """One with a fault, watched for a while after the verdict must be there."""
+    words, watched_s = tuple(options.split()), within_s + 18
+    return Scenario(shape, fault, at_fault, kinds, size, within_s, words, watched_s=watched_s, rhythm=True)
+
+
+#: Two pauses after some steps; and one before the first step or in the middle.
+_TWICE = ("--work", "0.1", "--pause-at", "50,110", "--pause")
+_BEFORE, _AGAIN = (("--work", "0.1", "--pause-at", at, "--pause") for at in ("0", "60"))
+_SERVING, _BARRIER = "--work 0 --where serving --at 3", "--work 0.1 --where barrier"
+_SAVES = "--pause-at 50 --pause saves"
+#: A rank that does not come to where the others wait outside of collectives, or not at all.
+_NEVER_CAME = frozenset({"init_incomplete"})
+#: Jobs whose long waits are healthy.
+CALM = [
+    *(_healthy(f"server_{kind}", watched_s=100, size=3) for kind in ("broadcast", "scatter", "objects", "queue", "sends", "burst")),
+    *(_healthy(f"server_{kind}", watched_s=100) for kind in ("all_gather", "gather", "grid", "pipe")),
+    *(_healthy(f"rl_{kind}", watched_s=110) for kind in ("broadcast", "gather", "objects", "barrier", "child", "fsdp", "fsdp_broadcast")),
+    _healthy("rl_gather", "--work", "0", "--busy", watched_s=110),
+    *(_healthy(shape, *_TWICE, "saves", watched_s=80) for shape in ("ddp4", "fsdp", "grid", "pipe", "unmarked")),
+    *(_healthy(shape, *_TWICE, "evaluates", watched_s=80) for shape in ("ddp4", "fsdp", "grid", "pipe", "unmarked")),
+    *(_healthy(shape, *_TWICE, does, watched_s=80) for shape, does in (("ddp4", "uploads"), ("fsdp", "compresses"))),
+    *(_healthy(shape, *_BEFORE, "compiles", watched_s=70) for shape in ("ddp4", "fsdp", "grid")),
+    _healthy("fsdp", *_BEFORE, "compiles", "--busy", watched_s=80, size=2),
+    *(_healthy(shape, *_AGAIN, "compiles_again", watched_s=60) for shape in ("ddp4", "fsdp", "grid")),
+    *(_healthy(shape, fault="very_uneven", watched_s=110) for shape in ("ddp1", "fsdp", "unmarked")),
+    *(Scenario(shape, "restart_apart", (0, 1, 2, 3), watched_s=50, rhythm=True) for shape in ("ddp4", "unmarked")),
+]  # fmt: skip
+#: Ranks that disagree on a root or sizes, or do not meet.
+DISAGREE = [
+    *(_faulty(f"root_{op}", "other_root", 1, kinds=_QUARREL) for op in ("broadcast", "reduce", "gather", "scatter")),
+    *(_faulty(f"root_{op}", "other_root", 1, 3, options="--at 200", kinds=_QUARREL) for op in ("broadcast", "gather")),
+    _faulty("splits", "other_splits", 1, kinds=_QUARREL),
+    *(_faulty("plain", fault, 1, options="--where init --after 0", kinds=_NEVER_CAME, within_s=60) for fault in ("asleep", "stop")),
+    _faulty("fsdp", "asleep", 0, options="--where init --after 0", kinds=_NEVER_CAME, within_s=60),
+    *(_faulty("new_group", fault, 2, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS, within_s=60) for fault in ("asleep", "stop")),
+    _faulty("new_group", "skip", 3, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS | _QUARREL, within_s=60),
+    *(_faulty(shape, fault, 1, options="--where meeting --at 149") for shape in ("store", "monitored") for fault in ("asleep", "stop")),
+]  # fmt: skip
+#: Ranks that are late now and then, or later and later.
+LATER = [
+    *(_faulty(shape, "late_in_eight", 2, kinds=LATE, within_s=45) for shape in ("ddp4", "fsdp", "grid", "unmarked")),
+    *(_faulty(shape, "slower_each_second", 1, options="--work 0.1", kinds=LATE, within_s=40) for shape in ("ddp4", "fsdp", "pipe")),
+]  # fmt: skip
+#: Ranks that hang in jobs that wait long.
+INSIDE = [
+    *(_faulty("server_broadcast", fault, 2, options=_SERVING, size=3) for fault in ("stop", "die", "asleep")),
+    *(_faulty("server_objects", fault, 1, options=_SERVING, size=3) for fault in ("stop", "asleep")),
+    *(_faulty("server_pipe", fault, 2, options=_SERVING) for fault in ("die", "asleep")),
+    *(_faulty("server_grid", fault, 3, options=_SERVING) for fault in ("stop", "asleep")),
+    _faulty("server_broadcast", "asleep", 0, options=_SERVING, size=3),
+    # It can be known once the next request is there, 8 s later.
+    _faulty("server_broadcast", "asleep", 1, options="--work 0 --where idle --at 4", size=3, within_s=20),
+    *(_faulty("rl_gather", fault, 3, options="--work 0 --where rollout --at 1") for fault in ("die", "stop")),
+    *(_faulty("rl_broadcast", fault, 2, options="--work 0 --where rollout --at 1") for fault in ("die", "stop")),
+    *(_faulty(shape, "asleep", 1, options="--work 0 --where training --at 1") for shape in ("rl_gather", "rl_fsdp")),
+    *(_faulty(shape, "asleep", 2, options=f"--work 0.1 --at 110 {_SAVES}") for shape in ("ddp4", "fsdp", "pipe")),
+    # It can be known once rank 0 is there, 20 s later.
+    *(_faulty(shape, fault, 2, options=f"{_BARRIER} --after 0 {_SAVES}", within_s=34) for shape, fault in (("ddp4", "asleep"), ("grid", "stop"))),
+    _faulty("ddp4", "asleep", 0, options=f"{_BARRIER} --at 110 --pause evaluates --pause-at 50,110"),
+]  # fmt: skip
+RHYTHM = [*CALM, *DISAGREE, *LATER, *INSIDE]
 #: Jobs that are checked for corrupt data: with wrong bits, and healthy. They have no recordings.
 CHECKED = [
     *(Scenario(f"ddp{layers}", "flip", (2,), CORRUPT, checks="replicas") for layers in (1, 4, 8)),

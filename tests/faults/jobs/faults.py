@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from work import SLOW_TIMES, Pace, Weights
+from work import SLOW_TIMES, Agreed, Pace, Weights
 
 #: Longer than anybody looks.
 FOREVER_S = 600
@@ -36,6 +36,11 @@ def late_now_and_then(step: int) -> None:
 def late_in_four(step: int) -> None:
     if step % 4 == 0:
         time.sleep(4 * LATE_S)
+
+
+def late_in_eight(step: int) -> None:
+    if step % 8 == 0:
+        time.sleep(0.4)
 
 
 def slow(step: int) -> None:
@@ -85,6 +90,10 @@ def uneven(step: int) -> None:
     time.sleep(2 * LATE_S * random.random())
 
 
+def very_uneven(step: int) -> None:
+    time.sleep(random.uniform(8, 24))
+
+
 def checkpoint(step: int) -> None:
     if step % 60 == 0:
         time.sleep(1.0)
@@ -99,7 +108,19 @@ def slower_and_slower(step: int) -> None:
     Pace.times = min(SLOW_TIMES, 1 + step / 50)
 
 
-def restart(step: int) -> None:
+def slower_each_second(step: int) -> None:
+    """By 1 % of what it computes without a fault."""
+    Slower.since = Slower.since or time.monotonic()
+    Pace.times = 1 + (time.monotonic() - Slower.since) / 100
+
+
+class Slower:
+    """Since when, by the monotonic clock."""
+
+    since = 0.0
+
+
+def restart(step: int, after_s: float = 0.0) -> None:
     """Every rank begins anew, as an elastic job does."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1"}
@@ -107,7 +128,14 @@ def restart(step: int) -> None:
         for each in list(Path("/proc/self/fd").iterdir()):
             with suppress(OSError):  # of the listing itself
                 os.set_inheritable(int(each.name), int(each.name) <= 2)
-        os.execve(sys.executable, [sys.executable, *sys.argv], env)
+        later = "import os, sys, time\ntime.sleep(float(sys.argv[1]))\nos.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+        before = ["-Sc", later, str(after_s)] if after_s else []
+        os.execve(sys.executable, [sys.executable, *before, *sys.argv], env)
+
+
+def restart_apart(step: int) -> None:
+    """Every rank begins anew, one soon and the last one 20 s later."""
+    restart(step, (0.0, 5.0, 12.0, 20.0)[int(os.environ["RANK"])])
 
 
 def stop(step: int) -> None:
@@ -167,6 +195,21 @@ def other_size_and_fail(step: int) -> None:
     dist.all_reduce(torch.ones(10), async_op=True)
     time.sleep(0.5)
     fail(step)
+
+
+def other_root(step: int) -> None:
+    """It takes another rank for the root, from now on."""
+    Agreed.root = 1
+
+
+def other_splits(step: int) -> None:
+    """It sends more to the next rank and less to the one after it than these expect, from now on."""
+    Agreed.more = 16
+
+
+def skip(step: int) -> bool:
+    """It leaves out a call that the others make."""
+    return True
 
 
 def destroy(step: int) -> None:
@@ -246,6 +289,7 @@ FAULTS = {
             late,
             late_now_and_then,
             late_in_four,
+            late_in_eight,
             very_late,
             slow,
             starved,
@@ -253,11 +297,14 @@ FAULTS = {
             in_turn,
             all_slow,
             uneven,
+            very_uneven,
             checkpoint,
             evaluation,
             compiles,
             restart,
+            restart_apart,
             slower_and_slower,
+            slower_each_second,
             nothing,
         ),
         *(
@@ -274,6 +321,9 @@ FAULTS = {
             other_operation,
             other_size,
             other_size_and_fail,
+            other_root,
+            other_splits,
+            skip,
             destroy,
             flip,
             flip_received,

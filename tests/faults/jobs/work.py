@@ -1,6 +1,7 @@
-"""How the ranks of a job compute: asleep or busy, and how many times as long as without a fault."""
+"""How the ranks of a job compute: asleep or busy, and how many times as long as without a fault; and where in a step a fault happens."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 #: What a step computes without a fault, and a micro-batch or a layer, in seconds.
@@ -14,6 +15,25 @@ class Pace:
 
     busy = False
     times = 1.0
+
+
+class Point:
+    """Where this rank's fault happens; without a name, before each step."""
+
+    name = ""
+    fault: Callable[[], Any]
+
+
+def point(name: str) -> Any:
+    """A place of which a fault may be; returns what the fault returns: whether to leave out what follows."""
+    return Point.fault() if name == Point.name else None
+
+
+class Agreed:
+    """What the ranks agree on without a fault: the root, and how much more goes to the next rank."""
+
+    root = 0
+    more = 0
 
 
 class Weights:
