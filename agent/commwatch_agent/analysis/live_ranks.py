@@ -262,8 +262,10 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
 
 def _place(totals: RankTotals, record: ev.Record, now_ns: int) -> Usual | None:
     """Return the waits so far at the place of an operation in flight; ``None``: it has just begun, or not each operation is recorded."""
-    if totals.rhythm is None or totals.mode != FULL or now_ns - record.launch_ns < _SOON_NS:
+    if totals.mode != FULL or now_ns - record.launch_ns < _SOON_NS:
         return None
+    if totals.rhythm is None:
+        return Usual(0, None)
     size = None if record.flags & ev.NO_SIZE else record.size_bytes
     return totals.rhythm.inside(record.group, record.op, size, record.launch_ns)
 

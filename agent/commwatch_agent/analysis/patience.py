@@ -14,6 +14,8 @@ from commwatch_agent.core.views import InFlight, RankView, Usual
 
 #: What a rank does that reads or writes.
 _MOVES_DATA = frozenset({"reading", "writing", "disk"})
+#: The rank that gets requests by convention, where messages take the place of operations with a root.
+_FIRST = 0
 #: Least limit at a place that is new, or whose waits vary; and the limit for a rank that works.
 NEW_S, WORKING_S = 60.0, 600.0
 #: A place that occurred less often is new; one that was quick so often must not take long even if the rank computes.
@@ -54,7 +56,7 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None) -> bool:
         return True
     if missing is None:
         return wait.since_s > (WORKING_S if place.times < _SELDOM else limit_s(place, None))
-    if steps is False and _root(wait) == missing.rank:
+    if steps is False and missing.rank in _sources(wait):
         return wait.since_s > WORKING_S
     if wait.since_s <= _limit_of(place, missing):
         return False
@@ -93,7 +95,9 @@ def marks_steps(ranks: Iterable[RankView]) -> bool | None:
     return any(known) if known else None
 
 
-def _root(wait: Wait) -> int | None:
-    """Return the rank that all others of an operation wait for; ``None``: there is none, or not known."""
-    roots = {op.peer for op in wait.inside.values() if isinstance(op, InFlight) and op.op in ev.FROM_ROOT}
-    return next(iter(roots)) if len(roots) == 1 else None
+def _sources(wait: Wait) -> set[int]:
+    """Return the ranks that hand out what came from outside, in a job without steps: the root of an operation, or the first rank by a message."""
+    ops = [op for op in wait.inside.values() if isinstance(op, InFlight) and op.peer is not None]
+    return {
+        op.peer for op in ops if op.peer is not None and (op.op in ev.FROM_ROOT or (op.op, op.peer) == ("recv", _FIRST))
+    }

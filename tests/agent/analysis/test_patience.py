@@ -85,6 +85,15 @@ def test_root_of_a_server() -> None:
     assert concluded(QUICK, rank(0, process="stopped", steps=False), 40.0, "broadcast").kind == "hang"
 
 
+def test_first_stage_of_a_server() -> None:
+    """In a job without steps the first rank may wait for requests before it sends; another stage that does not send is at fault."""
+    for sender, kind in ((0, "waiting"), (2, "stalled")):
+        waits = op("recv", peer=sender, tag=0, waited_s=40.0, blocked=True, place=QUICK)
+        inside = rank(1 + sender, waits, steps=False)
+        (verdict,) = verdicts([inside, rank(sender, activity=ASLEEP, steps=False)], [WORLD])
+        assert (verdict.kind, verdict.ranks) == (kind, [sender])
+
+
 def test_usual_absence() -> None:
     """A rank is not late that is away no longer than it usually is, also if the others have not waited so long before."""
     uneven = rank(3, quiet_s=24.0, absence=Usual(4, 12.0))
