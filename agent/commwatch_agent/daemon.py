@@ -35,6 +35,7 @@ from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.history import History
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.store import begin
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.intake import Intake, room_for_rings
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rings.process_ends import ProcessEnds
@@ -143,7 +144,7 @@ class Daemon:
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
         self._reachable = reachable_at(config, self._socket)
-        self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
+        self._watchers = watchers = Watchers(config, aggregate, lock, self._stop, self._known_incidents)
         self._references = References(directory(config.state), config.links)
         queries = QueryService(
             config.history,
@@ -308,6 +309,10 @@ class Daemon:
         os.close(self._alerts_lock_fd)
         os.close(self._lock_fd)
         return not self._failed
+
+    def _known_incidents(self) -> list[Incident]:
+        """Return the incidents in memory."""
+        return self._incidents.incidents()
 
     def _new_names(self) -> dict[str, str]:
         """Return new names of runs by the old ones, where other nodes call them otherwise."""

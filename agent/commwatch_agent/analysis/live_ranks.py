@@ -19,6 +19,10 @@ from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView, Us
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.why_late import reason
+from commwatch_collectors.node.judged_activity import Activity
+
+#: Time after which a rank may do something else than was found.
+_OLD_NS = 5_000_000_000
 
 #: Shorter waits are not looked up.
 _SOON_NS = 2_000_000_000
@@ -144,7 +148,16 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         longest_quiet_s=longest_quiet_s,
         absence=_absence(totals, now_ns),
         steps=totals.marked,
+        activity=_activity(totals, now_ns),
     )
+
+
+def _activity(totals: RankTotals, now_ns: int) -> Activity | None:
+    """Return what a rank does, if that was found lately."""
+    if not totals.alive or totals.activity is None:
+        return None
+    found_ns, activity = totals.activity
+    return activity if now_ns - found_ns < _OLD_NS else None
 
 
 def _quiet(totals: RankTotals, now_ns: int) -> tuple[float | None, float | None]:

@@ -74,7 +74,8 @@ def _limit_of(place: Usual | None, missing: RankView) -> float:
     doing = missing.activity
     if doing is None:
         return limit_s(place, None)
-    return limit_s(place, doing.is_working, moves_data=doing.kind in _MOVES_DATA)
+    working = doing.is_working or doing.kind == "network"
+    return limit_s(place, working, moves_data=doing.kind in _MOVES_DATA)
 
 
 def stuck_limit_s(wait: Wait) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.core.cells import GroupInfo
+from commwatch_collectors.node.judged_activity import Activity
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,6 @@ class WaitView:
     start_at: float
     length_s: float
     wait_s: float
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What a rank does that others wait for."""
-
-    kind: str
-    #: What it does, in words that follow "rank 1".
-    says: str
-    for_s: float
-    #: ``None``: not known.
-    is_working: bool | None
 
 
 @dataclass(frozen=True)
@@ -255,6 +244,7 @@ class RankView:
     absence: Usual | None = None
     #: It marks steps; ``None``: not known.
     steps: bool | None = None
+    #: What it does while others wait for it; ``None``: none waits, or not known.
     activity: Activity | None = None
 
 

@@ -13,6 +13,7 @@ from commwatch_agent.core.names_file import Names
 from commwatch_agent.core.shares import Account
 from commwatch_agent.ingest.tables.weights import IN_FLIGHT, SAMPLE
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch_collectors.node.judged_activity import Activity
 
 
 class TrainerState(Names):
@@ -39,6 +40,8 @@ class TrainerState(Names):
         self.pid: int | None = None
         #: Pid and state of its process at the latest sample, as in ``collectors.node.process``.
         self.process: tuple[int, str | None] | None = None
+        #: What it does while others wait for it, and when that was found, on the monotonic clock; ``None``: none waits, or not known.
+        self.activity: tuple[int, Activity] | None = None
         #: The latest samples of its process and GPU.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from socket import gethostname
 
 from commwatch.wire import files
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import place_of
+from commwatch_agent.watchers.activities import WAITS
 from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
-_KINDS, _MOST = frozenset({"hang", "stalled", "waiting", "desync", "straggler", "init_incomplete"}), 4
-#: So long, in s, what was taken for another agent is taken for the next one, too.
-_FRESH_S = 10.0
+_KINDS, _MOST = WAITS | {"desync", "straggler"}, 4
+#: So long, in s, what was taken for another agent is taken for the next one, too; pause, in s, between two looks at what culprits do.
+_FRESH_S, _TELL_S = 10.0, 1.0
 
 
 class Culprits:
@@ -42,14 +43,18 @@ class Culprits:
         self._elsewhere, self._host = elsewhere, gethostname()
         #: Incident and rank.
         self._taken: set[tuple[str, int]] = set()
+        #: Incident, rank and kind of activity; and when culprits were last looked at for these.
+        self._told: set[tuple[str, object, object]] = set()
+        self._told_s = float("-inf")
         #: What was taken last for others, and of whom.
         self._lent: tuple[tuple[str, tuple[int, ...]], list[EvidenceItem]] | None = None
         self._lending = threading.Lock()
 
     def tick(self) -> None:
-        """Look at the culprits of incidents that have opened, each once."""
+        """Look at the culprits of incidents that have opened, each once; and what they do, each time that this is something else."""
         found = [each for each in self._incidents() if each.state == "open" and each.kind in _KINDS]
         self._taken = {at for at in self._taken if any(at[0] == each.id for each in found)}
+        self._tell([each for each in found if each.kind in WAITS and each.ranks])
         for incident in found:
             new = [rank for rank in incident.ranks[:_MOST] if (incident.id, rank) not in self._taken]
             if not new or _is_known(incident, new):
@@ -62,22 +67,45 @@ class Culprits:
             if items:
                 self._add(incident.id, items)
 
+    def _tell(self, waits: Collection[Incident]) -> None:
+        """Add what culprits on this node do, as far as that is new; at most once a second."""
+        now = self._clock()
+        if abs(now - self._told_s) < _TELL_S:
+            return
+        self._told_s = now
+        self._told = {at for at in self._told if any(at[0] == each.id for each in waits)}
+        for incident in waits:
+            items = {_known_by(incident, item): item for item in self._doing(incident.job_id, incident.ranks)}
+            new = [item for at, item in items.items() if at not in self._told]
+            self._told |= items.keys()
+            if new:
+                self._add(incident.id, new)
+
     def of(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
-        """Return what ranks of this node do, at most four of them."""
+        """Return stacks of ranks of this node and what the kernel knows of them, at most of four."""
         views = {view.rank: view for view in self._here(job)}
         pids = [(rank, views[rank].visible_pid) for rank in ranks[:_MOST] if rank in views]
         return [item for rank, pid in pids if pid for item in taken(rank, pid, self._clock())]
 
+    def _doing(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        """Return what ranks of this node do while others wait for them, as far as known, at most of four."""
+        views = [view for view in self._here(job) if view.rank in ranks[:_MOST]]
+        return [item for view in views for item in does(view, self._clock())]
+
     def lent(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
-        """Return ``of`` for the agent of another node: one question at a time, and the same answer for some seconds."""
+        """Return all that ranks of this node do for the agent of another node: one question at a time, and the same answer for some seconds."""
         about = job, tuple(ranks)
         with self._lending:
             if self._lent is None or self._lent[0] != about or not _is_fresh(self._lent[1], self._clock()):
-                self._lent = about, self.of(job, ranks)
+                self._lent = about, [*self._doing(job, ranks), *self.of(job, ranks)]
             return self._lent[1]
 
     def _here(self, job: str) -> list[RankView]:
         return [view for view in self._ranks(job) if view.host == self._host and view.state == "running"]
+
+
+def _known_by(incident: Incident, item: EvidenceItem) -> tuple[str, object, object]:
+    return incident.id, item.data["rank"], item.data["activity"]
 
 
 def _is_fresh(items: Iterable[EvidenceItem], now: float) -> bool:
@@ -88,6 +116,13 @@ def _is_known(incident: Incident, ranks: list[int]) -> bool:
     """Return whether an earlier agent has looked at these ranks."""
     known = {item.data.get("rank") for item in incident.evidence if item.source in ("process", "stack")}
     return set(ranks) <= known
+
+
+def does(view: RankView, at: float) -> Iterator[EvidenceItem]:
+    """Yield what a rank does while others wait for it, if that is known."""
+    if view.activity is not None:
+        data = {"rank": view.rank, "pid": view.visible_pid, "activity": view.activity.kind}
+        yield EvidenceItem("process", at, f"rank {view.rank} {view.activity.says}", data)
 
 
 def taken(rank: int, pid: int, at: float) -> Iterator[EvidenceItem]:

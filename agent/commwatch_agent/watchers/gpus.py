@@ -260,6 +260,14 @@ class Gpus:
             gpu = find(where, self._snapshot.gpus)
         return [] if gpu is None else [reason for reason in ALARMING if gpu.measured.throttled.get(reason)]
 
+    def busy(self, where: GpuPlace) -> float | None:
+        """Return the share of time (0 to 1) in which a whole GPU runs kernels, by the latest reading; ``None``: not known."""
+        with self._lock:
+            if self._snapshot is None or self._state().state != "up" or where.mig:
+                return None
+            gpu = find(where, self._snapshot.gpus)
+        return None if gpu is None else gpu.measured.utilization
+
     def label(self, where: GpuPlace | None) -> str:
         """Return the label ``gpu`` of ``/metrics``: the index of the GPU that a rank runs on; empty where not known."""
         gpu = self.place(where)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from commwatch.wire.addresses import hosts_and_ports
 from commwatch_agent.config import Config
 from commwatch_agent.core.node_counters import CounterSample
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.runtime.periodic import Beside
+from commwatch_agent.watchers.activities import Activities
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_agent.watchers.inspector import Inspector
@@ -20,7 +23,7 @@ from commwatch_agent.watchers.nccl_archive import keep
 from commwatch_agent.watchers.ras import Ras
 from commwatch_collectors.registry import Collectors, Reading
 
-#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state.
+#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state and activity.
 _LOGS_S, _RAS_S, GPUS_S, _HOST_S, _PROCESSES_S = 0.5, 1.0, 1.0, 1.0, 1.0
 #: Seconds between two samples of the history: 26 values (8 GPUs, 9 network devices) take 1 kB.
 _SAMPLES_S = 5.0
@@ -32,9 +35,17 @@ class Watchers:
     Args:
         lock: guards ``aggregate``.
         stop: set when the agent ends.
+        incidents: returns those in memory.
     """
 
-    def __init__(self, config: Config, aggregate: Aggregate, lock: threading.RLock, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        config: Config,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        stop: threading.Event,
+        incidents: Callable[[], Iterable[Incident]] = tuple,
+    ) -> None:
         self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.history))
         self.inspector = Inspector(config.inspector_dir, aggregate, lock)
         self.ras = Ras(hosts_and_ports(config.ras) or () if config.ras else (), aggregate, lock)
@@ -42,6 +53,7 @@ class Watchers:
         self.host = HostWatch(aggregate, lock, time.monotonic_ns)
         self._collectors = Collectors()
         self._aggregate, self._lock, self._sampled_s = aggregate, lock, -_SAMPLES_S
+        activities = Activities(aggregate, lock, incidents=incidents, gpu_busy=self.gpus.busy)
         processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
         self.threads = [
             Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close),
@@ -49,6 +61,7 @@ class Watchers:
             Beside("ras", self.ras.tick, _RAS_S, stop),
             Beside("network", self.host.tick, _HOST_S, stop),
             Beside("processes", processes.tick, _PROCESSES_S, stop),
+            Beside("activities", activities.tick, _PROCESSES_S, stop),
         ]
         #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
         self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)

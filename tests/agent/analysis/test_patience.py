@@ -9,7 +9,8 @@ import pytest
 from commwatch_agent.analysis.patience import NEW_S, WORKING_S, limit_s
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.analysis.wait_graph import HANG_S
-from commwatch_agent.core.views import Activity, RankView, Usual
+from commwatch_agent.core.views import RankView, Usual
+from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.analysis.test_verdicts import WORLD, op, rank
 
 #: A place that has always been quick, a new one, and one whose waits vary.
