@@ -17,10 +17,13 @@ import pytest
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import main_thread, place_of
 from commwatch_agent.watchers.culprits import Culprits, doing, taken
+from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.watchers.test_stack_capture import rank_view
 from tests.helpers import needs, wait_for
 
 HANG = Incident("id", "hang", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0, ranks=(3,))
+WRITING = Activity("writing", "is writing 210 MB/s", 12.0, is_working=True)
+ASLEEP = Activity("asleep", "is asleep in a lock", 3.0, is_working=False)
 #: As py-spy prints it: the innermost frame first.
 STACK = """Process 7: python train.py
 Python v3.11.7
@@ -40,9 +43,9 @@ class Scene:
 
     def __init__(self, *incidents: Incident, pid: int) -> None:
         self.incidents, self.added = list(incidents), list[tuple[str, Sequence[EvidenceItem]]]()
-        view = replace(rank_view(pid), host=gethostname())
+        self.view = replace(rank_view(pid), host=gethostname())
         self.culprits = Culprits(
-            lambda: self.incidents, lambda job: [view], lambda *added: self.added.append(added), clock=lambda: 5.0
+            lambda: self.incidents, lambda job: [self.view], lambda *added: self.added.append(added), clock=lambda: 5.0
         )
 
 
@@ -112,6 +115,32 @@ def test_on_another_node() -> None:
     assert {item.source for item in lent} == {"process", "stack"}
     assert here.culprits.lent("job", [3, 5]) is lent
     assert here.culprits.lent("job", [5]) == []
+
+
+@pytest.mark.parametrize("kind", ["hang", "stalled", "waiting", "init_incomplete"])
+def test_activity(kind: str) -> None:
+    """An open wait has what its culprit does while others wait for it, once for each kind of activity."""
+    scene, seconds = Scene(replace(HANG, kind=kind), pid=os.getpid()), iter(range(100))
+    scene.culprits._clock = lambda: float(next(seconds))
+    for activity in (None, WRITING, replace(WRITING, says="is writing 1 MB/s"), ASLEEP, WRITING, None):
+        scene.view = replace(scene.view, activity=activity)
+        scene.culprits.tick()
+    told = [item for _, items in scene.added for item in items if "activity" in item.data]
+    assert [item.text for item in told] == ["rank 3 is writing 210 MB/s", "rank 3 is asleep in a lock"]
+    assert {item.source for item in told} == {"process"}
+
+
+@pytest.mark.parametrize(
+    "incident",
+    [replace(HANG, kind="straggler"), replace(HANG, ranks=(2,)), replace(HANG, state="ended")],
+)
+def test_no_activity(incident: Incident) -> None:
+    """What a rank does is no evidence where others do not wait for it all the time."""
+    scene = Scene(incident, pid=os.getpid())
+    scene.view = replace(scene.view, activity=WRITING)
+    scene.culprits.tick()
+    assert not any("activity" in item.data for _, items in scene.added for item in items)
+    assert any("activity" in item.data for item in scene.culprits.lent("job", [3]))
 
 
 def test_stack() -> None:

@@ -12,7 +12,7 @@ from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.gpus import Gpus
-from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
+from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid, plain_uuid
 from tests.agent.prometheus.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
@@ -55,6 +55,19 @@ def test_no_cards_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     assert (gpus.state().state, gpus.state().says) == ("none", "no NVIDIA driver is installed")
     assert caplog.records == []
     assert source.opened <= 6 + 600 / 60
+
+
+def test_busy() -> None:
+    """How busy a GPU is, by the latest reading; of a part of it, or while it is not read, that is not known."""
+    gpus, _, clock = watching(BOTH)
+    place = GpuPlace(plain_uuid(UUIDS[1]), "", 0)
+    assert gpus.busy(place) is None
+    gpus.tick()
+    assert gpus.busy(place) == full(1).measured.utilization is not None
+    assert gpus.busy(replace(place, mig="instance")) is None
+    assert gpus.busy(GpuPlace("other", "", 0)) is None
+    clock.now += 60
+    assert gpus.busy(place) is None
 
 
 def test_required(caplog: pytest.LogCaptureFixture) -> None:
