@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -72,6 +73,7 @@ class Activities:
         with self._lock:
             looks = [look for job in self._aggregate.jobs.values() for look in _looks(job, blamed, self._now_ns())]
             ranks = {totals.pid for totals in self._aggregate.rank_totals() if looks and totals.alive and totals.pid}
+        ranks.add(os.getpid())  # a rank may have begun this agent
         samples = {look.totals: self._samples.get(look.totals, deque(maxlen=_MOST_SAMPLES)) for look in looks}
         self._take(looks, ranks, samples)
         with self._lock:
@@ -123,8 +125,9 @@ def _waited_for(job: Job, alive: Collection[RankTotals], now_ns: int) -> set[int
     if any(now_ns - launch_ns >= _WAITED_NS for of_rank in begun.values() for launch_ns in of_rank):
         views = live_ranks.ranks([job], now_ns)
         known = {(view.job_id, view.rank): view for view in views}
+        under_way = {op.group_id for view in views for op in view.in_flight}
         for group in live_ranks.groups([job]):
-            for wait in waits(group, views, known) if group.aligned else ():
+            for wait in waits(group, views, known) if group.aligned and group.group_id in under_way else ():
                 found |= set(wait.missing) if wait.since_s >= _WAITED_NS / 1e9 else set()
     if alive and int(next(iter(alive)).identity["world_size"]) > len(begun):
         found |= {

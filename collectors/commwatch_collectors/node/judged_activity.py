@@ -114,7 +114,10 @@ def _possible(window: Sequence[Sample], rates: _Rates, before: str) -> Iterator[
     if moved >= (_MUCH_IO if computes else least(_IO, kind)):
         yield _Found(kind, f"is {kind} {rate(moved)}", is_working=True)
     if computes:
-        yield _Found("computing", "computes", is_working=True)
+        # A thread that waits for its GPU may do so in a loop, and a kernel of NCCL that waits keeps the GPU busy.
+        busy, gpus = _gpu_busy(window), [each.gpu for each in window if each.gpu is not None]
+        is_known = all(gpu.is_own for gpu in gpus) or (busy is not None and busy <= _QUIET)
+        yield _Found("computing", "computes", is_working=True if is_known else None)
     yield from _of_disk(window)
     yield from _of_children(window, rates, least(_CPU, "child"), least(_IO, "child"))
     yield from _of_gpu(window)

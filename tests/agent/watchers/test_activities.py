@@ -185,6 +185,18 @@ def test_gpu(pid: int, change: Callable[[RankTotals], None], kind: str) -> None:
     assert set(scene.asked) == {late.gpu}
 
 
+def test_agent_of_a_rank() -> None:
+    """An agent that a rank has begun is no child for which the rank waits, nor are other ranks, nor what these have begun."""
+    aggregate = Aggregate()
+    scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=os.getppid())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        scene.activities.tick()
+        busy.kill()
+    (taken,) = scene.activities._samples[scene.ranks[1]]
+    assert taken.children is not None
+    assert not {os.getpid(), busy.pid} & taken.children.keys()
+
+
 def test_processes_that_end(pid: int) -> None:
     """A process that ends between two looks stops nothing, and what it did is forgotten."""
     aggregate = Aggregate()

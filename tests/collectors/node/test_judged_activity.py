@@ -138,6 +138,21 @@ def test_gpu(gpu: GpuUse | None, expected: tuple[str, str, bool | None]) -> None
     assert doing(samples(*FIVE, gpu=gpu)) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpu", "works"),
+    [
+        (None, True),
+        (GpuUse(0.98, is_own=True), True),
+        (GpuUse(0.0, is_own=False), True),
+        (GpuUse(0.98, is_own=False), None),
+        (GpuUse(None, is_own=False), None),
+    ],
+)
+def test_waiting_in_a_loop(gpu: GpuUse | None, works: bool | None) -> None:
+    """A thread that takes a core may wait for a kernel of NCCL, as CUDA does by default: whether the rank works is not known then."""
+    assert doing(samples(own(), own(cpu_s=0.9), gpu=gpu)) == ("computing", "computes", works)
+
+
 def test_steady() -> None:
     """A quiet second does not change what is said, a threshold is left later than entered, and ``for_s`` counts since it began."""
     given = samples(*wrote(0, 50, 100, 100, 150, 150, 200, 200, 200, 200, 200, 200, 200))
