@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.faults.run import line, watch
+from tests.faults.results import line
+from tests.faults.run import watch
 from tests.faults.scenarios import CHECKED, SCENARIOS
 
 NAMES = (
@@ -20,5 +23,5 @@ WATCHED_S = 20.0
 def test_conclusion(name: str) -> None:
     """The culprit is named and no other rank, first in the advice, too; an uneven job names none."""
     (scenario,) = [each for each in (*SCENARIOS, *CHECKED) if each.name == name]
-    outcome = watch(scenario, WATCHED_S)
-    assert outcome.right, line(outcome)
+    outcome = watch(replace(scenario, watched_s=WATCHED_S))
+    assert outcome.right, line([outcome])

@@ -19,7 +19,7 @@ from tests.alerts.test_rules import SHARE
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import JOBS
 from tests.faults.nodes import cluster
-from tests.faults.run import line
+from tests.faults.results import line
 from tests.faults.scenarios import SCENARIOS
 from tests.helpers import RunningAgent, clean_env, commwatch, wait_for
 from tests.prometheus import Prometheus
@@ -185,4 +185,4 @@ def test_scenarios(hosts: list[Host], tmp_path: Path) -> None:
     with cluster(hosts, tmp_path) as running, ThreadPoolExecutor(len(chosen)) as pool:
         outcomes = list(pool.map(partial(running.watch, watched_s=WATCHED_S), chosen))
     assert len(outcomes) == len(NAMES)
-    assert all(outcome.right for outcome in outcomes), "\n".join(map(line, outcomes))
+    assert all(outcome.right for outcome in outcomes), "\n".join(line([each]) for each in outcomes)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from tests.alerts.promtool import exported
 from tests.e2e.hosts import Host, joined_hosts
-from tests.faults.run import Outcome, Place, Poll, began_at, job, judge, run
+from tests.faults.judging import Outcome, Poll, judge
+from tests.faults.run import Place, began_at, job, run
 from tests.faults.scenarios import HEALTHY, SLOW_LINKS, STRAGGLERS, Scenario
 from tests.helpers import RunningAgent, agent
 from tests.prometheus import Prometheus, prometheus
@@ -88,4 +89,4 @@ def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Ite
 if __name__ == "__main__":
     with joined_hosts(2) as made, tempfile.TemporaryDirectory() as folder, cluster(made, Path(folder)) as running:
         # The means of the rules are too long for a fault that ends.
-        run([*(each for each in STRAGGLERS if each.lasts_s is None), *HEALTHY, *SLOW_LINKS], running.watch)
+        run([*(each for each in STRAGGLERS if each.lasts_s is None), *HEALTHY, *SLOW_LINKS], running.watch, "nodes")

@@ -2,7 +2,7 @@
 
 A file is JSON, compressed. Of a job with a straggler, or with none: of each rank its identity, its groups and its records, times in units
 of 10 µs from the first one on. Of a job that hangs, which is judged by what is in flight and by its processes: what the API showed of its
-ranks and groups, again and again.
+ranks and groups, again and again. A job with long waits has both, or, if it hangs, only the second one, in the folder ``views``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.core.views import GroupView, RankView
+from tests.faults.scenarios import Scenario
 from tests.helpers import Watch, identity, write_ring
 
 #: The files that tests play.
@@ -39,6 +40,11 @@ _GROUP = ("group", "name", "desc", "label", "group_id", "ranks", "size", "aligne
 def file_name(scenario: str) -> str:
     """Of the file with the records of a scenario, by its name."""
     return f"{scenario.replace(' ', '_')}.json.gz"
+
+
+def views_name(scenario: Scenario) -> str:
+    """Of the file with what was in flight in a scenario."""
+    return f"views/{file_name(scenario.name)}" if scenario.rhythm else file_name(scenario.name)
 
 
 def keep(rings: Iterable[Path], path: Path, from_s: float, until_s: float) -> None:
@@ -102,11 +108,13 @@ def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
 
 def keep_views(views: list[Views], path: Path) -> None:
     """Write what the API showed of a job's ranks and groups to a file."""
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(views, separators=(",", ":")).encode(), 9, mtime=0))
 
 
 def concluded(path: Path) -> Iterator[tuple[float, list[Verdict]]]:
-    """Seconds since the fault, and the verdicts on what the API showed then."""
+    """Seconds since the fault, and the verdicts on what the API showed then, but for waits that are no fault."""
     ranks_of, groups_of = TypeAdapter(list[RankView]), TypeAdapter(list[GroupView])
     for at_s, ranks, groups in json.loads(gzip.decompress(path.read_bytes())):
-        yield at_s, verdicts(ranks_of.validate_python(ranks), groups_of.validate_python(groups))
+        found = verdicts(ranks_of.validate_python(ranks), groups_of.validate_python(groups))
+        yield at_s, [each for each in found if each.kind != "waiting"]

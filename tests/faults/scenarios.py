@@ -39,6 +39,21 @@ class Scenario:
         return bool(self.kinds) and self.kinds not in (LATE, CORRUPT)
 
     @property
+    def has_views(self) -> bool:
+        """It has a recording of what was in flight."""
+        return self.hangs or self.rhythm
+
+    @property
+    def has_records(self) -> bool:
+        """It has a recording of what has ended."""
+        return not self.hangs and not self.checks
+
+    @property
+    def views_s(self) -> float:
+        """Seconds between two recorded views."""
+        return 2.0 if self.rhythm else 0.0
+
+    @property
     def alone(self) -> bool:
         """No other job may run beside it: its ranks compute, and would starve, or it slows the link of all."""
         return "--busy" in self.options or bool(self.link)
@@ -194,15 +209,15 @@ DISAGREE = [
 ]  # fmt: skip
 #: Ranks that are late now and then, or later and later.
 LATER = [
-    *(_faulty(shape, "late_in_eight", 2, kinds=LATE, within_s=45) for shape in ("ddp4", "fsdp", "grid", "unmarked")),
+    *(_faulty(shape, "late_in_eight", 2, options="--work 0.3", kinds=LATE, within_s=45) for shape in ("ddp4", "fsdp", "grid", "unmarked")),
     *(_faulty(shape, "slower_each_second", 1, options="--work 0.1", kinds=LATE, within_s=40) for shape in ("ddp4", "fsdp", "pipe")),
 ]  # fmt: skip
 #: Ranks that hang in jobs that wait long.
 INSIDE = [
     *(_faulty("server_broadcast", fault, 2, options=_SERVING, size=3) for fault in ("stop", "die", "asleep")),
     *(_faulty("server_objects", fault, 1, options=_SERVING, size=3) for fault in ("stop", "asleep")),
-    *(_faulty("server_pipe", fault, 2, options=_SERVING) for fault in ("die", "asleep")),
-    *(_faulty("server_grid", fault, 3, options=_SERVING) for fault in ("stop", "asleep")),
+    *(_faulty("server_pipe", fault, 2, options="--work 0 --where serving --at 2") for fault in ("die", "asleep")),
+    *(_faulty("server_grid", fault, 3, options="--work 0 --where serving --at 2") for fault in ("stop", "asleep")),
     _faulty("server_broadcast", "asleep", 0, options=_SERVING, size=3),
     # It can be known once the next request is there, 8 s later.
     _faulty("server_broadcast", "asleep", 1, options="--work 0 --where idle --at 4", size=3, within_s=20),
@@ -235,3 +250,5 @@ SLOW_LINKS = [
     *(Scenario(shape, "late", (2,), LATE, link="200mbit") for shape in ("plain", "ddp4", "fsdp")),
     *(Scenario(shape, "nothing", (0,), link="200mbit") for shape in ("plain", "ddp8", "fsdp", "grid", "mesh")),
 ]
+#: All that runs beside one agent, by their names in documents.
+LISTS = {"matrix": SCENARIOS, "checked": CHECKED, "rhythm": RHYTHM}

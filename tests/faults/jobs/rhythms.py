@@ -21,7 +21,7 @@ from work import PIECE_S, compute, point
 
 Step = Callable[[], None]
 
-#: Seconds until each request; until those of a job that is idle after many of them; and how many these are.
+#: Seconds until each request, of which servers begin with different ones; until those of a job that is idle after many of them; and how many these are.
 WAITS_S = (6.0, 19.0, 11.0, 33.0, 8.0, 40.0, 14.0, 26.0)
 IDLE_S, QUICK_S, QUICK = 75.0, 0.15, 30
 #: What a request takes: so many tokens, each through so many layers.
@@ -33,6 +33,11 @@ ROLLOUT_S, TRAINING_STEPS, TRAINING_S = (15.0, 25.0), 60, 0.045
 def request(number: int) -> None:
     """Wait for one."""
     time.sleep(WAITS_S[number % len(WAITS_S)])
+
+
+def beginning(first: int) -> Callable[[int], None]:
+    """Wait for one, from another one on."""
+    return lambda number: request(first + number)
 
 
 def burst(number: int) -> None:
@@ -128,7 +133,7 @@ def server_grid() -> Step:
         if rank < 2:
             dist.send(torch.ones(1000), rank + 2)
 
-    return server(broadcast, serve=serve, answer=gather)
+    return server(broadcast, wait=beginning(3), serve=serve, answer=gather)
 
 
 def server_pipe() -> Step:
@@ -146,7 +151,7 @@ def server_pipe() -> Step:
             if not rank:
                 dist.recv(message, size - 1)
 
-    return server(lambda: None, serve=serve)
+    return server(lambda: None, wait=beginning(5), serve=serve)
 
 
 def trainer(group: dist.ProcessGroup, kind: str) -> Step:
@@ -200,12 +205,12 @@ def gather_objects() -> None:
 
 RHYTHMS: dict[str, Callable[[], Step]] = {
     "server_broadcast": lambda: server(broadcast),
-    "server_scatter": lambda: server(scatter_objects),
-    "server_objects": lambda: server(broadcast_objects),
+    "server_scatter": lambda: server(scatter_objects, wait=beginning(3)),
+    "server_objects": lambda: server(broadcast_objects, wait=beginning(1)),
     "server_queue": lambda: server(broadcast, wait=queued() if dist.get_rank() == 0 else request),
-    "server_sends": lambda: server(sends),
+    "server_sends": lambda: server(sends, wait=beginning(2)),
     "server_burst": lambda: server(broadcast, wait=burst),
-    "server_all_gather": lambda: server(broadcast, answer=all_gather),
+    "server_all_gather": lambda: server(broadcast, wait=beginning(5), answer=all_gather),
     "server_gather": lambda: server(broadcast_objects, answer=gather),
     "server_grid": server_grid,
     "server_pipe": server_pipe,
