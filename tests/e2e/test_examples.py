@@ -107,6 +107,32 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert operations["default_pg", "recv"]["p2p_wait_s"] > 0
 
 
+def recorded(tmp_path: Path, script: str, *arguments: str, ranks: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """Run an example that has no steps of its own, and read the operations in its report."""
+    job = prefork.command(EXAMPLES / script, *arguments, ranks=ranks)
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env())
+    assert done.returncode == 0, done.stderr[-3000:]
+    return rows(json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout))
+
+
+def test_serving(tmp_path: Path) -> None:
+    """Each request that the serving example gets over HTTP is handed out and costs an all_reduce per layer and new byte."""
+    operations = recorded(tmp_path, "serve_tp.py", "--requests", "3", "--longest", "0.5", "--port", "0", ranks=2)
+    assert operations["default_pg", "broadcast"]["count"] == 2 * 3 * 2
+    assert {key: row["count"] for key, row in operations.items() if key[1] == "all_reduce"} == {
+        ("mesh_tp", "all_reduce"): 2 * 3 * 24 * 4
+    }
+
+
+def test_rollouts(tmp_path: Path) -> None:
+    """In the example of reinforcement learning two ranks train in a group of their own, and all ranks share rollouts and weights."""
+    arguments = ("--rounds", "3", "--steps", "4", "--longest", "0.5")
+    operations = recorded(tmp_path, "rl_rollouts.py", *arguments, ranks=4)
+    assert operations["trainers", "all_reduce"]["ranks"] == 2
+    assert operations["default_pg", "all_gather"]["count"] == 4 * 3
+    assert operations["default_pg", "broadcast"]["count"] == 4 * 3 * 5
+
+
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal a line at the bottom shows the progress of the job, apart from the job's own lines, and is removed at the end."""
     ours, theirs = pty.openpty()
