@@ -87,7 +87,7 @@ def main() -> None:
         given = [prompt]
         dist.broadcast_object_list(given, src=0)
         text = torch.tensor(list(given[0]), device=device)
-        with torch.inference_mode():
+        with torch.no_grad():
             for _ in range(NEW_BYTES):
                 text = torch.cat((text, model(text).argmax(keepdim=True)))
         answer.put(bytes(text.tolist()))
