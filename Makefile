@@ -71,7 +71,7 @@ PACKAGES := tests/frameworks/requirements.txt tests/frameworks/torchrec.txt
 frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpeed, Ray and others under the probe
 	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
 
-faults: .stamps/venv hook  ## run small jobs with one fault each, and print the verdicts (WORDS="fsdp late": only these)
+faults: .stamps/venv hook  ## run small jobs with one fault each that have no result yet, and print the verdicts (WORDS="fsdp late": only these; RUNS=3, BUSY=2)
 	$(BIN)/python -m tests.faults.run $(WORDS)
 
 faults-nodes: .stamps/venv hook  ## run the same jobs on two hosts (network namespaces, as root), judged by rules of Prometheus

@@ -149,6 +149,13 @@ def polled(
     return polls, found, views
 
 
+def is_recorded(scenario: Scenario) -> bool:
+    """Whether it has all its recordings."""
+    names = [recorded.views_name(scenario)] * scenario.has_views
+    names += [recorded.file_name(scenario.name)] * scenario.has_records
+    return all(Path(KEEP, name).exists() for name in names)
+
+
 def record(scenario: Scenario, rings: Path, views: list[recorded.Views], began: float) -> None:
     """Keep what tests of the rules need of a job: what was in flight, records, or both."""
     if scenario.has_views:
@@ -198,7 +205,7 @@ def run(scenarios: Iterable[Scenario], watch: Callable[[Scenario], Outcome], kin
 
 def run_once(chosen: Sequence[Scenario], watch: Callable[[Scenario], Outcome], folder: Path) -> None:
     """Run those of the scenarios that have no result in a folder."""
-    missing = [each for each in chosen if not results.kept(folder, [each])]
+    missing = [each for each in chosen if not results.kept(folder, [each]) or (KEEP and not is_recorded(each))]
 
     def one(scenario: Scenario) -> None:
         try:
