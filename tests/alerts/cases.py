@@ -298,7 +298,7 @@ def _verdicts() -> list[Case]:
     nobody = gauge("verdict_seconds", 31, job_id="j", rank="", group="dp", group_id="d", kind="hang")
     group, stuck, stalled = {"job_id": "j", "group": "dp", "group_id": "d"}, "CollectiveStuck", "CollectiveStalled"
     straggler, apart = "StragglerRank", "StragglerAcrossNodes"
-    waits = 601.0
+    waits = 61.0
     return [
         Case(straggler, "late", late, WARNING, 720, culprit, 0.06),
         Case(straggler, "at the threshold", cheap),
@@ -315,9 +315,9 @@ def _verdicts() -> list[Case]:
         Case(stuck, "one not in sight", inside(181, size=2)),
         Case(stuck, "one agent sees all", inside(181, 3000, agents="aa")),
         Case(stalled, "above", verdict("stalled", waits), WARNING, 0, culprit, waits),
-        Case(stalled, "until somebody is woken", verdict("stalled", 1801), BOTH, 0, culprit, 1801),
-        Case(stalled, "at that threshold", verdict("stalled", 1800), WARNING, 0, culprit, 1800),
-        Case(stalled, "at the threshold", verdict("stalled", 600)),
+        Case(stalled, "until somebody is woken", verdict("stalled", 601), BOTH, 0, culprit, 601),
+        Case(stalled, "at that threshold", verdict("stalled", 600), WARNING, 0, culprit, 600),
+        Case(stalled, "at the threshold", verdict("stalled", 60)),
         Case("CollectiveDesync", "there", verdict("desync", 2), CRITICAL, 0, culprit, 2),
         Case("CollectiveDesync", "another verdict", verdict("hang", 2)),
         Case("DataCorruption", "there", verdict("corruption", 2), CRITICAL, 0, culprit, 2),

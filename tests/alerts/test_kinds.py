@@ -67,7 +67,7 @@ def test_which_rows_hold() -> None:
     assert holding("comm_bound", "", 0.6) == [("CommShareHigh", "warning"), ("CommShareCritical", "critical")]
     assert holding("comm_bound", "quiet", 0.6) == [("CommShareHigh", "info"), ("CommShareCritical", "info")]
     assert holding("comm_bound", "idle_links", 0.05) == [("LinkUnderused", "info")]
-    assert holding("stalled", "", 700) == [("CollectiveStalled", "warning")]
+    assert holding("stalled", "", 70) == [("CollectiveStalled", "warning")]
     assert holding("desync", "", 0) == [("CollectiveDesync", "critical")]
     assert holding("bandwidth_low", "own_best", 0.4) == [("EfficiencyDropped", "warning")]
     assert holding("bandwidth_low", "bus", 1e9) == []  # no floor is set
@@ -87,11 +87,11 @@ def test_disabled() -> None:
 
 def test_capped_severity() -> None:
     """A kind and its alerts are no worse than the settings allow; of two that differ only by a threshold the lower one stays."""
-    given = {name: KindSettings(severity=WARNING) for name in ("hang", "stalled", "comm_bound")}
+    given = {name: KindSettings(severity=WARNING) for name in ("hang", "stalled", "waiting", "comm_bound")}
     found = read(shipped("rules.yaml"), None, given)
-    assert (found.kinds["hang"].severity, found.kinds["stalled"].severity) == ("warning", "info")
+    assert (found.kinds["hang"].severity, found.kinds["waiting"].severity) == ("warning", "info")
     assert {rule.severity for rule in found.alerts if rule.kind == "hang"} == {"warning"}
-    assert [(rule.severity, rule.above) for rule in found.rows("stalled")] == [("warning", 600)]
+    assert [(rule.severity, rule.above) for rule in found.rows("stalled")] == [("warning", 60)]
     assert [(rule.name, rule.severity, rule.variant) for rule in found.rows("comm_bound")][:4] == [
         ("CommShareHigh", "warning", ""),
         ("CommShareHigh", "info", "quiet"),
