@@ -8,14 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests import prefork
 from tests.e2e.torchjob import JOBS
-from tests.helpers import RunningAgent, agent, clean_env, free_port, wait_for
+from tests.helpers import agent, clean_env, free_port, wait_for
 
-DOES = {"write": "writing", "lock": "asleep", "compute": "computing", "child": "child"}
-WORKS = {"writing": True, "asleep": False, "computing": True, "child": True}
+#: By what a rank does: the kind of its activity, and whether it works.
+DOES = {"write": ("writing", True), "lock": ("asleep", False), "compute": ("computing", True), "child": ("child", True)}
 
 
 @contextmanager
@@ -36,23 +35,20 @@ def job(directory: Path) -> Iterator[None]:
             rank.wait()
 
 
-def known(running: RunningAgent) -> list[dict[str, Any] | None]:
-    """What each rank does, by rank."""
-    return [view["activity"] for view in running.get("/api/v1/ranks")]
-
-
 def test_each_rank(tmp_path: Path) -> None:
-    """Each rank has its activity while the last one waits for it, the last one has none, and the incident keeps what its culprit does."""
-    expected = [*DOES.values(), None]
+    """What each rank does is seen while the last one waits for it, the last one does nothing, and the incident keeps what its culprit does."""
     with agent(tmp_path) as running, job(tmp_path):
-        found = list[dict[str, Any] | None]()
+        seen: list[set[tuple[str, bool | None]]] = [set() for _ in range(len(DOES) + 1)]
 
-        def all_known() -> bool:
-            found[:] = known(running)
-            return [each and each["kind"] for each in found] == expected
+        def all_seen() -> bool:
+            for view in running.get("/api/v1/ranks"):
+                if view["activity"] is not None:
+                    seen[view["rank"]].add((view["activity"]["kind"], view["activity"]["is_working"]))
+            return all(expected in of_rank for expected, of_rank in zip(DOES.values(), seen, strict=False))
 
-        wait_for(all_known, f"{expected}; there is {found}")
-        assert [each["is_working"] for each in found if each] == list(WORKS.values())
+        wait_for(all_seen, "what each rank does")
+        assert not any(works for _, works in seen[1])
+        assert seen[-1] == set()
 
         def kept() -> bool:
             incidents = [running.get(f"/api/v1/incidents/{each['id']}") for each in running.get("/api/v1/incidents")]
