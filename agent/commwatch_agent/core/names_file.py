@@ -227,6 +227,14 @@ class Names:
         """Return the group of a record; a placeholder where its name is not known."""
         return self.groups.get(small_id) or (OTHER_GROUP if MOST_APART <= small_id < ev.NO_GROUP else UNKNOWN_GROUP)
 
+    def has_names_of(self, record: ev.Record) -> bool:
+        """Whether the names of its operation, dtype and group are known, or it has none."""
+        return (
+            record.op in self.ops
+            and (record.dtype == ev.NO_DTYPE or record.dtype in self.dtypes)
+            and (record.group == ev.NO_GROUP or self.group(record.group) is not UNKNOWN_GROUP)
+        )
+
     def op_name(self, code: int) -> str:
         """Return an op's canonical name, else the name from the names file, else ``unknown``."""
         return self.ops.get(code, "unknown")

@@ -368,10 +368,12 @@ class Intake:
     def _note_state(self, look: Look, now_ns: int) -> None:
         """Read what else a ring tells about its trainer."""
         source, reader, owner, alive = look.source, look.reader, look.owner, look.alive
-        totals = source.totals
+        totals, in_flight = source.totals, reader.in_flight()
+        if not all(map(totals.has_names_of, in_flight)):  # written since the latest record
+            self._learn(source, reader)
         with self._lock:
             totals.lost = source.lost
-            in_flight, counters = reader.in_flight(), reader.counters()
+            counters = reader.counters()
             if not alive and totals.alive and not counters[ring.CLOSED]:
                 for record in in_flight:
                     totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))

@@ -201,6 +201,14 @@ def test_different_data() -> None:
     assert judged(*uneven) == []
 
 
+def test_data_that_is_not_known() -> None:
+    """A rank whose size or dtype is not known yet passes no other data than the others: those whose data are known are compared."""
+    unknown = rank(1, op(dtype=None, age_s=5)), rank(3, op(size_bytes=None, age_s=5))
+    assert judged(rank(0, op(age_s=5)), rank(2, op(age_s=5)), *unknown) == []
+    (verdict,) = judged(rank(0, op(age_s=5)), rank(2, op(size_bytes=8, age_s=5)), *unknown)
+    assert (verdict.cause, verdict.ranks) == ("sizes", [0, 2])
+
+
 def test_different_roots() -> None:
     """Where the roots differ, they are named, also of ranks whose operation has ended or raised; a root that is not known is not compared."""
     (verdict,) = judged(rank(0, op("broadcast", peer=0)), rank(1, op("broadcast", peer=1)))

@@ -109,6 +109,20 @@ def test_codes_that_no_record_has() -> None:
     assert names.learn([{"op": 40, "name": "another"}]).codes == [("op", 40, "another")]
 
 
+def test_names_of_a_first_operation(tmp_path: Path) -> None:
+    """The names of what is in flight are read, also if the agent saw the ring before they were written, and no operation has ended."""
+    watch = Watch(tmp_path)
+    trainer = write_ring(watch.rings, [])
+    watch.tick()
+    trainer.name({"dtype": 1, "name": "bfloat16"})
+    trainer.name(group_entry(3, label="late"))
+    trainer.begin(*operation(start_ns=0, end_ns=0, dtype=1, group=3))
+    watch.tick(MS)
+    (view,) = watch.agent.ranks("job")
+    assert [(each.dtype, each.group) for each in view.in_flight] == [("bfloat16", "late")]
+    trainer.release()
+
+
 def test_long_line_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is too long is skipped, also if its end comes later; the lines after it count."""
     monkeypatch.setattr(ring_reader, "_NAMES_AT_ONCE", 100)

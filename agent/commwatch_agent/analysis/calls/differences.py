@@ -47,7 +47,8 @@ def difference(calls: Mapping[int, Call]) -> Difference | None:
     roots = {rank: f"root {call.root}" for rank, call in calls.items() if call.root is not None}
     if most in ev.TO_ROOT | ev.FROM_ROOT and len(set(roots.values())) > 1:
         return Difference("root", most, _odd(roots), f"roots differ: {_parts(roots)}")
-    data = {rank: _data(call) for rank, call in calls.items()}
+    known = (each for each in calls.items() if each[1].size_bytes is not None and each[1].dtype is not None)
+    data = {rank: f"{call.size_bytes} bytes of {call.dtype}" for rank, call in known}
     if most in ev.SAME_SIZE and len(set(data.values())) > 1:
         return Difference("sizes", most, _odd(data), f"sizes or dtypes differ: {_parts(data)}")
     return None
@@ -77,10 +78,6 @@ def calls_in(group: GroupView, here: Collection[RankView]) -> Iterator[tuple[int
             at.setdefault(each.seq, {}).setdefault(view.rank, (call, each.ago_s))
     for seq in in_order(at):
         yield seq, {rank: call for rank, (call, _) in at[seq].items()}, max(age_s for _, age_s in at[seq].values())
-
-
-def _data(call: Call) -> str:
-    return f"{call.size_bytes} bytes of {call.dtype or 'unknown type'}"
 
 
 def _parts(what: Mapping[int, str]) -> str:
