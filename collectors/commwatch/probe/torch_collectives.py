@@ -65,6 +65,7 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
             probe.remark, probe.home = before.remark, before.home
             if not forked:  # the other ranks may continue their counts
                 probe.groups.count_on(groups)
+                probe.outside.count_on(before.outside)
             if _put_in(probe):
                 return probe.groups
     except Exception as error:
@@ -72,6 +73,13 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
             raise
         before.say(f"not recording this process: {type(error).__name__}: {error}", "fork")
     return groups
+
+
+def _starting(probe: Probe, rank: int, size: int) -> Probe:
+    """``init_process_group`` is called with a probe: return the one that records it, which may replace that one as in ``_making``."""
+    if _probe is probe:
+        _making(probe.groups, (rank, size))
+    return probe if _probe is None else _probe
 
 
 def _make(env: Mapping[str, str]) -> Probe | None:
@@ -105,6 +113,7 @@ def _put_in(probe: Probe) -> bool:
         probe.say(f"cannot hook this torch ({torch.__version__}): {type(error).__name__}: {error}")
         return False
     probe.groups.on_making = partial(_making, probe.groups)
+    probe.on_start = partial(_starting, probe)
     _probe = probe
     return True
 

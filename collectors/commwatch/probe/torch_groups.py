@@ -38,6 +38,30 @@ def numbers_from(first: int = 0) -> Iterator[int]:
     return chain.from_iterable(chain((range(first, NUMBERS),), repeat(range(NUMBERS))))
 
 
+class Replacements:
+    """Functions of modules and classes that were replaced, and can be put back."""
+
+    def __init__(self) -> None:
+        #: Where they are, their name, the original and the replacement.
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        """Replace a function, if there is one, by what ``wrapper`` makes of it."""
+        original = getattr(owner, name, None)
+        if original is not None:
+            replacement = wrapper(original)
+            # What a class has is not always what it returns: pybind11's methods are functions that bind nothing.
+            self._replaced.append((owner, name, vars(owner).get(name, original), replacement))
+            setattr(owner, name, replacement)
+
+    def undo(self) -> None:
+        """Put the originals back, except where other code has replaced the replacement since."""
+        for owner, name, original, replacement in self._replaced:
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+        self._replaced.clear()
+
+
 class PeerRoom:
     """How many peers of messages the groups of a process have, by operation."""
 
@@ -159,8 +183,7 @@ class Groups:
         self.on_shutdown: Callable[[Any], object] | None = None
         #: Called with a known group that is about to be destroyed.
         self.on_destroyed: Callable[[Group], object] | None = None
-        #: Functions that ``watch`` replaced: where they are, their name, the original and the replacement.
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
 
     def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
         """Return a group at its first operation, and its entry for the names file (``None`` if already written).
@@ -221,20 +244,13 @@ class Groups:
 
     def watch(self) -> None:
         """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
-        self._wrap(c10d, "_new_process_group_helper", self._making)
-        self._wrap(c10d, "_register_pg_in_world", self._registering)
-        self._wrap(c10d, "_update_default_pg", self._updating)
-        self._wrap(c10d, "_shutdown_backend", self._shutting_down)  # before torch 2.7
-        self._wrap(c10d.ProcessGroup, "shutdown", self._shutting_down)
-        self._wrap(c10d.ProcessGroup, "abort", self._shutting_down)
-
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is not None:
-            replacement = wrapper(original)
-            # What a class has is not always what it returns: pybind11's methods are functions that bind nothing.
-            self._replaced.append((owner, name, vars(owner).get(name, original), replacement))
-            setattr(owner, name, replacement)
+        wrap = self._replaced.wrap
+        wrap(c10d, "_new_process_group_helper", self._making)
+        wrap(c10d, "_register_pg_in_world", self._registering)
+        wrap(c10d, "_update_default_pg", self._updating)
+        wrap(c10d, "_shutdown_backend", self._shutting_down)  # before torch 2.7
+        wrap(c10d.ProcessGroup, "shutdown", self._shutting_down)
+        wrap(c10d.ProcessGroup, "abort", self._shutting_down)
 
     def _making(self, original: Any) -> Any:
         def watching(*args: Any, **kwargs: Any) -> Any:
@@ -297,10 +313,7 @@ class Groups:
 
     def unwatch(self) -> None:
         """Undo ``watch``, except for functions that other code has wrapped since."""
-        for owner, name, original, replacement in self._replaced:
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        self._replaced.undo()
         self.on_making = self.on_default = self.on_shutdown = self.on_destroyed = None
 
 

@@ -111,11 +111,9 @@ class NativeProbe(Probe):
         self.groups.on_made = None
         self._library.uninstall()
 
-    def _make_ring(self, *about: Any) -> None:
-        made = ring.RingFile(*about)
+    def _make_ring(self, made: ring.RingFile) -> None:
         wrong = self._library.attach(self._session, made.address, made.slots)
         if wrong:
-            made.discard()
             raise OSError(wrong, os.strerror(wrong), str(made.path))
         self.ring = made
 

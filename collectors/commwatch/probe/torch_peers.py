@@ -28,7 +28,7 @@ _KEY, _RUN_KEY = "commwatch/agents/", "commwatch/run/"
 #: Seconds for each use of the store; seconds between two; seconds after which the nodes that are missing count as without an agent.
 _STORE_S, _EVERY_S, _PATIENCE_S = 10.0, 2.0, 300.0
 #: Random bytes of a run's id; characters of a host's name or a path.
-_ID_BYTES, _MOST_PATH = 8, 255
+_ID_BYTES, MOST_PATH = 8, 255
 #: Held while the thread uses the store; for good once the process ends. A thread that returns from C++ after that would abort the process.
 _using = threading.Lock()
 #: The process that has the thread: a forked child has not.
@@ -57,11 +57,16 @@ def share(env: Mapping[str, str], directory: Path, job: str, note: Callable[[dic
 
 def rendezvous() -> dict[str, str]:
     """Return where the ranks of the default group meet, as a field of an identity; empty if that is neither a TCPStore nor a file."""
-    store = _store()
+    return meeting_place(_store())
+
+
+def meeting_place(store: Any) -> dict[str, str]:
+    """Return where ranks with this store meet, as ``rendezvous`` does."""
+    store = _underlying(store)
     if isinstance(store, FileStore):
         path: str = store.path  # type: ignore[attr-defined]
-        return {"rendezvous": f"file:{path[-_MOST_PATH:]}"}
-    return {"rendezvous": f"{store.host[:_MOST_PATH]}:{store.port}"} if isinstance(store, TCPStore) else {}
+        return {"rendezvous": f"file:{path[-MOST_PATH:]}"}
+    return {"rendezvous": f"{store.host[:MOST_PATH]}:{store.port}"} if isinstance(store, TCPStore) else {}
 
 
 def before_exit() -> None:
@@ -84,9 +89,10 @@ def _store_of_job() -> tuple[str, int] | None:
 
 def _store() -> Any:
     """Return the store behind the default group; ``None``: there is no group."""
-    if not dist.is_initialized():
-        return None
-    store: Any = dist.distributed_c10d._get_default_store()
+    return _underlying(dist.distributed_c10d._get_default_store()) if dist.is_initialized() else None
+
+
+def _underlying(store: Any) -> Any:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store

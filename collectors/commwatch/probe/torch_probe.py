@@ -22,6 +22,7 @@ from commwatch.probe.governor import budget_of
 from commwatch.probe.torch_gpu import Finder
 from commwatch.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.probe.torch_groups import Group, Groups
+from commwatch.probe.torch_outside import Outside, Start
 from commwatch.probe.torch_profile_requests import Profiles
 from commwatch.probe.torch_steps import StepHooks
 from commwatch.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
@@ -39,15 +40,18 @@ _LAST = -1000
 class Probe(GraphEvents, ABC):
     """The probe of one trainer process. Its own failures never reach the training."""
 
-    #: Name of the hook in the ring's header.
+    #: Name of the hook in the ring's header, and what makes the ring.
     hook: ClassVar[str]
+    makes: ClassVar[type[ring.RingFile]] = ring.RingFile
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
         #: Where a relative run directory begins: the trainer may change its own.
         self.home = identity.working_dir()
         self.off = False
+        #: The ring from its first operation on; and from ``init_process_group`` on, if that is called and rank and size are known then.
         self.ring: ring.RingFile | None = None
+        self.file: ring.RingFile | None = None
         #: How operations on GPUs are timed.
         self.timing = choose(env, runtime=has_runtime(), rocm=torch.version.hip is not None)
         #: Whether NCCL is to load our profiler plugin.
@@ -60,6 +64,9 @@ class Probe(GraphEvents, ABC):
         self._coalesced = Batches(partial(at_batch, self._begin_batch), partial(at_batch, self._end_batch))
         self._graphs = GraphHooks(self, partial(self._protect, "at a CUDA graph"))
         self.groups = Groups(identity.job_id(env))
+        self.outside = Outside(env, lambda: None if self.off else self.file, self._starting)
+        #: Called before ``init_process_group`` makes the default group. Returns the probe that records it: another one if that takes over.
+        self.on_start: Callable[[int, int], Probe] | None = None
         self.steps = StepHooks(self._mark)
         #: Printed by rank 0 once it records.
         self.remark = ""
@@ -101,6 +108,7 @@ class Probe(GraphEvents, ABC):
         self.groups.on_default = self._default_changed
         self.groups.on_destroyed = self._group_destroyed
         self.groups.watch()
+        self.outside.watch()
         self.checks.watch()
         self.steps.install()
         atexit.register(self._leave)
@@ -122,9 +130,13 @@ class Probe(GraphEvents, ABC):
         self.checks.unwatch()
         self._profiles.end()
         self.groups.unwatch()
+        self.outside.unwatch()
+        self.on_start = None
         self._coalesced.unwatch()
         self._graphs.unwatch()
         self._take_out()
+        if self.ring is None and self.file is not None:  # there was no operation
+            self.file.close(time.monotonic_ns())
         atexit.unregister(self._leave)
         if self._at_exit is not None:
             self._at_exit.cancel()
@@ -132,9 +144,9 @@ class Probe(GraphEvents, ABC):
     def _leave(self) -> None:
         """At the end of the process: record the exception that ended it, if any, and close the ring."""
         raised = uncaught()
-        if raised is not None and self.ring is not None and not self.off:
+        if raised is not None and self.file is not None and not self.off:
             try:
-                self.ring.name(raised)
+                self.file.name(raised)
             except (OSError, ValueError) as error:  # no space: the exception is not recorded
                 if raised_by_handler(error):
                     raise
@@ -167,16 +179,16 @@ class Probe(GraphEvents, ABC):
     def abandon(self) -> None:
         """In a forked child: stop recording, because the ring is the parent's. Takes no lock: the parent may have held it."""
         self.off = True
-        self.ring = None
+        self.ring = self.file = None
         self._profiles.forget()
 
     def writes_as(self, rank: int, size: int) -> bool:
         """Return False if the ring has another rank or world size and is still written, else True."""
-        return self.off or self.ring is None or (self._rank, self._size) == (rank, size)
+        return self.off or self.file is None or (self._rank, self._size) == (rank, size)
 
     def _default_changed(self, there_is_one: bool) -> None:
         """Mark the ring closed when the default group is destroyed (the job has ended well), open when there is a new one."""
-        writer = self.ring
+        writer = self.file
         if writer is not None and not self.off:
             when_ns = 0 if there_is_one else time.monotonic_ns()
             writer.counters[ring.DESTROYED] = writer.counters[ring.CLOSED] = when_ns
@@ -215,33 +227,69 @@ class Probe(GraphEvents, ABC):
 
     # -- ring ---------------------------------------------------------------------------------
 
+    def _starting(self, start: Start) -> Outside:
+        """Make the ring before the default group is made, which may wait for other ranks; return what notes that."""
+        probe = self if self.on_start is None else self.on_start(start.rank, start.size)
+        if probe.writes_as(start.rank, start.size):
+            with probe._making:
+                probe._reserve(start.rank, start.size, start.meets)
+            probe._default_changed(there_is_one=True)  # a process may make it anew
+        return probe.outside
+
     def open_ring(self, group_rank: int, group_size: int) -> bool:
-        """Make the ring at the first operation; return whether there is one. Without space or rights, switch off.
+        """Begin to record at the first operation; return whether there is a ring. Without space or rights, switch off.
 
         Args:
             group_rank, group_size: this process's rank in the operation's group, and the group's size.
         """
         with self._making:
-            if self.ring is None and not self.off and self._installed:
-                try:
+            if self.ring is None:
+                if self.file is None:
                     rank, size = self._place(group_rank, group_size)
-                    about = self._about_ring(rank, size)
-                    self._job, self._rank, self._size = about[1]["job"], rank, size
-                    self._profiles.look_for(self._job)
-                    self._make_ring(*about)
-                except OSError as error:
-                    if raised_by_handler(error):
-                        raise
-                    self.off = True
-                    where = error.filename or self.run_dir
-                    self.say(f"not recording this run: {error.strerror or error} ({where})")
-                else:
-                    self._watch_exit()
+                    self._reserve(rank, size, {})
+                if self.file is not None and self._begin_ring(self.file):
                     self.steps.watch_engine()
                     self._tell_log()
                     self._share_with_nodes()
                     self._tell_user()
             return self.ring is not None
+
+    def _reserve(self, rank: int, size: int, meets: Mapping[str, str]) -> None:
+        """Make the ring's file, if there is none; ``meets``: where the ranks meet, if known. Without space or rights, switch off."""
+        if self.file is not None or self.off or not self._installed:
+            return
+        about: tuple[Any, ...] = ()
+        try:
+            about = self._about_ring(rank, size, meets)
+            self.file = self.makes(*about)
+        except BaseException as error:
+            if self.file is None and about:  # a signal handler has raised as the call returned
+                about[0].unlink(missing_ok=True)
+                about[0].with_suffix(".names").unlink(missing_ok=True)
+            if not isinstance(error, OSError) or raised_by_handler(error):
+                raise
+            self._refused(error)
+            return
+        self._job, self._rank, self._size = about[1]["job"], rank, size
+        self._watch_exit()
+
+    def _begin_ring(self, made: ring.RingFile) -> bool:
+        """Begin to write records to the ring's file; return False if that is refused."""
+        try:
+            self._profiles.look_for(self._job)
+            self._make_ring(made)
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            self.file = None
+            made.discard()
+            self._refused(error)
+            return False
+        return True
+
+    def _refused(self, error: OSError) -> None:
+        self.off = True
+        self.say(f"not recording this run: {error.strerror or error} ({error.filename or self.run_dir})")
 
     def _place(self, group_rank: int, group_size: int) -> tuple[int, int]:
         """Return rank and size of the world: of the default group, else by the environment, else of the first group that communicates."""
@@ -257,14 +305,14 @@ class Probe(GraphEvents, ABC):
         if parent_process() is not None:
             self._at_exit = Finalize(None, self._leave, exitpriority=_LAST)
 
-    def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
-        """Return path, identity, slots and mode of the ring to be made."""
+    def _about_ring(self, rank: int, size: int, meets: Mapping[str, str]) -> tuple[Any, ...]:
+        """Return path, identity, slots and mode of the ring to be made; ``meets``: where the ranks meet, if known."""
         directory = self.run_dir
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
         try:
-            who |= torch_peers.rendezvous()
+            who |= meets or torch_peers.rendezvous()
         except Exception as error:  # any error of torch: the launcher's variables may have it
             if raised_by_handler(error):
                 raise
@@ -324,8 +372,8 @@ class Probe(GraphEvents, ABC):
             self.say(f"cannot determine the GPU of this process: {type(error).__name__}: {error}", "gpu")
 
     @abstractmethod
-    def _make_ring(self, *about: Any) -> None:
-        """Make ``self.ring`` and start what goes with it; may raise ``OSError``."""
+    def _make_ring(self, made: Any) -> None:
+        """Set ``self.ring`` to this file and start what goes with it; may raise ``OSError``."""
 
     # -- names --------------------------------------------------------------------------------
 

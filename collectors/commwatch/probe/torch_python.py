@@ -65,6 +65,7 @@ class PythonProbe(Probe):
     """The probe with the hook in Python."""
 
     hook = "python"
+    makes = RingWriter
     ring: RingWriter | None
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -124,20 +125,15 @@ class PythonProbe(Probe):
             self._write_counts()
             self.ring.close(_now())
 
-    def _make_ring(self, *about: Any) -> None:
+    def _make_ring(self, made: RingWriter) -> None:
         self._meter.begin(_now())
         try:
             self._watcher.start()
-            self.ring = RingWriter(*about)
-        except (
-            BaseException
-        ) as error:  # no room, no rights; or a signal handler has raised, and the ring has never begun
-            if self.ring is None:
-                about[0].unlink(missing_ok=True)
-                about[0].with_suffix(".names").unlink(missing_ok=True)
-            if isinstance(error, RuntimeError) and not raised_by_handler(error):  # the process may have no more threads
-                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(about[0])) from None
-            raise
+        except RuntimeError as error:  # the process may have no more threads
+            if raised_by_handler(error):
+                raise
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(made.path)) from None
+        self.ring = made
         self._wake()
         self.tell_gpu()
 

@@ -260,7 +260,7 @@ def has_ended(identity: Mapping[str, Any]) -> bool:
 def process_began_ns(identity: Mapping[str, Any]) -> int:
     """Return when the process that wrote an identity began, on the monotonic clock; when its ring did if that is not known.
 
-    The ring is made at the first operation, which may be long after that.
+    The ring is made at ``init_process_group`` or at the first operation, which may be long after that.
     """
     ring_ns, ticks = int(identity.get("started_ns", 0)), identity.get("started_ticks")
     if not isinstance(ticks, str) or not re.fullmatch(r"[0-9]{1,15}", ticks):

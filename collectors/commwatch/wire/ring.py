@@ -4,6 +4,7 @@ Layout (little endian)::
 
     0      magic, version, sizes                       written once
     64     counters: cursor, heartbeat, dropped, ...   8-byte stores
+    192    what the rank waits for outside operations  one record, see ``OUTSIDE``; zeros from older writers
     512    identity as JSON                            written once, before the file gets its name
     4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
     8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
@@ -28,7 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commwatch.wire.events import BLOCKED, RECORD, RECORD_SIZE
 from commwatch.wire.handlers import raised_by_handler
@@ -53,6 +54,35 @@ CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, M
 #: When the default group was destroyed; 0: it was not, or there is a new one. Then ``CLOSED`` is set, too, but the process may live on.
 DESTROYED = 9
 COUNTERS = 16
+
+#: What a rank waits for outside operations: begin in ns (0: nothing), number of calls begun that make the default group, and that make another
+#: one, code of the call, and what it is about as UTF-8: ranks (``ranks_text``), or the key of a store.
+OUTSIDE_AT, OUTSIDE = 192, struct.Struct("<QIIHH300s")
+#: Names of those calls by code. A code that a reader does not know is passed over.
+OUTSIDE_CALLS = (
+    "",
+    "init_process_group",
+    "new_group",
+    "destroy_process_group",
+    "store_based_barrier",
+    "store.wait",
+    "TCPStore",
+)
+NOTHING, INIT, NEW_GROUP, DESTROY, STORE_BARRIER, STORE_WAIT, TCP_STORE = range(len(OUTSIDE_CALLS))
+MOST_OUTSIDE_TEXT = 300
+
+
+class Outside(NamedTuple):
+    """What a rank waits for outside operations, as its ring has it."""
+
+    #: On the monotonic clock; 0: it waits for nothing.
+    since_ns: int
+    #: Calls begun that make the default group, and that make another one.
+    inits: int
+    groups: int
+    #: One of ``OUTSIDE_CALLS``; empty: nothing, or an unknown one.
+    call: str
+    about: str
 
 
 def number_of(stamp: int, until_n: int) -> int:
@@ -128,6 +158,10 @@ class RingFile:
         if not self._names.is_at(self._names_path):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._names_path))
         return self._new_names(min(max(2 * len(written), len(written) + more), MOST_NAMES_BYTES), written)
+
+    def outside(self, since_ns: int, inits: int, groups: int, code: int, text: bytes) -> None:
+        """Note what the rank waits for outside operations, as in ``OUTSIDE``."""
+        OUTSIDE.pack_into(self._map, OUTSIDE_AT, since_ns, inits, groups, code, 0, text)
 
     def close(self, now_ns: int) -> None:
         """Record that the trainer has ended properly. The mapping stays, because operations may still complete."""

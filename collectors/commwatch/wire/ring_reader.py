@@ -30,9 +30,13 @@ from commwatch.wire.ring import (
     MAGIC,
     MARGIN,
     MOST_NAMES_BYTES,
+    OUTSIDE,
+    OUTSIDE_AT,
+    OUTSIDE_CALLS,
     RECORDS_AT,
     STAMP_MASK,
     VERSION,
+    Outside,
 )
 
 #: Version 2 added records of several operations (``events.COUNTED``), nothing else.
@@ -274,6 +278,16 @@ class RingReader:
         places = (RECORD_SIZE * slot for slot, stamp in enumerate(stamps) if stamp)
         records = (Record._make(RECORD.unpack_from(table, at)) for at in places)
         return sorted((r for r in records if r.stamp == r.stamp2), key=lambda r: r.launch_ns)
+
+    def outside(self) -> Outside:
+        """Return what the rank waits for outside operations."""
+        for _ in range(3):
+            read = self._read(OUTSIDE_AT, OUTSIDE.size)
+            if read == self._read(OUTSIDE_AT, OUTSIDE.size):
+                break
+        since_ns, inits, groups, code, _, text = OUTSIDE.unpack(read)
+        call = OUTSIDE_CALLS[code] if code < len(OUTSIDE_CALLS) and since_ns < MAX_PLAUSIBLE else ""
+        return Outside(since_ns if call else 0, inits, groups, call, text.rstrip(b"\0").decode(errors="replace"))
 
     def names(self) -> list[dict[str, Any]]:
         """Return all entries added to the names file since the last call; an incomplete line waits for the next one."""

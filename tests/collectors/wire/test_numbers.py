@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.wire.numbers import HALF, NUMBERS, ahead, hull, in_order, latest
+from commwatch.wire.numbers import HALF, NUMBERS, ahead, hull, in_order, latest, ranks_in, ranks_text
 from tests.helpers import examples
 
 numbers = st.integers(0, NUMBERS - 1)
@@ -51,3 +51,20 @@ def test_hull(begin: int, given_after: list[tuple[int, int]], other: int) -> Non
     low, high = hull([*ranges, (other, other)])
     for number in (other, *(each for both in ranges for each in both)):
         assert (number - low) % NUMBERS <= (high - low) % NUMBERS
+
+
+@given(
+    st.sets(st.integers(0, 5000), min_size=1, max_size=60)
+    | st.builds(range, st.integers(0, 9), st.integers(10, 999), st.integers(1, 9))
+)
+@examples(200)
+def test_ranks(ranks: set[int] | range) -> None:
+    """Ranks come back from their text, which is short for ranks at equal distances."""
+    text = ranks_text(ranks)
+    assert ranks_in(text) == sorted(ranks)
+    assert isinstance(ranks, set) or len(text) < 16
+
+
+def test_no_ranks() -> None:
+    """What is no text of ranks, was cut short or would take much memory has none."""
+    assert [ranks_in(text) for text in ("", "1-", "3-1", "a", "1-999999999", "0-9/0", "0-60000,0-60000")] == [None] * 7

@@ -63,6 +63,21 @@ def test_blocked(pair: tuple[RingWriter, RingReader]) -> None:
     assert (record.flags, record.start_ns) == (ev.ASYNC, 0)
 
 
+def test_outside(pair: tuple[RingWriter, RingReader]) -> None:
+    """What a rank waits for outside operations is there while it lasts; the counts stay; what a later version may write is passed over."""
+    writer, reader = pair
+    assert reader.outside() == ring.Outside(0, 0, 0, "", "")  # as of an older writer
+    writer.outside(9, 1, 2, ring.NEW_GROUP, b"0-3")
+    assert reader.outside() == ring.Outside(9, 1, 2, "new_group", "0-3")
+    writer.outside(9, 1, 2, ring.STORE_WAIT, "schlüssel".encode()[:5])
+    assert reader.outside().about == "schl�"
+    writer.outside(9, 1, 2, 999, b"x" * ring.MOST_OUTSIDE_TEXT)
+    assert reader.outside()[:4] == (0, 1, 2, "")
+    assert reader.identity == identity()
+    writer.outside(0, 1, 3, ring.NOTHING, b"")
+    assert reader.outside() == ring.Outside(0, 1, 3, "", "")
+
+
 def test_torn_operation_in_flight(pair: tuple[RingWriter, RingReader]) -> None:
     """An operation that is only half in the table is left out; the others are there."""
     writer, reader = pair

@@ -1,0 +1,206 @@
+"""What this process waits for outside operations: the calls that make and destroy groups, and waits in a store of the main thread.
+
+The calls are rare. Each is noted in the ring before it begins, because a thread that waits in C++ may hold the GIL, and removed when it
+returns. Of calls within each other, the outermost counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache, partial, wraps
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import device_mesh
+
+from commwatch.probe.torch_groups import Replacements
+from commwatch.probe.torch_peers import MOST_PATH, meeting_place
+from commwatch.wire import ring
+from commwatch.wire.handlers import raised_by_handler
+from commwatch.wire.numbers import ranks_text
+
+#: Backends without a rendezvous.
+_ALONE = ("mpi", "fake")
+#: A wait that timed out and begins again so soon goes on.
+_AGAIN_NS = 1_000_000_000
+#: The modules that have a name of their own for a function.
+_MODULES = (c10d, dist, device_mesh)
+
+
+class Start(NamedTuple):
+    """A default group that is to be made: rank and size of the world, and the field of an identity where its ranks meet."""
+
+    rank: int
+    size: int
+    meets: dict[str, str]
+
+
+class _Noted(NamedTuple):
+    """A call that has been noted: what it is about, and its begin in ns."""
+
+    text: bytes
+    since_ns: int
+
+
+class Outside:
+    """Notes in the ring what this process waits for outside operations.
+
+    Args:
+        env: of the trainer.
+        file: returns the ring; ``None``: there is none.
+        starting: called before a default group is made; returns what is to note the call: another one if a new probe takes over.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        file: Callable[[], ring.RingFile | None],
+        starting: Callable[[Start], Outside],
+    ) -> None:
+        self._env, self._file, self._starting = env, file, starting
+        self._inits = self._groups = 0
+        self._is_inside = False
+        #: The latest call if it raised, and when it ended.
+        self._raised: tuple[_Noted | None, int] = (None, 0)
+        self._replaced = Replacements()
+
+    def watch(self) -> None:
+        """Note the calls from now on."""
+        wrap, noting = self._replaced.wrap, partial(partial, self._noting)
+        of_modules = {
+            "init_process_group": self._initialising,
+            "split_group": noting(ring.NEW_GROUP, _members),
+            "destroy_process_group": noting(ring.DESTROY, _members),
+        }
+        for name, wrapper in of_modules.items():
+            once = cache(wrapper)  # the modules share a function: it is pickled by its name
+            for module in _MODULES:
+                wrap(module, name, once)
+        wrap(c10d, "_new_group_with_tag", noting(ring.NEW_GROUP, _new))
+        wrap(c10d, "_store_based_barrier", noting(ring.STORE_BARRIER, _nothing))
+        for name in ("get", "multi_get", "wait", "barrier"):
+            wrap(c10d.Store, name, noting(ring.STORE_WAIT, _keys))
+
+    def unwatch(self) -> None:
+        """Undo ``watch``."""
+        self._replaced.undo()
+
+    def count_on(self, before: Outside) -> None:
+        """Continue the counts of calls of ``before``."""
+        self._inits, self._groups = before._inits, before._groups
+
+    def _noting(self, code: int, about: Callable[..., str], original: Any) -> Any:
+        @wraps(original)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            noted: list[_Noted] = []  # not a result: a signal handler may raise when a call returns
+            raised = True
+            try:
+                self._begin(noted, code, about, args, kwargs)
+                result = original(*args, **kwargs)
+                raised = False
+                return result
+            finally:
+                if noted:
+                    self._end(noted[0], raised)
+
+        return noting
+
+    def _initialising(self, original: Any) -> Any:
+        @wraps(original)
+        def initialising(*args: Any, **kwargs: Any) -> Any:
+            noted = self._about_to_start(args, kwargs)
+            return noted._noting(ring.INIT, _nothing, original)(*args, **kwargs)
+
+        return initialising
+
+    def _about_to_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outside:
+        """Return what is to note a call of ``init_process_group``."""
+        try:
+            start = None if dist.is_initialized() else start_of(self._env, args, kwargs)
+            return self if start is None else self._starting(start)
+        except Exception as error:  # arguments that torch will refuse, too
+            if raised_by_handler(error):
+                raise
+            return self
+
+    def _begin(self, noted: list[_Noted], code: int, about: Callable[..., str], args: Any, kwargs: Any) -> None:
+        """Note that a call begins, also in ``noted``, unless it does not count."""
+        writer = self._file()
+        if writer is None or self._is_inside or (code == ring.STORE_WAIT and not _is_main_thread()):
+            return
+        try:
+            text = about(*args, **kwargs).encode(errors="replace")
+            if len(text) > ring.MOST_OUTSIDE_TEXT:
+                text = text[: ring.MOST_OUTSIDE_TEXT] if code == ring.STORE_WAIT else b""
+            now = time.monotonic_ns()
+            last, until = self._raised
+            if code == ring.STORE_WAIT and last is not None and last.text == text and now - until < _AGAIN_NS:
+                now = last.since_ns
+            noted.append(_Noted(text, now))
+            self._is_inside = True
+            self._inits += code == ring.INIT
+            self._groups += code == ring.NEW_GROUP
+            writer.outside(now, self._inits, self._groups, code, text)
+        except Exception as error:  # arguments that the call will refuse, too
+            if raised_by_handler(error):
+                raise
+
+    def _end(self, noted: _Noted, raised: bool) -> None:
+        """Note that a call has ended."""
+        self._is_inside = False
+        self._raised = (noted if raised else None, time.monotonic_ns())
+        writer = self._file()
+        if writer is not None:
+            writer.outside(0, self._inits, self._groups, ring.NOTHING, b"")
+
+
+def start_of(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start | None:
+    """Return what a call of ``init_process_group`` with these arguments will make; ``None``: not known, or without a rendezvous."""
+    given = dict(zip(("backend", "init_method", "timeout", "world_size", "rank", "store"), args, strict=False)) | kwargs
+    if str(given.get("backend")).lower() in _ALONE:
+        return None
+    where = urlsplit(given.get("init_method") or "env://")
+    query = {name: texts[0] for name, texts in parse_qs(where.query).items()}
+    numbers = []
+    for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
+        text = str(given.get(name, -1))
+        numbers.append(text if text.isdecimal() else query.get(name) or env.get(variable, ""))
+    if not all(text.isdecimal() for text in numbers):
+        return None
+    rank, size = map(int, numbers)
+    return Start(rank, size, _meets(given.get("store"), where)) if rank < size else None
+
+
+def _meets(store: Any, where: Any) -> dict[str, str]:
+    """Return where ranks meet, as ``torch_peers.rendezvous`` does for the group; empty: by the launcher's variables, or not known."""
+    if store is not None:
+        return meeting_place(store)
+    if where.scheme == "tcp" and where.port:
+        return {"rendezvous": f"{(where.hostname or '')[:MOST_PATH]}:{where.port}"}
+    return {"rendezvous": f"file:{where.path[-MOST_PATH:]}"} if where.scheme == "file" else {}
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _nothing(*args: Any, **kwargs: Any) -> str:
+    return ""
+
+
+def _new(ranks: Any = None, *args: Any, **kwargs: Any) -> str:
+    return "" if ranks is None else ranks_text(ranks)
+
+
+def _members(group: Any = None, *args: Any, **kwargs: Any) -> str:
+    group = kwargs.get("parent_pg", group)
+    return "" if group is None else ranks_text(dist.get_process_group_ranks(group))
+
+
+def _keys(store: Any, keys: Any = "", *args: Any, **kwargs: Any) -> str:
+    keys = kwargs.get("key", keys)
+    return keys if isinstance(keys, str) else ", ".join(map(str, keys))
