@@ -46,7 +46,7 @@ _FRESH_S = 60.0
 _OPERATIONS, _STEPS, _MESSAGES = 32, 100, 50
 _WINDOW_S = 3600.0
 #: Verdicts on ranks that make no progress anyway: stacks are captured only for these.
-_STUCK = frozenset({"hang", "stalled", "desync"})
+_STUCK = frozenset({"hang", "stalled", "desync", "init_incomplete"})
 Sections = Mapping[str, Callable[[], object]]
 
 

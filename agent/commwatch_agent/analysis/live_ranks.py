@@ -8,14 +8,15 @@ from typing import Any
 from commwatch.wire import events as ev
 from commwatch.wire.identity import process_began_ns
 from commwatch.wire.modes import FULL, MODES
+from commwatch.wire.numbers import ranks_in
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.corruption import corruptions
 from commwatch_agent.analysis.verdicts import Verdict, disagreement, lateness
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.runs import Run, common_id
-from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView, Usual
+from commwatch_agent.core.runs import Run, common_id, is_local
+from commwatch_agent.core.views import Failed, GroupView, InFlight, OutsideCall, RankView, Usual
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.why_late import reason
@@ -26,6 +27,9 @@ _OLD_NS = 5_000_000_000
 
 #: Shorter waits are not looked up.
 _SOON_NS = 2_000_000_000
+
+#: Most ranks of a node that are listed.
+_MOST_HERE = 1024
 
 
 def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
@@ -113,7 +117,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         pid=int(identity.get("pid", 0)),
         hook=str(identity.get("hook", "")),
         process=totals.process[1] if totals.process is not None and totals.process[0] == totals.pid else None,
-        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive else None,
+        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive and totals.has_heartbeat else None,
         last_seq={totals.group(small_id).group_id: seq for small_id, seq in totals.last_seq.items()},
         launched_s={
             totals.group(group).group_id: max(0, now_ns - totals.launched_ns.get(group, now_ns)) / 1e9
@@ -149,6 +153,10 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         absence=_absence(totals, now_ns),
         steps=totals.marked,
         activity=_activity(totals, now_ns),
+        outside=_outside(totals, now_ns),
+        begun=_begun(totals),
+        world_size=int(identity["world_size"]),
+        node_ranks=_node_ranks(identity),
     )
 
 
@@ -158,6 +166,38 @@ def _activity(totals: RankTotals, now_ns: int) -> Activity | None:
         return None
     found_ns, activity = totals.activity
     return activity if now_ns - found_ns < _OLD_NS else None
+
+
+def _outside(totals: RankTotals, now_ns: int) -> list[OutsideCall]:
+    """Return the calls outside operations in which a rank waits, one at most."""
+    noted = totals.outside
+    if not noted.since_ns or not (totals.alive or totals.has_left):
+        return []
+    of_store = noted.call == "store.wait"
+    number = {"init_process_group": noted.inits, "new_group": noted.groups}.get(noted.call, 0)
+    ranks = ranks_in(noted.about) if noted.about and not of_store else None
+    age_s = max(0, now_ns - noted.since_ns) / 1e9
+    return [OutsideCall(noted.call, ranks, noted.about if of_store else "", age_s, number)]
+
+
+def _begun(totals: RankTotals) -> dict[str, int]:
+    noted = totals.outside
+    begun = {"init_process_group": noted.inits, "new_group": noted.groups}
+    if noted.since_ns and noted.call in begun and not (totals.alive or totals.has_left):
+        begun[noted.call] -= 1
+    return {call: number for call, number in begun.items() if number}
+
+
+def _node_ranks(identity: Mapping[str, Any]) -> list[int] | None:
+    """Return the ranks on a rank's node by the launcher's counts, else all if they meet at an address that only this node has."""
+    size, rank = int(identity["world_size"]), int(identity["rank"])
+    local, local_size = identity.get("local_rank"), identity.get("local_world_size")
+    if local_size is None and is_local(str(identity.get("rendezvous", "")).rpartition(":")[0]):
+        local, local_size = rank, size
+    if local is None or local_size is None or not 0 <= local < local_size <= min(size, _MOST_HERE):
+        return None
+    first = rank - local
+    return list(range(first, first + local_size)) if 0 <= first <= size - local_size else None
 
 
 def _quiet(totals: RankTotals, now_ns: int) -> tuple[float | None, float | None]:

@@ -44,18 +44,19 @@ def limit_s(place: Usual | None, working: bool | None, *, moves_data: bool = Fal
     return max(least, _TIMES_OF_LONG * longest_s)
 
 
-def overdue(wait: Wait, missing: RankView | None, steps: bool | None) -> bool:
+def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here: bool = False) -> bool:
     """Return whether a wait for a rank that lives, or that no agent sees, is a fault.
 
     Args:
         missing: the rank; ``None``: no agent sees it.
         steps: whether ranks of the job mark steps; ``None``: not known.
+        is_here: a rank that no agent sees runs on a node with an agent.
     """
     place = place_of(wait)
     if place is None:
         return True
     if missing is None:
-        return wait.since_s > (WORKING_S if place.times < _SELDOM else limit_s(place, None))
+        return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
     if steps is False and missing.rank in _sources(wait):
         return wait.since_s > WORKING_S
     if wait.since_s <= _limit_of(place, missing):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
+from commwatch_agent.analysis.calls.outside_waits import OutsideWait, near_ranks, outside_waits
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.patience import is_behind, marks_steps, overdue, stuck_limit_s
 from commwatch_agent.analysis.wait_graph import (
@@ -34,13 +35,13 @@ from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 
 #: Why a rank is absent, worst first; the worst cause names the culprits.
-_CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "unseen")
+_CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "not_come", "unseen")
 #: Those of a rank that may itself wait for others.
-_ALIVE = frozenset({"not_joined", "silent"})
+_ALIVE = frozenset({"not_joined", "silent", "not_come"})
 #: Those of a rank whose wait may be usual for its job.
 _PATIENT = _ALIVE | {"unseen"}
 #: Texts after "stalled: ", or "waiting: " where that is no fault; and most ranks whose activities are listed.
-_WITH_PREFIX, _MOST_DOING = frozenset({"stopped", "silent", "not_joined"}), 4
+_WITH_PREFIX, _MOST_DOING = frozenset({"stopped", "silent", "not_joined", "not_come"}), 4
 #: By cause, of one rank and of several.
 _SAYS = {
     "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
@@ -52,6 +53,10 @@ _SAYS = {
     "stopped": (
         "rank {} has not joined; its process is stopped",
         "ranks {} have not joined; their processes are stopped",
+    ),
+    "not_come": (
+        "rank {} has not joined; it has not started, or has not come to init_process_group",
+        "ranks {} have not joined; they have not started, or have not come to init_process_group",
     ),
     "unseen": (
         "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
@@ -73,10 +78,11 @@ _SAYS = {
 class Verdict:
     """One fault, and the ranks that seem to cause it."""
 
-    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``waiting`` (it may be: no fault), ``desync``, ``corruption`` or ``straggler``.
+    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``waiting`` (it may be: no fault), ``init_incomplete`` (a wait outside operations),
+    #: ``desync``, ``corruption`` or ``straggler``.
     kind: str
-    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``root``, ``sizes``, ``order``, ``weights``,
-    #: ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
+    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``not_come``, ``stuck``, ``ops``, ``root``, ``sizes``,
+    #: ``order``, ``weights``, ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
     cause: str
     job_id: str
     group_id: str
@@ -130,6 +136,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         found += [
             each for wait in waits(group, here, known) for each in _judge(wait, merged, known, steps.get(group.job_id))
         ]
+    found += map(_of_outside, outside_waits(known))
     return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
 
 
@@ -333,10 +340,13 @@ def _judge(
     why: dict[int, str] = {}
     for rank, group_id in sorted(blamed):
         cause = absence(known.get((job_id, rank)), group_id)
+        cause = "not_come" if cause == "unseen" and rank in near_ranks(job_id, known) else cause
         why[rank] = min(cause, why.get(rank, cause), key=_CAUSES.index)
     views = {rank: known[job_id, rank] for rank in why if (job_id, rank) in known}
     late = {
-        rank: cause for rank, cause in why.items() if cause not in _PATIENT or overdue(wait, views.get(rank), steps)
+        rank: cause
+        for rank, cause in why.items()
+        if cause not in _PATIENT or overdue(wait, views.get(rank), steps, is_here=cause == "not_come")
     }
     kind, cause, culprits, says = _blame(late or why, views, is_fault=bool(late))
     # A missing rank may go on without one that has ended properly.
@@ -364,6 +374,13 @@ def _all_inside(wait: Wait, known: Mapping[tuple[str, int], RankView]) -> Iterat
     kind = "stalled" if wait.is_first else "hang"
     kind = kind if wait.since_s > stuck_limit_s(wait) else "waiting"
     yield _Found(wait.inside, _verdict(wait, kind, "stuck", list(wait.inside), says), wait.since_s)
+
+
+def _of_outside(wait: OutsideWait) -> _Found:
+    about = (wait.job_id, "", wait.about, None, wait.call)
+    waiting = sorted(set(wait.inside) - set(wait.culprits))
+    verdict = Verdict("init_incomplete", wait.cause, *about, wait.culprits, waiting, wait.since_s, wait.says)
+    return _Found(wait.inside, verdict, wait.since_s, wait.is_due)
 
 
 def _blame(
@@ -448,7 +465,7 @@ def _roots(found: list[_Found]) -> list[Verdict]:
             where.setdefault((each.verdict.job_id, rank), []).append(each.verdict)
     kept: list[Verdict] = []
     for verdict in (each.verdict for each in found):
-        if verdict.cause not in _ALIVE:
+        if verdict.cause not in _ALIVE or not verdict.ranks:
             kept.append(verdict)
             continue
         free = [
@@ -456,10 +473,16 @@ def _roots(found: list[_Found]) -> list[Verdict]:
         ]
         if free:  # only ranks that wait nowhere else are culprits
             kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
-        elif _comes_back(verdict, where):
+        elif _comes_back(verdict, where) and not _is_told_outside(verdict, where):
             says = f"ranks wait for each other in different groups: {verdict.says}"
             kept.append(replace(verdict, kind="desync", cause="order", says=says))
     return kept
+
+
+def _is_told_outside(verdict: Verdict, where: Mapping[tuple[str, int], list[Verdict]]) -> bool:
+    """Return whether a verdict on a wait of its culprits outside operations has both waits in its text."""
+    others = (other for rank in verdict.ranks for other in where.get((verdict.job_id, rank), ()))
+    return verdict.kind != "init_incomplete" and any(other.kind == "init_incomplete" for other in others)
 
 
 def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:

@@ -12,7 +12,7 @@ from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, togethe
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.diagnosis import Diagnosis, unconcluded
-from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, RankView
+from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.incidents.words import title
@@ -24,7 +24,9 @@ _OfJob = TypeVar("_OfJob", RankView, Verdict, IncidentView)
 #: Agents conclude once a second, and a moment after ranks have disagreed or died: for so long, and after so many seconds, they are asked again.
 _AT_MOST_S, _AGAIN_S = 4.0, 1.0
 #: Lists in the view of a rank.
-_OF_RANK: Mapping[str, type[InFlight | Failed | Ended]] = {"in_flight": InFlight, "failed": Failed, "ended": Ended}
+_OF_RANK: Mapping[str, type[InFlight | Failed | Ended | OutsideCall]] = {
+    "in_flight": InFlight, "failed": Failed, "ended": Ended, "outside": OutsideCall,
+}  # fmt: skip
 
 
 class CannotDiagnose(UsageError):

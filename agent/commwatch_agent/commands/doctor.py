@@ -154,7 +154,9 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     yield from network_checks(get("host"))
     jobs = [job for job in get("jobs") if job["state"] == "running"]
     if not jobs:
-        remedy = "set COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; a job appears after its first collective"
+        remedy = (
+            "set COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; a job appears when it calls init_process_group"
+        )
         yield Check(_WARN, "jobs", "none is running here", remedy)
         return
     before = {job["job_id"]: _ranks(get, job["job_id"]) for job in jobs}

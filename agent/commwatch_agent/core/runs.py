@@ -159,11 +159,12 @@ def _meet(one: Origin, other: Origin) -> bool | None:
     if port != its_port:
         return False
     if host == its_host:
-        return True if one.space == other.space or not _is_local(host) else None
-    return None if _is_local(host) or _is_local(its_host) else False
+        return True if one.space == other.space or not is_local(host) else None
+    return None if is_local(host) or is_local(its_host) else False
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Return whether a host is one that every machine calls itself."""
     return host in ("localhost", "::1", "[::1]") or host.startswith("127.")
 
 

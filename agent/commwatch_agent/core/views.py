@@ -168,6 +168,21 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class OutsideCall:
+    """A call outside operations in which a rank waits for others."""
+
+    #: One of ``wire.ring.OUTSIDE_CALLS``.
+    call: str
+    #: Global ranks that it is about; ``None``: all, or not known.
+    ranks: list[int] | None
+    #: Of a store; empty: it waits for no key.
+    key: str
+    age_s: float
+    #: How many such calls the rank has begun with it; 0: not counted.
+    number: int = 0
+
+
+@dataclass(frozen=True)
 class RankView:
     """One rank of a job, in its latest run."""
 
@@ -246,6 +261,14 @@ class RankView:
     steps: bool | None = None
     #: What it does while others wait for it; ``None``: none waits, or not known.
     activity: Activity | None = None
+    #: Where it waits for others outside operations.
+    outside: list[OutsideCall] = field(default_factory=list)
+    #: How many calls of ``init_process_group`` and of ``new_group`` it has begun, without one in which it died.
+    begun: dict[str, int] = field(default_factory=dict)
+    #: Ranks of its job on all nodes; 0: not known.
+    world_size: int = 0
+    #: Ranks of its job on its node by the launcher's variables; ``None``: not known.
+    node_ranks: list[int] | None = None
 
 
 @dataclass(frozen=True)

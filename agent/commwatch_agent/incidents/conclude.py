@@ -54,7 +54,7 @@ def _of_metrics(rule: MetricRule) -> Callable[[Evidence, Mapping[str, float]], I
     return found
 
 
-_WAITS = ("hang", "stalled", "waiting", "desync", "straggler", "corruption")
+_WAITS = ("hang", "stalled", "waiting", "desync", "init_incomplete", "straggler", "corruption")
 FINDERS: tuple[Finder, ...] = (
     Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
     Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),

@@ -11,7 +11,7 @@ from commwatch_agent.incidents.incident import LOST, EvidenceItem, Incident
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
-_WAITS = frozenset({"hang", "stalled", "waiting"})
+_WAITS = frozenset({"hang", "stalled", "waiting", "init_incomplete"})
 
 
 def _absent(cause: Incident, effect: Incident) -> bool:
@@ -43,6 +43,11 @@ def _ranks_in(item: EvidenceItem) -> list[object]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
+def _waits_there(cause: Incident, effect: Incident) -> bool:
+    """Return whether the culprits of a wait wait in the one of the cause, or are its culprits."""
+    return bool(effect.ranks) and set(effect.ranks) <= {*cause.waiting, *cause.ranks}
+
+
 def _always(cause: Incident, effect: Incident) -> bool:
     return True
 
@@ -57,10 +62,12 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("desync", frozenset({"rank_lost"}), _took_part),
     ("hang", frozenset({"rank_lost"}), _had_hung),
     ("stalled", frozenset({"rank_lost"}), _had_hung),
+    ("init_incomplete", frozenset({"rank_lost"}), _had_hung),
     ("rank_lost", _WAITS, _absent_when_lost),
     ("desync", _WAITS, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("stalled", frozenset({"waiting"}), _always),
+    ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
 )

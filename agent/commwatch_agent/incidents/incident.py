@@ -11,11 +11,11 @@ RECOVERED, JOB_ENDED = "recovered", "job_ended"
 #: Kinds of one wait, as it goes on and more is known of it: they share an id.
 _WAITS = frozenset({"hang", "stalled"})
 #: While one of these lasts, the ranks of a group do nothing.
-STANDSTILLS = _WAITS | {"desync"}
+STANDSTILLS = _WAITS | {"desync", "init_incomplete"}
 #: Causes of a wait by which its culprit is lost.
 LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
-OF_RANKS = _WAITS | {"waiting", "desync", "straggler", "corruption", "rank_lost"}
+OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost"}
 
 
 @dataclass(frozen=True)

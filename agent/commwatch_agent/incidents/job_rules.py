@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
-    """Yield what ranks do wrong: hangs, stalls, ranks that disagree, stragglers, corrupt data.
+    """Yield what ranks do wrong: hangs, stalls, ranks that have not come, ranks that disagree, stragglers, corrupt data.
 
     That ranks disagree counts after a moment, or at the job's end: who is at fault shows only once the calls of all of them are known.
     """
@@ -53,7 +53,7 @@ def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
 
 def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:
     """Return verdicts without those of another source on a wait that the probe sees itself, too."""
-    waits = {"hang", "stalled", "desync"}
+    waits = {"hang", "stalled", "desync", "init_incomplete"}
     seen = {verdict.job_id for verdict in verdicts if verdict.source == PROBE and verdict.kind in waits}
     return [
         verdict

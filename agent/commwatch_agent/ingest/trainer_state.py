@@ -8,6 +8,7 @@ from typing import Any
 
 from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
+from commwatch.wire.ring import Outside
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.names_file import Names
 from commwatch_agent.core.shares import Account
@@ -35,6 +36,8 @@ class TrainerState(Names):
         #: Key of its run on this node (``runs.KnownRun``); empty: not known.
         self.run_key = ""
         self.in_flight: list[ev.Record] = []
+        #: What it waits for outside operations.
+        self.outside = Outside(0, 0, 0, "", "")
         self.alive = True
         #: The trainer's pid as the agent sees it; ``None``: not visible.
         self.pid: int | None = None
@@ -50,7 +53,10 @@ class TrainerState(Names):
         #: How it ended; ``None``: not ended.
         self.ending: Ending | None = None
         self.gone_ns: int | None = None  # monotonic time when its trainer was found ended
-        self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
+        #: When its probe last sent a heartbeat, which it does from the first operation on; before, when the ring was made.
+        self.heartbeat_ns = 0
+        self.has_heartbeat = False
+        self.dropped = self.probe_ns = self.overflow = 0
         #: When the table of operations in flight was last found to have overflowed.
         self.overflow_ns: int | None = None
         #: How much the probe records (``modes.MODES``), and since when.

@@ -33,7 +33,7 @@ _STALE_S = 60.0
 _STACKS_S = 30.0
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
 _COLUMNS = 64
-_WAITS = frozenset({"hang", "stalled", "desync"})
+_WAITS = frozenset({"hang", "stalled", "desync", "init_incomplete"})
 
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ export function begin() {
   showChosen({ chosen: [] });
 }
 
-const STILL = new Set(["hang", "stalled", "desync"]);
+const STILL = new Set(["hang", "stalled", "desync", "init_incomplete"]);
 
 // That nothing moves, and since when; empty: it does, or that is not known. Without steps, only an incident shows it.
 export function still({ at, job, incidents }) {
