@@ -70,20 +70,20 @@ class Outside:
 
     def watch(self) -> None:
         """Note the calls from now on."""
-        wrap, noting = self._replaced.wrap, partial(partial, self._noting)
-        of_modules = {
+        wrap = self._replaced.wrap
+        of_modules: dict[str, Callable[[Any], Any]] = {
             "init_process_group": self._initialising,
-            "split_group": noting(ring.NEW_GROUP, _members),
-            "destroy_process_group": noting(ring.DESTROY, _members),
+            "split_group": partial(self._noting, ring.NEW_GROUP, _members),
+            "destroy_process_group": partial(self._noting, ring.DESTROY, _members),
         }
         for name, wrapper in of_modules.items():
             once = cache(wrapper)  # the modules share a function: it is pickled by its name
             for module in _MODULES:
                 wrap(module, name, once)
-        wrap(c10d, "_new_group_with_tag", noting(ring.NEW_GROUP, _new))
-        wrap(c10d, "_store_based_barrier", noting(ring.STORE_BARRIER, _nothing))
+        wrap(c10d, "_new_group_with_tag", partial(self._noting, ring.NEW_GROUP, _new))
+        wrap(c10d, "_store_based_barrier", partial(self._noting, ring.STORE_BARRIER, _nothing))
         for name in ("get", "multi_get", "wait", "barrier"):
-            wrap(c10d.Store, name, noting(ring.STORE_WAIT, _keys))
+            wrap(c10d.Store, name, partial(self._noting, ring.STORE_WAIT, _keys))
 
     def unwatch(self) -> None:
         """Undo ``watch``."""
