@@ -25,7 +25,7 @@ TITLES: Mapping[str, str] = {
     "gpu_fault": "GPU fault",
     "gpu_underused": "Idle GPUs",
     "network_fault": "Network fault",
-    "init_incomplete": "Incomplete start",
+    "init_incomplete": "Missing rank",
     "capture_incomplete": "Incomplete recording",
     "agent_fault": "Agent fault",
 }
@@ -38,6 +38,7 @@ _LEFT = (
     "Compare the number of steps and batches of the ranks: a rank that has less data leaves the loop first. "
     "Pad the data, drop the last uneven batches, or use `Join` of torch.distributed.algorithms."
 )
+_STOPPED = "Find out who suspended the process (SIGSTOP: a debugger, a shell's job control, an administrator)[, and let it continue: `kill -CONT {pid}`]."
 _CODE = (
     "Look at what that rank executes[: {place}]. Typical are work on one rank only (checkpoint, evaluation, logging), a slow loader, and "
     "a branch that not all ranks take."
@@ -55,9 +56,9 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("hang", "dead"): _DEAD,
     ("hang", "gone"): _LEFT,
     ("hang", "destroyed"): "Let all ranks leave a group together: call `destroy_process_group` only after the last collective of every rank.",
-    ("hang", "stopped"): "Find out who suspended the process (SIGSTOP: a debugger, a shell's job "
-    "control, an administrator)[, and let it continue: `kill -CONT {pid}`].",
+    ("hang", "stopped"): _STOPPED,
     ("hang", ""): _PATH,
+    ("stalled", "not_come"): "Check that all ranks were started, and read the log of that rank: it may have failed before it came to init_process_group.",
     ("stalled", "unseen"): "Start an agent on the node of that rank, or name it under `peers`, if one runs there.",
     ("stalled", "stuck"): _PATH,
     ("stalled", ""): _CODE,
@@ -86,6 +87,11 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("gpu_fault", ""): "Take the node out of the job, and read its kernel log (`dmesg`) and `nvidia-smi -q` of that GPU.",
     ("gpu_underused", ""): "Look for what the GPUs wait for: `commwatch report[ {job}]` separates communication from the input pipeline.",
     ("network_fault", ""): "Check cable, transceiver and switch port of that device: `ethtool -S`, or `ibdiagnet` for InfiniBand.",
+    ("init_incomplete", "dead"): _DEAD,
+    ("init_incomplete", "gone"): _LEFT,
+    ("init_incomplete", "stopped"): _STOPPED,
+    ("init_incomplete", "stuck"): _PATH,
+    ("init_incomplete", "not_come"): "All ranks must make the same groups in the same order, and one must set each key that others wait for. " + _CODE,
     ("init_incomplete", ""): "Check that all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",
     ("capture_incomplete", ""): "Start the agent before the job, use a larger ring (COMMWATCH_SLOTS), or the native hook; docs/hooks.md has the costs.",
     ("agent_fault", ""): "The agent's log has the reason; `commwatch doctor` checks the node.",

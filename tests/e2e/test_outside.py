@@ -101,7 +101,7 @@ def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
     done = commwatch("diagnose", "--dir", troubled.directory, "--job", trouble.does)
     assert done.returncode == 1
     # Where its end explains the wait, that is above it.
-    assert (f"Incomplete start: rank {CULPRIT}" if trouble.does == "dead" else trouble.says) in done.stdout
+    assert (f"Missing rank: rank {CULPRIT}" if trouble.does == "dead" else trouble.says) in done.stdout
 
 
 def test_healthy(troubled: RunningAgent) -> None:

@@ -6,6 +6,7 @@ returns. Of calls within each other, the outermost counts.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,14 @@ class Start(NamedTuple):
     rank: int
     size: int
     meets: dict[str, str]
+
+
+class _Kind(NamedTuple):
+    """A kind of call: its code, what returns from the arguments what it is about, and whether it only begins the next counted one of its code."""
+
+    code: int
+    about: Callable[..., str]
+    comes_first: bool = False
 
 
 class _Noted(NamedTuple):
@@ -73,17 +82,18 @@ class Outside:
         wrap = self._replaced.wrap
         of_modules: dict[str, Callable[[Any], Any]] = {
             "init_process_group": self._initialising,
-            "split_group": partial(self._noting, ring.NEW_GROUP, _members),
-            "destroy_process_group": partial(self._noting, ring.DESTROY, _members),
+            "split_group": partial(self._noting, _Kind(ring.NEW_GROUP, _members)),
+            "destroy_process_group": partial(self._noting, _Kind(ring.DESTROY, _members)),
         }
         for name, wrapper in of_modules.items():
             once = cache(wrapper)  # the modules share a function: it is pickled by its name
             for module in _MODULES:
                 wrap(module, name, once)
-        wrap(c10d, "_new_group_with_tag", partial(self._noting, ring.NEW_GROUP, _new))
-        wrap(c10d, "_store_based_barrier", partial(self._noting, ring.STORE_BARRIER, _nothing))
+        wrap(c10d, "_new_group_with_tag", partial(self._noting, _Kind(ring.NEW_GROUP, _new)))
+        wrap(c10d, "_store_based_barrier", partial(self._noting, _Kind(ring.STORE_BARRIER, _nothing)))
+        wrap(dist.TCPStore, "__init__", self._meeting)
         for name in ("get", "multi_get", "wait", "barrier"):
-            wrap(c10d.Store, name, partial(self._noting, ring.STORE_WAIT, _keys))
+            wrap(c10d.Store, name, partial(self._noting, _Kind(ring.STORE_WAIT, _keys)))
 
     def unwatch(self) -> None:
         """Undo ``watch``."""
@@ -93,13 +103,13 @@ class Outside:
         """Continue the counts of calls of ``before``."""
         self._inits, self._groups = before._inits, before._groups
 
-    def _noting(self, code: int, about: Callable[..., str], original: Any) -> Any:
+    def _noting(self, kind: _Kind, original: Any) -> Any:
         @wraps(original)
         def noting(*args: Any, **kwargs: Any) -> Any:
             noted: list[_Noted] = []  # not a result: a signal handler may raise when a call returns
             raised = True
             try:
-                self._begin(noted, code, about, args, kwargs)
+                self._begin(noted, kind, args, kwargs)
                 result = original(*args, **kwargs)
                 raised = False
                 return result
@@ -112,28 +122,39 @@ class Outside:
     def _initialising(self, original: Any) -> Any:
         @wraps(original)
         def initialising(*args: Any, **kwargs: Any) -> Any:
-            noted = self._about_to_start(args, kwargs)
-            return noted._noting(ring.INIT, _nothing, original)(*args, **kwargs)
+            noted = self._about_to_start(start_of, args, kwargs) or self
+            return noted._noting(_Kind(ring.INIT, _nothing), original)(*args, **kwargs)
 
         return initialising
 
-    def _about_to_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outside:
-        """Return what is to note a call of ``init_process_group``."""
+    def _meeting(self, original: Any) -> Any:
+        """Wrap the constructor of a store: ranks may make that of the default group themselves, and meet there first."""
+
+        @wraps(original)
+        def meeting(store: Any, *args: Any, **kwargs: Any) -> None:
+            noted = self._about_to_start(_start_at_store, args, kwargs)
+            make = original if noted is None else noted._noting(_Kind(ring.INIT, _nothing, True), original)
+            make(store, *args, **kwargs)
+
+        return meeting
+
+    def _about_to_start(self, find: Callable[..., Start | None], args: Any, kwargs: Any) -> Outside | None:
+        """Return what is to note a call of which ``find`` returns what group it will make; ``None``: none, or not known."""
         try:
-            start = None if dist.is_initialized() else start_of(self._env, args, kwargs)
-            return self if start is None else self._starting(start)
+            start = None if self._is_inside or dist.is_initialized() else find(self._env, args, kwargs)
+            return None if start is None else self._starting(start)
         except Exception as error:  # arguments that torch will refuse, too
             if raised_by_handler(error):
                 raise
-            return self
+            return None
 
-    def _begin(self, noted: list[_Noted], code: int, about: Callable[..., str], args: Any, kwargs: Any) -> None:
+    def _begin(self, noted: list[_Noted], kind: _Kind, args: Any, kwargs: Any) -> None:
         """Note that a call begins, also in ``noted``, unless it does not count."""
-        writer = self._file()
+        writer, code = self._file(), kind.code
         if writer is None or self._is_inside or (code == ring.STORE_WAIT and not _is_main_thread()):
             return
         try:
-            text = about(*args, **kwargs).encode(errors="replace")
+            text = kind.about(*args, **kwargs).encode(errors="replace")
             if len(text) > ring.MOST_OUTSIDE_TEXT:
                 text = text[: ring.MOST_OUTSIDE_TEXT] if code == ring.STORE_WAIT else b""
             now = time.monotonic_ns()
@@ -142,9 +163,9 @@ class Outside:
                 now = last.since_ns
             noted.append(_Noted(text, now))
             self._is_inside = True
-            self._inits += code == ring.INIT
+            self._inits += code == ring.INIT and not kind.comes_first
             self._groups += code == ring.NEW_GROUP
-            writer.outside(now, self._inits, self._groups, code, text)
+            writer.outside(now, self._inits + kind.comes_first, self._groups, code, text)
         except Exception as error:  # arguments that the call will refuse, too
             if raised_by_handler(error):
                 raise
@@ -175,6 +196,25 @@ def start_of(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, An
     return Start(rank, size, _meets(given.get("store"), where)) if rank < size else None
 
 
+def _start_at_store(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start | None:
+    """Return the group whose ranks meet at a ``TCPStore`` with these arguments; ``None``: not known, or it waits for none.
+
+    The agent of torchrun makes such stores, too, and may have variables of a rank.
+    """
+    names = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rank, size, port = env.get("RANK", ""), str(given.get("world_size")), given.get("port")
+    if not (port and rank.isdecimal() and size.isdecimal() and size == env.get("WORLD_SIZE")):
+        return None
+    if (
+        not given.get("wait_for_workers", True)
+        or "torch.distributed.launcher.api" in sys.modules
+        or not _is_main_thread()
+    ):
+        return None
+    return Start(int(rank), int(size), {"rendezvous": f"{str(given['host_name'])[:MOST_PATH]}:{port}"})
+
+
 def _meets(store: Any, where: Any) -> dict[str, str]:
     """Return where ranks meet, as ``torch_peers.rendezvous`` does for the group; empty: by the launcher's variables, or not known."""
     if store is not None:
@@ -193,7 +233,9 @@ def _nothing(*args: Any, **kwargs: Any) -> str:
 
 
 def _new(ranks: Any = None, *args: Any, **kwargs: Any) -> str:
-    return "" if ranks is None else ranks_text(ranks)
+    # With such a barrier, all ranks of the job wait for each other.
+    of_all = getattr(c10d, "_is_barrier_after_init", lambda: 1)() == 1 and not kwargs.get("use_local_synchronization")
+    return "" if ranks is None or of_all else ranks_text(ranks)
 
 
 def _members(group: Any = None, *args: Any, **kwargs: Any) -> str:

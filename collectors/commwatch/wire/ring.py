@@ -66,9 +66,8 @@ OUTSIDE_CALLS = (
     "destroy_process_group",
     "store_based_barrier",
     "store.wait",
-    "TCPStore",
 )
-NOTHING, INIT, NEW_GROUP, DESTROY, STORE_BARRIER, STORE_WAIT, TCP_STORE = range(len(OUTSIDE_CALLS))
+NOTHING, INIT, NEW_GROUP, DESTROY, STORE_BARRIER, STORE_WAIT = range(len(OUTSIDE_CALLS))
 MOST_OUTSIDE_TEXT = 300
 
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from commwatch.probe import torch_outside
-from commwatch.probe.torch_outside import Outside, Start, start_of
-from commwatch.wire.ring import RingFile
+from commwatch.probe.torch_outside import Start, start_of
+from commwatch.wire.ring import Outside, RingFile
 from commwatch.wire.ring_reader import RingReader
-from tests.helpers import identity
+from tests.helpers import free_port, identity
 
 ENV = {"RANK": "1", "WORLD_SIZE": "4"}
 SHORT = timedelta(milliseconds=30)
@@ -30,9 +30,9 @@ class Watched:
         self.file: RingFile | None = RingFile(path, identity(), 64)
         self.reader = RingReader(path)
         self.starts: list[Start] = []
-        self.outside = Outside(ENV, lambda: self.file, self._starting)
+        self.outside = torch_outside.Outside(ENV, lambda: self.file, self._starting)
 
-    def _starting(self, start: Start) -> Outside:
+    def _starting(self, start: Start) -> torch_outside.Outside:
         self.starts.append(start)
         return self.outside
 
@@ -109,6 +109,24 @@ def test_outermost(watched: Watched) -> None:
         c10d._store_based_barrier(0, store, "group", 2, timedelta(seconds=-1))
     assert store.seen == [("store_based_barrier", "")]
     assert watched.now() == ("", "")
+
+
+def test_store_of_the_group(watched: Watched) -> None:
+    """The store at which ranks meet counts as a part of ``init_process_group``; other stores and those of a launcher are as they were."""
+    port, seen = free_port(), list[Any]()
+    look = threading.Timer(0.1, lambda: seen.append((watched.now(), watched.reader.outside().inits)))
+    look.start()
+    with pytest.raises(dist.DistStoreError):
+        dist.TCPStore("127.0.0.1", port, 4, is_master=True, timeout=timedelta(milliseconds=400))
+    look.join()
+    assert seen == [(("init_process_group", ""), 1)]
+    assert watched.starts == [Start(1, 4, {"rendezvous": f"127.0.0.1:{port}"})]
+    assert watched.reader.outside() == Outside(0, 0, 0, "", "")
+    store = dist.TCPStore("127.0.0.1", 0, 1, True)
+    with pytest.raises(TypeError):
+        dist.TCPStore("127.0.0.1", nonsense=True)  # type: ignore[call-arg]
+    assert type(store) is dist.TCPStore
+    assert len(watched.starts) == 1
 
 
 def test_counts(watched: Watched) -> None:

@@ -17,7 +17,7 @@ _PATIENCE_S, _CONNECTING_S = 45.0, 120.0
 #: Why a rank has not come, worst first.
 _CAUSES = ("dead", "gone", "stopped", "not_come", "unseen")
 #: Calls to which all ranks of the job come, or those that the call is about.
-_OF_ALL = frozenset({"init_process_group", "store_based_barrier", "TCPStore"})
+_OF_ALL = frozenset({"init_process_group", "store_based_barrier"})
 _OF_MEMBERS = frozenset({"new_group", "destroy_process_group"})
 
 _Ranks = Mapping[int, RankView]
