@@ -135,11 +135,14 @@ def test_store() -> None:
 
 
 def test_destroyed() -> None:
-    """Ranks that destroy their groups one after the other are well; one that goes on with its work instead is named."""
+    """Ranks that destroy their groups one after the other are well, also if one has much left to do; one that waits for the others is named."""
     ending = rank(0, call("destroy_process_group", number=0))
     assert judged(ending, rank(1, state="ended"), rank(2, state="left")) == []
-    (verdict,) = judged(ending, rank(1, state="left"), rank(2))
-    assert verdict.ranks == [2]
+    assert judged(ending, rank(1, state="left"), rank(2)) == []
+    (verdict,) = judged(ending, rank(1, state="left"), rank(2, call("store.wait", key="saved")))
+    assert (verdict.op, verdict.ranks, verdict.waiting) == ("store.wait", [], [2])
+    (verdict,) = judged(ending, rank(1, state="left"), rank(2, process="stopped"))
+    assert (verdict.cause, verdict.ranks) == ("stopped", [2])
 
 
 def test_here() -> None:

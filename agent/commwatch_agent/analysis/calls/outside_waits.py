@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -94,7 +95,7 @@ def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: 
     whom = f"{named(inside)} in {call.says} for {since_s:.0f} s"
     about = call.key or ("" if call.ranks is None else named(list(call.ranks)))
     says = f"{_says(call, why, views)} ({whom})"
-    is_due = since_s >= _limit_s(cause, missing, views)
+    is_due = since_s >= _limit_s(call, cause, missing, views)
     yield OutsideWait(job_id, call.name, about, inside, since_s, cause, culprits, says, is_due)
 
 
@@ -130,13 +131,15 @@ def _waited_for(view: RankView) -> list[InFlight]:
     return [op for op in view.in_flight if not op.queued and (op.op not in ev.P2P or op.waited_s is not None)]
 
 
-def _limit_s(cause: str, missing: list[int], views: _Ranks) -> float:
+def _limit_s(call: _Call, cause: str, missing: list[int], views: _Ranks) -> float:
     if cause in ("dead", "gone"):
         return CERTAIN_S
     if cause == "stuck":
         return _CONNECTING_S
-    wait = all(rank in views and _waits_long(views[rank]) for rank in missing)
-    return HANG_S if cause == "stopped" or (missing and wait) else _PATIENCE_S
+    if cause == "stopped" or (missing and all(rank in views and _waits_long(views[rank]) for rank in missing)):
+        return HANG_S
+    # At a job's end, some ranks may have much left to do.
+    return math.inf if call.name == "destroy_process_group" else _PATIENCE_S
 
 
 def _waits_long(view: RankView) -> bool:
