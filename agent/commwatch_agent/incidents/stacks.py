@@ -6,7 +6,7 @@ import re
 
 #: A frame: function, file and line.
 _FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ")
+_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ", "/commwatch/probe/")
 
 
 def main_thread(text: str) -> list[str]:

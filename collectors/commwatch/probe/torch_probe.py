@@ -282,6 +282,7 @@ class Probe(GraphEvents, ABC):
             if raised_by_handler(error):
                 raise
             self.file = None
+            made.close(time.monotonic_ns())  # for a user who may not remove it any more
             made.discard()
             self._refused(error)
             return False

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 
 #: Parts of the paths of libraries, whose frames do not say where a user's program failed.
-_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ")
+_LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ", "/commwatch/probe/")
 
 
 def uncaught() -> dict[str, str] | None:

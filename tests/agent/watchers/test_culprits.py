@@ -54,6 +54,7 @@ def test_place() -> None:
     assert place_of(STACK) == "load (train.py:88)"
     assert place_of("") == ""
     assert place_of(STACK.replace("/home/me", "/venv/site-packages")) == "wait (threading.py:320)"
+    assert place_of(STACK.replace("load (/home/me/", "noting (/run/x/commwatch/probe/")) == "<module> (train.py:120)"
     assert main_thread(STACK)[-2:] == ["load (/home/me/train.py:88)", "<module> (/home/me/train.py:120)"]
 
 
