@@ -295,6 +295,7 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
     group, op = totals.group(record.group), totals.op_name(record.op)
     blocked, on_device = bool(record.flags & ev.BLOCKED), bool(record.flags & ev.ON_DEVICE)
     usual_ns = totals.usual_ns(record.group, record.op)
+    place, absent_s = _place(totals, record, now_ns)
     return InFlight(
         op=op,
         group=group.label,
@@ -309,18 +310,24 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
         waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and (on_device or op in ev.P2P) else None,
         usual_s=None if usual_ns is None else usual_ns / 1e9,
         queued=on_device and not blocked,
-        place=_place(totals, record, now_ns),
+        place=place,
+        absent_s=absent_s,
     )
 
 
-def _place(totals: RankTotals, record: ev.Record, now_ns: int) -> Usual | None:
-    """Return the waits so far at the place of an operation in flight; ``None``: it has just begun, or not each operation is recorded."""
+def _place(totals: RankTotals, record: ev.Record, now_ns: int) -> tuple[Usual | None, float | None]:
+    """Return the waits so far at the place of an operation in flight, and how long the rank was in none before, in s.
+
+    ``None``: it has just begun, or not each operation is recorded.
+    """
     if totals.mode != FULL or now_ns - record.launch_ns < _SOON_NS:
-        return None
+        return None, None
     if totals.rhythm is None:
-        return Usual(0, None)
+        return Usual(0, None), None
     size = None if record.flags & ev.NO_SIZE else record.size_bytes
-    return totals.rhythm.inside(record.group, record.op, size, record.launch_ns)
+    absent_ns = totals.rhythm.absent_before_ns(record.launch_ns)
+    usual = totals.rhythm.inside(record.group, record.op, size, record.launch_ns)
+    return usual, None if absent_ns is None else absent_ns / 1e9
 
 
 def _absence(totals: RankTotals, now_ns: int) -> Usual | None:

@@ -59,7 +59,7 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
     if steps is False and missing.rank in _sources(wait):
         return wait.since_s > WORKING_S
-    if wait.since_s <= _limit_of(place, missing):
+    if wait.since_s <= _limit_of(place, missing) or wait.since_s <= _TIMES_OF_LONG * _absent_s(wait):
         return False
     absence = missing.absence
     is_known = absence is not None and absence.longest_s is not None and missing.quiet_s is not None
@@ -95,6 +95,12 @@ def marks_steps(ranks: Iterable[RankView]) -> bool | None:
     """Return whether any of some ranks marks steps; ``None``: not known."""
     known = [view.steps for view in ranks if view.steps is not None]
     return any(known) if known else None
+
+
+def _absent_s(wait: Wait) -> float:
+    """Return for how many seconds a rank that waits was in no operation itself before: all of them may compile, or read data."""
+    absent = (op.absent_s for op in wait.inside.values() if isinstance(op, InFlight) and op.absent_s is not None)
+    return max(absent, default=0.0)
 
 
 def _sources(wait: Wait) -> set[int]:

@@ -131,6 +131,8 @@ class InFlight:
     queued: bool = False
     #: Such waits at this place of the rank's work; ``None``: it has just begun, or not known.
     place: Usual | None = None
+    #: For how many seconds the rank was in no operation before it; ``None`` as for ``place``.
+    absent_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -148,11 +148,11 @@ def test_name_used_again_after_restarts() -> None:
 def test_verdict_of_a_lost_rank() -> None:
     """A verdict is as old as the longest wait; the culprit is a label. Without a problem there is no verdict."""
     aggregate = Aggregate()
-    rank(aggregate, 0, inside_s=60)
+    rank(aggregate, 0, inside_s=70)
     other = rank(aggregate, 1)
-    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "stalled", "1"): 60}
+    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "stalled", "1"): 70}
     lost(other)
-    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "hang", "1"): 60}
+    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "hang", "1"): 70}
     well = Aggregate()
     for number in (0, 1):
         rank(well, number, inside_s=0.1)

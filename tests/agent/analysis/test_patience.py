@@ -103,6 +103,14 @@ def test_usual_absence() -> None:
     assert concluded(QUICK, replace(uneven, absence=Usual(400, None))).kind == "stalled"
 
 
+def test_as_long_as_the_others() -> None:
+    """A rank is not late where the others have just needed long, too: all of them compile, or read data."""
+    for absent_s, kind in ((15.0, "waiting"), (0.03, "stalled"), (None, "stalled")):
+        inside = [rank(n, op(age_s=20.0, place=QUICK, absent_s=absent_s)) for n in (0, 1, 2)]
+        (verdict,) = verdicts([*inside, rank(3, activity=ASLEEP)], [WORLD])
+        assert (verdict.kind, verdict.ranks) == (kind, [3])
+
+
 def test_only_those_at_fault_are_named() -> None:
     """Of two missing ranks, the one that sleeps is named and not the one that writes."""
     inside = [rank(n, op(place=QUICK)) for n in (0, 1)]

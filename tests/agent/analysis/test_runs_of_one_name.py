@@ -74,7 +74,7 @@ def test_dead_before_the_last_rank_came(began_s: int) -> None:
     rank(aggregate, "0", 0, 10 * S, size=3).in_flight = [launched(0, 11 * S)]
     end(rank(aggregate, "1", 1, 10 * S, size=3), 20 * S)
     rank(aggregate, "2", 2, 31 * S, size=3, **process(began_s * S)).in_flight = [launched(0, 31 * S)]
-    found = [(verdict.cause, verdict.ranks) for verdict in judged_now(aggregate.jobs.values(), 60 * S)]
+    found = [(verdict.cause, verdict.ranks) for verdict in judged_now(aggregate.jobs.values(), 700 * S)]
     assert found == ([("dead", [1])] if began_s == 9 else [("unseen", [1])])
 
 
@@ -88,7 +88,7 @@ def test_group_of_an_earlier_run() -> None:
     waits = rank(aggregate, "0", 0, 30 * S)
     rank(aggregate, "1", 1, 30 * S)
     waits.in_flight = [launched(7, 40 * S)]
-    (verdict,) = judged_now(aggregate.jobs.values(), 100 * S)
+    (verdict,) = judged_now(aggregate.jobs.values(), 200 * S)
     assert verdict.ranks == [1]
 
 

@@ -74,6 +74,11 @@ class Rhythm:
         pasts = {_until(self._places, until) for until in (len(self._places), began)}
         return max((self._usual((*past, own), self._waits, 1) for past in pasts), key=lambda usual: usual.times)
 
+    def absent_before_ns(self, launch_ns: int) -> int | None:
+        """Return for how long the rank was in no operation before one that it launched then; ``None``: not known."""
+        before = self._ends[self._ends <= launch_ns]
+        return launch_ns - int(before.max()) if len(before) else None
+
     def absent(self) -> Usual:
         """Return what is known of the time after what ended last, until the rank begins an operation."""
         return self._usual(_until(self._places, len(self._places)), self._absences, 0)
