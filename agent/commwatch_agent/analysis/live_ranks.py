@@ -29,7 +29,7 @@ _OLD_NS = 5_000_000_000
 _SOON_NS = 2_000_000_000
 
 #: Most ranks of a node that are listed.
-_MOST_HERE = 1024
+_MOST_HERE = 256
 
 
 def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
@@ -175,7 +175,7 @@ def _outside(totals: RankTotals, now_ns: int) -> list[OutsideCall]:
         return []
     of_store = noted.call == "store.wait"
     number = {"init_process_group": noted.inits, "new_group": noted.groups}.get(noted.call, 0)
-    ranks = ranks_in(noted.about) if noted.about and not of_store else None
+    ranks = (ranks_in(noted.about) or []) if noted.about and not of_store else None
     age_s = max(0, now_ns - noted.since_ns) / 1e9
     return [OutsideCall(noted.call, ranks, noted.about if of_store else "", age_s, number)]
 

@@ -175,7 +175,7 @@ class OutsideCall:
 
     #: One of ``wire.ring.OUTSIDE_CALLS``.
     call: str
-    #: Global ranks that it is about; ``None``: all, or not known.
+    #: Global ranks that it is about; ``None``: all, or it waits in a store; empty: not known.
     ranks: list[int] | None
     #: Of a store; empty: it waits for no key.
     key: str

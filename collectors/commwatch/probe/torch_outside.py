@@ -156,7 +156,7 @@ class Outside:
         try:
             text = kind.about(*args, **kwargs).encode(errors="replace")
             if len(text) > ring.MOST_OUTSIDE_TEXT:
-                text = text[: ring.MOST_OUTSIDE_TEXT] if code == ring.STORE_WAIT else b""
+                text = text[: ring.MOST_OUTSIDE_TEXT] if code == ring.STORE_WAIT else b"?"
             now = time.monotonic_ns()
             last, until = self._raised
             if code == ring.STORE_WAIT and last is not None and last.text == text and now - until < _AGAIN_NS:

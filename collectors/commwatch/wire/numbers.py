@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 #: So many numbers there are, from 0; and the distance from which on their order is not known.
 NUMBERS, HALF = 1 << 32, 1 << 31
 #: Most ranks in a text.
-_MOST_RANKS = 1 << 16
+_MOST_RANKS = 1 << 12
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
 
 

@@ -78,7 +78,16 @@ def test_init() -> None:
     (apart,) = judged(rank(0, call(INIT), node_ranks=[0]))
     assert "no data from ranks 1-2" not in alone[0].says
     assert apart.says.startswith("no data from ranks 1-2: ")
+    (verdict,) = judged(rank(0, call(INIT), node_ranks=[0, 1]))
+    assert verdict.ranks == [1]
     assert judged(rank(0, call(INIT, 30.0))) == []
+
+
+def test_many() -> None:
+    """A world of any size, as a ring may say, takes no time; ranks of this node are named wherever they are in it."""
+    (verdict,) = judged(rank(9_000, call(INIT), world_size=1 << 31, node_ranks=[9_000, 9_001]))
+    assert verdict.ranks == [9_001]
+    assert "ranks 0-4095" in verdict.says
 
 
 def test_passed() -> None:
@@ -99,6 +108,7 @@ def test_members() -> None:
     pair = rank(0, call(ranks=[0, 1]))
     (verdict,) = judged(pair, rank(1), rank(2))
     assert (verdict.ranks, verdict.group) == ([1], "ranks 0-1")
+    assert judged(rank(0, call(ranks=[])), rank(1), rank(2)) == []  # not known
     (verdict,) = judged(pair, rank(1, call(ranks=[1, 2])), rank(2))
     assert (verdict.ranks, verdict.waiting) == ([2], [1])
 

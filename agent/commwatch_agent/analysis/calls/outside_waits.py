@@ -15,6 +15,8 @@ from commwatch_collectors.spans import spans
 
 #: Ranks come unevenly, because they import and compile: so long one that waits for nothing may take; and so long all of them may take to connect.
 _PATIENCE_S, _CONNECTING_S = 45.0, 120.0
+#: Ranks beyond so many are judged only if there are data from them, or if they run on the node of one that has data.
+_MOST_RANKS = 4096
 #: Why a rank has not come, worst first.
 _CAUSES = ("dead", "gone", "stopped", "not_come", "unseen")
 #: Calls to which all ranks of the job come, or those that the call is about.
@@ -72,7 +74,11 @@ def outside_waits(known: Mapping[tuple[str, int], RankView]) -> Iterator[Outside
 
 def near_ranks(job_id: str, known: Mapping[tuple[str, int], RankView]) -> set[int]:
     """Return the ranks of a job that run on a node with a known rank, by the launcher's variables."""
-    return {rank for (job, _), view in known.items() if job == job_id for rank in view.node_ranks or ()}
+    return _near({rank: view for (job, rank), view in known.items() if job == job_id})
+
+
+def _near(views: _Ranks) -> set[int]:
+    return {rank for view in views.values() for rank in view.node_ranks or ()}
 
 
 def _call(each: OutsideCall) -> _Call:
@@ -81,17 +87,22 @@ def _call(each: OutsideCall) -> _Call:
 
 def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: _Ranks) -> Iterator[OutsideWait]:
     size = max(view.world_size for view in views.values())
+    near = _near(views)
+    every = sorted({*range(min(size, _MOST_RANKS)), *views, *near})
     if call.name in _OF_ALL or call.name in _OF_MEMBERS:
-        members = range(size) if call.ranks is None else call.ranks
+        members = every if call.ranks is None else call.ranks
+        if not members:  # not known
+            return
         missing = [rank for rank in members if rank not in inside and not _has_come(views.get(rank), call)]
     else:  # it is not known who is to set the key
-        missing = [rank for rank in range(size) if rank not in inside and _may_set_it(views.get(rank))]
+        missing = [rank for rank in every if rank not in inside and _may_set_it(views.get(rank))]
         missing = missing if len(missing) == 1 else []
     why = {rank: _why(views.get(rank)) for rank in missing}
     cause = next((each for each in _CAUSES if each in why.values()), "stuck" if call.name in _OF_ALL else "not_come")
     if not why and call.name in _OF_MEMBERS:
         cause = "stuck"
     culprits = [rank for rank in missing if why[rank] == cause]
+    culprits = [rank for rank in culprits if rank in near] or culprits  # those of other nodes may wait, too
     whom = f"{named(inside)} in {call.says} for {since_s:.0f} s"
     about = call.key or ("" if call.ranks is None else named(list(call.ranks)))
     says = f"{_says(call, why, views)} ({whom})"
@@ -154,7 +165,7 @@ def _says(call: _Call, why: Mapping[int, str], views: _Ranks) -> str:
         return _says_of_key(call, why, views)
     if not why:
         return f"every rank has come to {call.says}, but it does not end: check the network between them, and the address where they meet"
-    near = {rank for view in views.values() for rank in view.node_ranks or ()}
+    near = _near(views)
     parts: dict[str, list[int]] = {}
     for rank, cause in why.items():
         parts.setdefault(_of_one(call, cause, views.get(rank), rank in near), []).append(rank)
