@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import device_mesh
 
 from commwatch.probe.torch_groups import Replacements
@@ -91,9 +92,9 @@ class Outside:
                 wrap(module, name, once)
         wrap(c10d, "_new_group_with_tag", partial(self._noting, _Kind(ring.NEW_GROUP, _new)))
         wrap(c10d, "_store_based_barrier", partial(self._noting, _Kind(ring.STORE_BARRIER, _nothing)))
-        wrap(dist.TCPStore, "__init__", self._meeting)
+        wrap(TCPStore, "__init__", self._meeting)
         for name in ("get", "multi_get", "wait", "barrier"):
-            wrap(c10d.Store, name, partial(self._noting, _Kind(ring.STORE_WAIT, _keys)))
+            wrap(Store, name, partial(self._noting, _Kind(ring.STORE_WAIT, _keys)))
 
     def unwatch(self) -> None:
         """Undo ``watch``."""

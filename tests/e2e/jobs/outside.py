@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 #: Longer than anybody looks.
@@ -32,7 +33,7 @@ def _die() -> None:
     os._exit(0)
 
 
-def _store() -> dist.Store:
+def _store() -> Store:
     return distributed_c10d._get_default_store()
 
 
@@ -46,7 +47,7 @@ TROUBLES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "store_barrier": (
         _sleep,
         lambda: distributed_c10d._store_based_barrier(
-            dist.get_rank(), _store(), "mine", dist.get_world_size(), FOREVER
+            dist.get_rank(), _store(), distributed_c10d.GroupName("mine"), dist.get_world_size(), FOREVER
         ),
     ),
     "monitored": (_sleep, lambda: dist.monitored_barrier(timeout=FOREVER)),
