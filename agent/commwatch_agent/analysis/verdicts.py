@@ -118,7 +118,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     """
     known = latest_life(ranks)
     merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
-    users, steps = _users(known), _marks_steps(known)
+    users, look = _users(known), _Look(merged, known, _marks_steps(known), near_ranks(known))
     certain: list[Verdict] = []
     found: list[_Found] = []
     for group in merged.values():
@@ -133,9 +133,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         if behind is not None:
             found.append(_Found(behind.waiting, behind, behind.since_s))
             continue
-        found += [
-            each for wait in waits(group, here, known) for each in _judge(wait, merged, known, steps.get(group.job_id))
-        ]
+        found += [each for wait in waits(group, here, known) for each in _judge(wait, look)]
     found += map(_of_outside, outside_waits(known))
     return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
 
@@ -322,31 +320,37 @@ class _Found(NamedTuple):
     is_due: bool = True
 
 
-def _judge(
-    wait: Wait,
-    groups: Mapping[tuple[str, str], GroupView],
-    known: Mapping[tuple[str, int], RankView],
-    steps: bool | None,
-) -> Iterator[_Found]:
-    """Yield what a wait means; ``steps``: whether the ranks of its job mark steps."""
+class _Look(NamedTuple):
+    """What is known of all jobs."""
+
+    #: By job and ``group_id``; by job and rank.
+    groups: Mapping[tuple[str, str], GroupView]
+    known: Mapping[tuple[str, int], RankView]
+    #: By job: whether its ranks mark steps (``None``: not known), and the ranks of this node.
+    steps: Mapping[str, bool | None]
+    near: Mapping[str, Collection[int]]
+
+
+def _judge(wait: Wait, look: _Look) -> Iterator[_Found]:
+    """Yield what a wait means."""
     if wait.since_s < CERTAIN_S:
         return
     if not wait.missing:
-        yield from _all_inside(wait, known)
+        yield from _all_inside(wait, look.known)
         return
-    job_id = wait.group.job_id
+    job_id, known, near = wait.group.job_id, look.known, look.near.get(wait.group.job_id, ())
     absent = [Absent(rank, wait.group.group_id) for rank in wait.missing]
-    blamed = {root for each in absent for root in at_fault(each, job_id, groups, known)}
+    blamed = {root for each in absent for root in at_fault(each, job_id, look.groups, known)}
     why: dict[int, str] = {}
     for rank, group_id in sorted(blamed):
         cause = absence(known.get((job_id, rank)), group_id)
-        cause = "not_come" if cause == "unseen" and rank in near_ranks(job_id, known) else cause
+        cause = "not_come" if cause == "unseen" and rank in near else cause
         why[rank] = min(cause, why.get(rank, cause), key=_CAUSES.index)
     views = {rank: known[job_id, rank] for rank in why if (job_id, rank) in known}
     late = {
         rank: cause
         for rank, cause in why.items()
-        if cause not in _PATIENT or overdue(wait, views.get(rank), steps, is_here=cause == "not_come")
+        if cause not in _PATIENT or overdue(wait, views.get(rank), look.steps.get(job_id), is_here=cause == "not_come")
     }
     kind, cause, culprits, says = _blame(late or why, views, is_fault=bool(late))
     # A missing rank may go on without one that has ended properly.

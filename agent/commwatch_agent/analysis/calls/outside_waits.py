@@ -72,9 +72,12 @@ def outside_waits(known: Mapping[tuple[str, int], RankView]) -> Iterator[Outside
                 yield from _judged(job_id, call, sorted(inside), since_s, views)
 
 
-def near_ranks(job_id: str, known: Mapping[tuple[str, int], RankView]) -> set[int]:
-    """Return the ranks of a job that run on a node with a known rank, by the launcher's variables."""
-    return _near({rank: view for (job, rank), view in known.items() if job == job_id})
+def near_ranks(known: Mapping[tuple[str, int], RankView]) -> dict[str, set[int]]:
+    """Return by job the ranks that run on a node with a known rank, by the launcher's variables."""
+    near: dict[str, set[int]] = {}
+    for (job_id, _), view in known.items():
+        near.setdefault(job_id, set()).update(view.node_ranks or ())
+    return near
 
 
 def _near(views: _Ranks) -> set[int]:
