@@ -117,7 +117,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         pid=int(identity.get("pid", 0)),
         hook=str(identity.get("hook", "")),
         process=totals.process[1] if totals.process is not None and totals.process[0] == totals.pid else None,
-        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive and totals.has_heartbeat else None,
+        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive and totals.heartbeat_ns else None,
         last_seq={totals.group(small_id).group_id: seq for small_id, seq in totals.last_seq.items()},
         launched_s={
             totals.group(group).group_id: max(0, now_ns - totals.launched_ns.get(group, now_ns)) / 1e9

@@ -379,8 +379,7 @@ class Intake:
                     totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))
             totals.hold_in_flight(in_flight if alive else [])
             totals.outside = reader.outside()
-            totals.has_heartbeat = counters[ring.HEARTBEAT] > 0
-            totals.heartbeat_ns = counters[ring.HEARTBEAT] or int(totals.identity.get("started_ns", 0))
+            totals.heartbeat_ns = counters[ring.HEARTBEAT]
             overflow = counters[ring.IN_FLIGHT_OVERFLOW]
             if overflow != totals.overflow:
                 totals.overflow, totals.overflow_ns = overflow, now_ns

@@ -53,9 +53,8 @@ class TrainerState(Names):
         #: How it ended; ``None``: not ended.
         self.ending: Ending | None = None
         self.gone_ns: int | None = None  # monotonic time when its trainer was found ended
-        #: When its probe last sent a heartbeat, which it does from the first operation on; before, when the ring was made.
+        #: When its probe last sent a heartbeat, which it does from the first operation on; 0: not yet.
         self.heartbeat_ns = 0
-        self.has_heartbeat = False
         self.dropped = self.probe_ns = self.overflow = 0
         #: When the table of operations in flight was last found to have overflowed.
         self.overflow_ns: int | None = None

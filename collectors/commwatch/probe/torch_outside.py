@@ -52,7 +52,7 @@ class _Kind(NamedTuple):
 class _Noted(NamedTuple):
     """A call that has been noted: what it is about, and its begin in ns."""
 
-    text: bytes
+    text: str
     since_ns: int
 
 
@@ -155,9 +155,9 @@ class Outside:
         if writer is None or self._is_inside or (code == ring.STORE_WAIT and not _is_main_thread()):
             return
         try:
-            text = kind.about(*args, **kwargs).encode(errors="replace")
-            if len(text) > ring.MOST_OUTSIDE_TEXT:
-                text = text[: ring.MOST_OUTSIDE_TEXT] if code == ring.STORE_WAIT else b"?"
+            text = kind.about(*args, **kwargs)
+            if len(text) > ring.MOST_OUTSIDE_TEXT and code != ring.STORE_WAIT:
+                text = "?"
             now = time.monotonic_ns()
             last, until = self._raised
             if code == ring.STORE_WAIT and last is not None and last.text == text and now - until < _AGAIN_NS:
@@ -177,7 +177,7 @@ class Outside:
         self._raised = (noted if raised else None, time.monotonic_ns())
         writer = self._file()
         if writer is not None:
-            writer.outside(0, self._inits, self._groups, ring.NOTHING, b"")
+            writer.outside(0, self._inits, self._groups, ring.NOTHING, "")
 
 
 def start_of(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start | None:

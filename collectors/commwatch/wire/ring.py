@@ -158,9 +158,9 @@ class RingFile:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._names_path))
         return self._new_names(min(max(2 * len(written), len(written) + more), MOST_NAMES_BYTES), written)
 
-    def outside(self, since_ns: int, inits: int, groups: int, code: int, text: bytes) -> None:
-        """Note what the rank waits for outside operations, as in ``OUTSIDE``."""
-        OUTSIDE.pack_into(self._map, OUTSIDE_AT, since_ns, inits, groups, code, 0, text)
+    def outside(self, since_ns: int, inits: int, groups: int, code: int, text: str) -> None:
+        """Note what the rank waits for outside operations, as in ``OUTSIDE``; a longer text is cut."""
+        OUTSIDE.pack_into(self._map, OUTSIDE_AT, since_ns, inits, groups, code, 0, text.encode(errors="replace"))
 
     def close(self, now_ns: int) -> None:
         """Record that the trainer has ended properly. The mapping stays, because operations may still complete."""

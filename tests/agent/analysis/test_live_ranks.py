@@ -191,6 +191,35 @@ def test_two_verdicts_alike() -> None:
     assert found == {("job", "world", "w", "hang", "1"): 30, ("job", "world", "w", "hang", "2"): 8}
 
 
+def test_before_the_first_operation(tmp_path: Path) -> None:
+    """A rank that waits in ``init_process_group`` has no heartbeat yet, and is not called silent; one that died there ended then, and has not come."""
+    with agent(tmp_path) as running, ExitStack() as stack:
+        about: dict[str, Any] = {"wall_offset_ns": time.time_ns() - time.monotonic_ns()}
+        trainers = [
+            stack.enter_context(
+                Trainer(
+                    rings_of(tmp_path) / f"job.r0.{number}.ring",
+                    identity(rank=number, started_ns=time.monotonic_ns(), **about),
+                )
+            )
+            for number in range(2)
+        ]
+        for trainer in trainers:
+            trainer.call("outside", [(time.monotonic_ns(), 1, 0, ring.INIT, "")])
+
+        def now() -> list[tuple[Any, ...]]:
+            about = ("state", "heartbeat_age_s", "begun")
+            return [(*(each[name] for name in about), len(each["outside"])) for each in running.get("/api/v1/ranks")]
+
+        waiting = ("running", None, {"init_process_group": 1}, 1)
+        wait_for(lambda: now() == [waiting] * 2, "the ranks")
+        trainers[1].kill()
+        wait_for(lambda: now() == [waiting, ("gone", None, {}, 0)], "its end")
+        assert running.get("/api/v1/ranks")[1]["ended_at"] == pytest.approx(time.time(), abs=60)
+        (verdict,) = wait_for(lambda: running.get("/api/v1/verdicts"), "the verdict")
+        assert (verdict["kind"], verdict["cause"], verdict["ranks"]) == ("init_incomplete", "dead", [1])
+
+
 def test_agent_tells_of_a_killed_rank(tmp_path: Path) -> None:
     """With real processes: a killed rank is down and to blame in /metrics as at /api/v1/verdicts; one that ended is not there."""
     with agent(tmp_path) as running, ExitStack() as stack:

@@ -80,10 +80,11 @@ def ending(source: Source, closed_ns: int) -> Ending:
     if closed_ns:
         at_ns = closed_ns + totals.offset_ns
         return Ending(at_ns, at_ns, True, totals.raised, _is_shortly(raised_ns, closed_ns), totals.raised_at)
-    # An agent that started later has only the last heartbeat, which comes once a second.
+    # An agent that started later has only the last heartbeat, which comes once a second; before the first operation, the begin of the ring.
     late = source.alive_ns is None or totals.gone_ns is None
-    until_ns = source.died_ns or (totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0)
-    since_ns = min(until_ns, max(totals.heartbeat_ns, source.alive_ns or 0))
+    heartbeat_ns = totals.heartbeat_ns or int(totals.identity["started_ns"])
+    until_ns = source.died_ns or (heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0)
+    since_ns = min(until_ns, max(heartbeat_ns, source.alive_ns or 0))
     return Ending(
         since_ns + totals.offset_ns,
         until_ns + totals.offset_ns,
