@@ -175,7 +175,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "rename": [SCRATCH],
     },
     "collectors/commwatch/probe/torch_proof.py": {"write_bytes": [SCRATCH]},
-    "collectors/commwatch/probe/torch_python.py": {"unlink": [RING, RING]},
+    "collectors/commwatch/probe/torch_probe.py": {"unlink": [RING, RING]},
     "collectors/commwatch/probe/torch_sweep.py": {"open": [SCRATCH], "write_text": [SCRATCH]},
     "collectors/commwatch/probe/torch_timing.py": {"CDLL": [SYSTEM, SYSTEM]},
     "collectors/commwatch/wire/descriptor.py": {"CDLL": [SYSTEM]},

@@ -91,7 +91,7 @@ class Outside:
             for module in _MODULES:
                 wrap(module, name, once)
         wrap(c10d, "_new_group_with_tag", partial(self._noting, _Kind(ring.NEW_GROUP, _new)))
-        wrap(c10d, "_store_based_barrier", partial(self._noting, _Kind(ring.STORE_BARRIER, _nothing)))
+        wrap(c10d, "_store_based_barrier", partial(self._noting, _Kind(ring.STORE_BARRIER, _barrier)))
         wrap(TCPStore, "__init__", self._meeting)
         for name in ("get", "multi_get", "wait", "barrier"):
             wrap(Store, name, partial(self._noting, _Kind(ring.STORE_WAIT, _keys)))
@@ -242,6 +242,13 @@ def _new(ranks: Any = None, *args: Any, **kwargs: Any) -> str:
 def _members(group: Any = None, *args: Any, **kwargs: Any) -> str:
     group = kwargs.get("parent_pg", group)
     return "" if group is None else ranks_text(dist.get_process_group_ranks(group))
+
+
+def _barrier(
+    rank: Any = None, store: Any = None, group_name: Any = "", rendezvous_count: int = 0, *args: Any, **kwargs: Any
+) -> str:
+    # Others, such as those of torch.distributed.rpc, may have another world.
+    return "" if dist.is_initialized() and rendezvous_count == dist.get_world_size() else "?"
 
 
 def _keys(store: Any, keys: Any = "", *args: Any, **kwargs: Any) -> str:

@@ -56,7 +56,7 @@ DESTROYED = 9
 COUNTERS = 16
 
 #: What a rank waits for outside operations: begin in ns (0: nothing), number of calls begun that make the default group, and that make another
-#: one, code of the call, and what it is about as UTF-8: ranks (``ranks_text``; empty: all, ``?``: too long), or the key of a store.
+#: one, code of the call, and what it is about as UTF-8: ranks (``ranks_text``; empty: all, ``?``: not known), or the key of a store.
 OUTSIDE_AT, OUTSIDE = 192, struct.Struct("<QIIHH300s")
 #: Names of those calls by code. A code that a reader does not know is passed over.
 OUTSIDE_CALLS = (

@@ -109,7 +109,7 @@ def test_outermost(watched: Watched) -> None:
     store = Seen(watched)
     with pytest.raises(RuntimeError):
         c10d._store_based_barrier(0, store, c10d.GroupName("group"), 2, timedelta(seconds=-1))
-    assert store.seen == [("store_based_barrier", "")]
+    assert store.seen == [("store_based_barrier", "?")]
     assert watched.now() == ("", "")
 
 
