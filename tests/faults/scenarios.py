@@ -205,7 +205,8 @@ DISAGREE = [
     _faulty("fsdp", "asleep", 0, options="--where init --after 0", kinds=_NEVER_CAME, within_s=60),
     *(_faulty("new_group", fault, 2, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS, within_s=60) for fault in ("asleep", "stop")),
     _faulty("new_group", "skip", 3, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS | _QUARREL, within_s=60),
-    *(_faulty(shape, fault, 1, options="--where meeting --at 149") for shape in ("store", "monitored") for fault in ("asleep", "stop")),
+    *(_faulty("store", fault, 1, options="--where meeting --at 149", kinds=_NEVER_CAME | _HANGS, within_s=60) for fault in ("asleep", "stop")),
+    *(_faulty("monitored", fault, 1, options="--where meeting --at 149") for fault in ("asleep", "stop")),
 ]  # fmt: skip
 #: Ranks that are late now and then, or later and later.
 LATER = [
@@ -225,9 +226,11 @@ INSIDE = [
     *(_faulty("rl_broadcast", fault, 2, options="--work 0 --where rollout --at 1") for fault in ("die", "stop")),
     *(_faulty(shape, "asleep", 1, options="--work 0 --where training --at 1") for shape in ("rl_gather", "rl_fsdp")),
     *(_faulty(shape, "asleep", 2, options=f"--work 0.1 --at 110 {_SAVES}") for shape in ("ddp4", "fsdp", "pipe")),
-    # It can be known once rank 0 is there, 20 s later.
-    *(_faulty(shape, fault, 2, options=f"{_BARRIER} --after 0 {_SAVES}", within_s=34) for shape, fault in (("ddp4", "asleep"), ("grid", "stop"))),
-    _faulty("ddp4", "asleep", 0, options=f"{_BARRIER} --at 110 --pause evaluates --pause-at 50,110"),
+    # Rank 0 works for 20 s before it is there. Others get a minute in a place that is new, or three times the longest wait at one that is not.
+    _faulty("grid", "stop", 2, options=f"{_BARRIER} --after 0 {_SAVES}", within_s=34),
+    _faulty("ddp4", "asleep", 2, options=f"{_BARRIER} --after 0 {_SAVES}", within_s=65),
+    _faulty("fsdp", "asleep", 2, options=f"{_BARRIER} --at 110 --pause saves --pause-at 50,110", within_s=65),
+    _faulty("ddp4", "asleep", 0, options=f"{_BARRIER} --at 110 --pause evaluates --pause-at 50,110", within_s=45),
 ]  # fmt: skip
 RHYTHM = [*CALM, *DISAGREE, *LATER, *INSIDE]
 #: Jobs that are checked for corrupt data: with wrong bits, and healthy. They have no recordings.
