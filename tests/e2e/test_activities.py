@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,19 +17,18 @@ DOES = {"write": ("writing", True), "lock": ("asleep", False), "compute": ("comp
 
 @contextmanager
 def job(directory: Path) -> Iterator[None]:
-    """The job; its ranks and what they have begun end with the block."""
+    """The job; its ranks end with the block."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(DOES) + 1)}
     watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": "job"}
     command = prefork.command(JOBS / "activities.py", ",".join(DOES), str(directory / "checkpoint"))
     ranks = [
-        subprocess.Popen(command, env=clean_env(**where, **watched, RANK=str(rank)), start_new_session=True)
-        for rank in range(len(DOES) + 1)
+        subprocess.Popen(command, env=clean_env(**where, **watched, RANK=str(rank))) for rank in range(len(DOES) + 1)
     ]
     try:
         yield
     finally:
         for rank in ranks:
-            os.killpg(rank.pid, signal.SIGKILL)
+            rank.kill()
             rank.wait()
 
 
