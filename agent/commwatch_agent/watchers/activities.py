@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.calls.outside_waits import outside_waits
 from commwatch_agent.analysis.wait_graph import waits
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.jobs import Aggregate, Job
@@ -121,10 +122,15 @@ def _is_on_gpu(totals: RankTotals) -> bool:
 def _waited_for(job: Job, alive: Collection[RankTotals], now_ns: int) -> set[int]:
     """Return the ranks for which others have waited for some time, as far as this node sees that."""
     begun = {totals.rank: [record.launch_ns for record in totals.pending()] for totals in alive}
+    since_ns = [
+        *(launch_ns for of_rank in begun.values() for launch_ns in of_rank),
+        *(totals.outside.since_ns or now_ns for totals in alive),
+    ]
     found = set()
-    if any(now_ns - launch_ns >= _WAITED_NS for of_rank in begun.values() for launch_ns in of_rank):
+    if any(now_ns - each >= _WAITED_NS for each in since_ns):
         views = live_ranks.ranks([job], now_ns)
         known = {(view.job_id, view.rank): view for view in views}
+        found = {rank for wait in outside_waits(known) for rank in wait.culprits}
         under_way = {op.group_id for view in views for op in view.in_flight}
         for group in live_ranks.groups([job]):
             for wait in waits(group, views, known) if group.aligned and group.group_id in under_way else ():
@@ -133,6 +139,8 @@ def _waited_for(job: Job, alive: Collection[RankTotals], now_ns: int) -> set[int
         found |= {
             totals.rank
             for totals in alive
-            if not begun[totals.rank] and now_ns - (totals.recorded_ns or live_ranks.started_ns(totals)) >= _QUIET_NS
+            if not begun[totals.rank]
+            and not totals.outside.since_ns
+            and now_ns - (totals.recorded_ns or live_ranks.started_ns(totals)) >= _QUIET_NS
         }
     return found

@@ -9,6 +9,7 @@ import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.core.views import GroupView, InFlight, OutsideCall, RankView
+from commwatch_collectors.node.judged_activity import Activity
 
 WORLD = GroupView("job", "w", "world", "0", "world", 3, [0, 1, 2], [0, 1, 2], True)
 INIT, NEW = "init_process_group", "new_group"
@@ -66,6 +67,25 @@ def test_missing_rank(missing: RankView | None, cause: str, after_s: int, says: 
         (verdict,) = found
         assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("init_incomplete", cause, [2], [0, 1])
         assert (verdict.op, verdict.seq, verdict.since_s) == (NEW, None, after_s + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("activity", "after_s", "says"),
+    [
+        (Activity("reading", "is reading 210 MB/s", 9.0, is_working=True), 600, "to new_group; it is reading 210 MB/s ("),
+        (Activity("child", "waits while {0} computes", 9.0, is_working=True), 600, "to new_group; it waits while {0} computes ("),
+        (Activity("asleep", "is asleep in a lock", 9.0, is_working=False), 45, "to new_group; it is asleep in a lock ("),
+    ],
+)  # fmt: skip
+def test_activity(activity: Activity, after_s: int, says: str) -> None:
+    """What the missing rank does is said; one that works, such as one that loads a model, may take minutes."""
+    missing = rank(2, activity=activity)
+    assert judged(*(rank(n, call(age_s=after_s - 0.5)) for n in (0, 1)), missing) == []
+    (verdict,) = judged(*(rank(n, call(age_s=after_s + 0.5)) for n in (0, 1)), missing)
+    assert (verdict.cause, verdict.ranks) == ("not_come", [2])
+    assert says in verdict.says
+    (both,) = judged(rank(0, call(age_s=after_s + 0.5)), replace(missing, rank=1), missing)
+    assert f"ranks 1-2 have not come to new_group; each of them {activity.says}" in both.says
 
 
 def test_init() -> None:

@@ -16,6 +16,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from commwatch.wire import events as ev
+from commwatch.wire.ring import Outside
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import Incident
@@ -121,6 +122,16 @@ def test_message(pid: int) -> None:
     waits = operation("recv", start_ns=NOW - 3 * S, launch_ns=NOW - 3 * S, end_ns=0, peer=1, flags=ev.BLOCKED)
     scene.ranks[0].in_flight = [ev.Record._make((1, *waits, 1))]
     assert scene.looked_at() == [1]
+
+
+def test_outside_operations(pid: int) -> None:
+    """The rank that has not come to ``new_group`` is looked at, and not those that are inside."""
+    aggregate = Aggregate()
+    scene = Scene(*(rank(aggregate, n, size=3) for n in range(3)), aggregate=aggregate, pid=pid)
+    for book in scene.ranks[:2]:
+        book.outside = Outside(NOW - 3 * S, 1, 1, "new_group", "")
+    scene.ranks[2].outside = Outside(0, 1, 0, "", "")
+    assert scene.looked_at() == [2]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
+from commwatch_agent.analysis.patience import WORKING_S
 from commwatch_agent.analysis.wait_graph import HANG_S, SILENT_S, absence, age
 from commwatch_agent.core.views import InFlight, OutsideCall, RankView
 from commwatch_collectors.spans import ranks as named
@@ -153,7 +154,11 @@ def _limit_s(call: _Call, cause: str, missing: list[int], views: _Ranks) -> floa
     if cause == "stopped" or (missing and all(rank in views and _waits_long(views[rank]) for rank in missing)):
         return HANG_S
     # At a job's end, some ranks may have much left to do.
-    return math.inf if call.name == "destroy_process_group" else _PATIENCE_S
+    if call.name == "destroy_process_group":
+        return math.inf
+    known = [views[rank].activity for rank in missing if rank in views]
+    works = len(known) == len(missing) > 0 and all(each is not None and each.is_working for each in known)
+    return WORKING_S if works else _PATIENCE_S
 
 
 def _waits_long(view: RankView) -> bool:
@@ -175,11 +180,11 @@ def _says(call: _Call, why: Mapping[int, str], views: _Ranks) -> str:
     return "; ".join(text.format(*_grammar(ranks)) for text, ranks in parts.items())
 
 
-def _grammar(ranks: list[int]) -> tuple[str, str, str, str, str]:
+def _grammar(ranks: list[int]) -> tuple[str, str, str, str, str, str]:
     """Return the ranks, and words that agree with their number."""
     many = len(ranks) > 1
     whom = f"{'ranks' if many else 'rank'} {spans(ranks)}"
-    return (whom, *(("have", "are", "were", "they") if many else ("has", "is", "was", "it")))
+    return (whom, *(("have", "are", "were", "they", "each of them") if many else ("has", "is", "was", "it", "it")))
 
 
 def _of_one(call: _Call, cause: str, view: RankView | None, is_near: bool) -> str:
@@ -201,6 +206,9 @@ def _does(view: RankView) -> str:
         return f"{{4}} {{2}} in {where}"
     if (view.heartbeat_age_s or 0.0) > SILENT_S:
         return "{4} {2} alive, but no Python code runs there"
+    if view.activity is not None:
+        says = view.activity.says.replace("{", "{{").replace("}", "}}")
+        return f"{{5}} {says}"
     return "{4} {2} alive but {2} doing something else"
 
 
