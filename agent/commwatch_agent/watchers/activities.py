@@ -94,7 +94,8 @@ class Activities:
         parents = self._parents.read()
         for totals, pid, place, is_own in looks:
             gpu = None if place is None else GpuUse(self._gpu_busy(place), is_own)
-            taken = sample(pid, self._now_ns(), parents, others=ranks, gpu=gpu)
+            before = samples[totals][-1] if samples[totals] else None
+            taken = sample(pid, self._now_ns(), parents, before=before, others=ranks, gpu=gpu)
             if taken is None:
                 samples[totals].clear()
             else:

@@ -16,6 +16,8 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: With more processes on the node, or more children of one, children are not known.
 _MOST_PROCESSES, _MOST_CHILDREN = 8192, 128
+#: Share of the time from which on a process that computes has its threads looked at; and most threads.
+_SOME_CPU, _MOST_THREADS = 0.04, 256
 #: Where the kernel waits for sockets, and for terminals and others.
 ANY_WAIT = "wait_woken"
 
@@ -69,6 +71,8 @@ class Sample(NamedTuple):
     children: Mapping[int, Process] | None = None
     #: ``None``: it has none.
     gpu: GpuUse | None = None
+    #: One of its threads runs, or is ready to run.
+    runs: bool = False
 
 
 def process_of(stat: str, io: Io | None = None) -> Process | None:
@@ -106,6 +110,7 @@ def sample(
     now_ns: int,
     parents: Mapping[int, int] | None,
     *,
+    before: Sample | None = None,
     others: Collection[int] = (),
     gpu: GpuUse | None = None,
     proc: Path = _PROC,
@@ -115,6 +120,7 @@ def sample(
     Args:
         now_ns: the monotonic clock.
         parents: the result of ``Parents.read``.
+        before: the latest sample of it: only if it has computed since then, all of its threads are looked at.
         others: processes that are no children, although it may have begun them: other ranks.
     """
     own = read(pid, proc)
@@ -123,7 +129,19 @@ def sample(
     waits_in = files.text(f"{proc}/{pid}/wchan") or ""
     on_socket = waits_in == ANY_WAIT and _socket_call(files.text(f"{proc}/{pid}/syscall") or "")
     children = None if parents is None else _children(pid, parents, others, proc)
-    return Sample(now_ns, own, "" if waits_in == "0" else waits_in, on_socket, children, gpu)
+    runs = own.state == "R" or (_has_computed(before, own, now_ns) and _has_running_thread(pid, proc))
+    return Sample(now_ns, own, "" if waits_in == "0" else waits_in, on_socket, children, gpu, runs)
+
+
+def _has_computed(before: Sample | None, own: Process, now_ns: int) -> bool:
+    if before is None:
+        return False
+    return own.cpu_s - before.own.cpu_s >= _SOME_CPU * (now_ns - before.now_ns) / 1e9
+
+
+def _has_running_thread(pid: int, proc: Path) -> bool:
+    threads = files.names(f"{proc}/{pid}/task")[:_MOST_THREADS]
+    return any(files.of_process(int(thread), f"{proc}/{pid}/task")[:1] == ["R"] for thread in threads)
 
 
 #: Numbers of system calls on sockets by machine: recvfrom, recvmsg, recvmmsg, sendto, sendmsg, sendmmsg, connect.

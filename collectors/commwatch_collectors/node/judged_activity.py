@@ -109,7 +109,7 @@ def _possible(window: Sequence[Sample], rates: _Rates, before: str) -> Iterator[
         yield _Found("stopped", "is stopped", is_working=False)
     if window[-1].own.state in "ZXx":
         return
-    computes = rates.own.cpu >= least(_CPU, "computing") or _runs([each.own.state for each in window])
+    computes = rates.own.cpu >= least(_CPU, "computing") or _most_of([each.runs for each in window])
     kind, moved = _moves(rates.own)
     if moved >= (_MUCH_IO if computes else least(_IO, kind)):
         yield _Found(kind, f"is {kind} {rate(moved)}", is_working=True)
@@ -125,9 +125,9 @@ def _possible(window: Sequence[Sample], rates: _Rates, before: str) -> Iterator[
     yield from _asleep(window, rates)
 
 
-def _runs(states: Sequence[str]) -> bool:
-    """Return whether a process has run or was ready to run: others may have taken the cores."""
-    return len(states) > 2 and 2 * states.count("R") > len(states)
+def _most_of(looks: Sequence[bool]) -> bool:
+    """Return whether a process runs, or is ready to run because others have the cores, in most of some looks."""
+    return len(looks) > 2 and 2 * sum(looks) > len(looks)
 
 
 def _moves(did: _Did) -> tuple[str, float]:
@@ -149,7 +149,7 @@ def _of_children(window: Sequence[Sample], rates: _Rates, least_cpu: float, leas
     states = {
         pid: [each.children[pid].state for each in window if each.children and pid in each.children] for pid in names
     }
-    running = [pid for pid, of_child in states.items() if _runs(of_child)]
+    running = [pid for pid, of_child in states.items() if _most_of([state == "R" for state in of_child])]
     computes = rates.children.cpu >= least_cpu or bool(running)
     kind, moved = _moves(rates.children)
     if moved >= (_MUCH_IO if computes else least_io):

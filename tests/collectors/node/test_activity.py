@@ -43,7 +43,8 @@ class Watched:
 
     def look(self) -> Activity | None:
         """What it does by now."""
-        taken = sample(self.pid, time.monotonic_ns(), self.parents.read())
+        before = self.samples[-1] if self.samples else None
+        taken = sample(self.pid, time.monotonic_ns(), self.parents.read(), before=before)
         assert taken is not None
         self.samples.append(taken)
         self.last = judged(self.samples, self.last)

@@ -28,7 +28,7 @@ def samples(
 ) -> list[Sample]:
     """Samples of a process, one a second, that has these children in each."""
     below = [*children, *({} for _ in each[len(children) :])]
-    return [Sample(at * S, one, waits_in, on_socket, below[at], gpu) for at, one in enumerate(each)]
+    return [Sample(at * S, one, waits_in, on_socket, below[at], gpu, one.state == "R") for at, one in enumerate(each)]
 
 
 def doing(given: Sequence[Sample], before: Activity | None = None) -> tuple[str, str, bool | None] | None:
