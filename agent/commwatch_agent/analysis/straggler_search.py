@@ -3,7 +3,8 @@
 Each rank has a series: its own lateness (``collective_join.OwnLateness``) in the collectives of each period. A period is a
 training step where steps are marked. The series of a straggler is above those of all ranks that are not stragglers: on
 average by 5% of the time, in nearly all parts of the window, and by more than chance allows. Ranks that are late in turn, or
-whose work is uneven, have series that cross. Events in fewer than one of five periods, such as checkpoints, do not count.
+whose work is uneven, have series that cross. Events in fewer than one of five periods do not count, unless they are regular and in
+more than one of twelve steps: a checkpoint comes less often.
 
 A test against three standard deviations over the ranks finds no straggler in a small group: among n ranks, none can be more
 than (n-1)/sqrt(n) standard deviations from the mean. For three ranks this is 1.2, and it reaches 3 only with eleven ranks.
@@ -18,7 +19,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from math import ceil
 from statistics import median_low
 from typing import NamedTuple
 
@@ -39,9 +39,13 @@ _TIMES = 3
 #: Least mean lead in standard errors; plus the second number divided by the number of periods.
 _ERRORS, _ERRORS_OF_FEW = 4, 60
 #: A straggler this long ago remains one while it still costs as much.
-_HELD_NS = tuple(range(1_000_000_000, 5_000_000_001, 1_000_000_000))
-#: Quantile of the leads at which larger ones are cut off.
-_USUAL = 0.8
+_HELD_NS = tuple(range(500_000_000, 5_000_000_001, 500_000_000))
+#: The largest leads are cut off: of one in five periods.
+_CUT = 0.2
+#: A rank that is late in fewer steps: one in 12 is cut off, and at least 4 periods. It must be late regularly: most distances between its
+#: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
+_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3
+_REGULAR, _MOST_OFF = 0.75, 0.25
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
 #: Most other ranks that a suspect is compared with: those with the most lateness.
@@ -190,7 +194,7 @@ def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
 
 def _ends_of_steps(numbers: Ints, steps: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
-    since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1])
+    since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1] - _HELD_NS[-1])
     ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS
     first = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
     counts, ends = np.diff(np.append(first, len(ends))), ends[first]
@@ -224,10 +228,28 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
         still_ns = now_ns - int(window.end[-1])
         if span_ns < rules.least_ns or still_ns > max(_STILL_NS, _STILL_PERIODS * span_ns // number):
             return [], window
-        culprits = _culprits(window.late, COSTS * span_ns, rules.own_counts)
+        culprits = _culprits(window.late, COSTS * span_ns, rules.own_counts) or _rarely_late(window, rules.own_counts)
         if culprits:
             return culprits, window
     return [], window
+
+
+def _rarely_late(window: _Periods, own_counts: float) -> list[int]:
+    """Return the rank that is late in a few steps only, but regularly, as an index; none where steps are not marked."""
+    steps = np.cumsum(window.steps)
+    cut = max(_RARE_LEAST, int(steps[-1]) // _RARE_STEPS)
+    if not steps[-1] or cut >= _CUT * len(steps):
+        return []
+    order = np.argsort(-window.late.sum(axis=1))[: _MOST_COMPARED + 1]
+    leads = _leads(window.late[order[0]] * own_counts, window.late[order[1:]], cut)
+    # Its late steps are those in which it leads all others by half of its largest leads.
+    leads_all = leads.min(axis=0)
+    between = np.diff(steps[leads_all > leads_all.max() / 2])
+    if len(between) < cut:
+        return []
+    usual = np.median(between)
+    is_regular = usual * _CUT >= 1 and np.mean(np.abs(between - usual) <= _MOST_OFF * usual) >= _REGULAR
+    return [int(order[0])] if is_regular and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS) else []
 
 
 def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[int]:
@@ -237,8 +259,8 @@ def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[i
     if ahead.sum(axis=1).max() < number - number // 2:
         return []
     for ago_ns in _HELD_NS:
-        until = int(np.searchsorted(periods.end, periods.end[-1] - ago_ns, side="right"))
-        before, _ = _judged(periods.part(0, until), now_ns - ago_ns, rules)
+        until = int(np.searchsorted(periods.end, now_ns - ago_ns, side="right"))
+        before, _ = _judged(periods.part(0, until), now_ns, rules)
         others = np.delete(np.arange(number), before)
         if before and ahead[before][:, others].all():
             return before
@@ -264,13 +286,20 @@ def _culprits(late: Ints, least: float, own_counts: float) -> list[int]:
         return []
     number = max(range(1, len(order) // 2 + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
     culprits, others = order[:number], late[order[number : number + _MOST_COMPARED]]
-    return culprits if all(_is_ahead(_leads(late[at] * own_counts, others), least) for at in culprits) else []
+    errors = _least_errors(late.shape[1])
+    return culprits if all(_is_ahead(_leads(late[at] * own_counts, others), least, errors) for at in culprits) else []
 
 
-def _leads(late: _Leads, others: Ints) -> _Leads:
-    """Return by how much one rank was later than each of the others in each period; outliers are cut off."""
+def _least_errors(number: int) -> float:
+    """Return the least mean lead of a straggler over a number of periods, in standard errors."""
+    return _ERRORS + _ERRORS_OF_FEW / number
+
+
+def _leads(late: _Leads, others: Ints, cut: int | None = None) -> _Leads:
+    """Return by how much one rank was later than each of the others in each period; the ``cut`` largest are cut off."""
     leads = late - others
-    at = ceil(_USUAL * leads.shape[-1]) - 1
+    number = leads.shape[-1]
+    at = number - 1 - (int(_CUT * number) if cut is None else cut)
     limit = np.partition(np.abs(leads), at)[..., at, None]
     least: _Leads = np.maximum(-limit, np.minimum(limit, leads))
     return least
@@ -283,13 +312,24 @@ def _part(leads: _Leads, n: int) -> _Leads:
     return total
 
 
-def _is_ahead(leads: _Leads, least: float) -> bool:
-    """Return whether one rank led each of the others by at least ``least`` in the window, and not by chance."""
+def _error(off: _Leads) -> npt.NDArray[np.float64]:
+    """Return the standard errors of means, by what each value is off the mean; a lead that grows steadily is no error."""
+    number = off.shape[-1]
+    time = np.arange(number) - (number - 1) / 2
+    slope = (off * time).sum(axis=-1) / (time**2).sum()
+    around = off - slope[:, None] * time
+    squares = np.minimum((off**2).sum(axis=-1) / (number - 1), (around**2).sum(axis=-1) / (number - 2))
+    error: npt.NDArray[np.float64] = np.sqrt(squares / number)
+    return error
+
+
+def _is_ahead(leads: _Leads, least: float, errors: float) -> bool:
+    """Return whether one rank led each of the others by at least ``least`` in the window, and by so many standard errors."""
     number, total = leads.shape[-1], leads.sum(axis=-1)
     behind = -np.minimum(leads, 0).sum(axis=-1)
     if ((total < least) | (total + behind < _TIMES * behind)).any():
         return False
     mean = total / number
-    error = np.sqrt(((leads - mean[:, None]) ** 2).sum(axis=-1) / (number - 1) / number)
+    error = _error(leads - mean[:, None])
     lasting = sum(_part(leads, n) >= least / _PARTS / 2 for n in range(_PARTS))
-    return bool(((mean >= (_ERRORS + _ERRORS_OF_FEW / number) * error) & (lasting >= _PARTS_WITH)).all())
+    return bool(((mean >= errors * error) & (lasting >= _PARTS_WITH)).all())

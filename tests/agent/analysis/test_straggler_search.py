@@ -152,17 +152,71 @@ def test_no_straggler(size: int, work_ms: float, delay: Delay, seed: int, marked
         assert loop.named(marked) == []
 
 
-@pytest.mark.parametrize(
-    "delay",
-    [late(0, by_ms=150, every=6), lambda rank, step, chance: (150.0, 55.0, 0.0, 0.0)[rank] * (step % 2 == rank % 2)],
-    ids=["one in six", "in turn"],
-)
-def test_no_straggler_by_steps(delay: Delay) -> None:
-    """A rank is no straggler that is late in one step of six, or that waits for another more than a third as long as that one waits for it."""
-    loop = Loop(work_ms=100, delay=delay)
+def test_no_straggler_by_steps() -> None:
+    """A rank is no straggler that waits for another more than a third as long as that one waits for it."""
+    loop = Loop(work_ms=100, delay=lambda rank, step, chance: (150.0, 55.0, 0.0, 0.0)[rank] * (step % 2 == rank % 2))
     for _ in range(40):
         loop.run(1)
         assert loop.named() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("work_ms", "by_ms", "every"), [(60, 400, 8), (100, 400, 8), (300, 400, 8), (100, 150, 6), (40, 300, 10)]
+)
+def test_late_rarely_but_regularly(size: int, work_ms: float, by_ms: float, every: int, seed: int) -> None:
+    """A rank that is late in few steps, again and again, is named within 30 s by what it costs, and then always."""
+    loop, delay = Loop(size, work_ms, seed=seed), late(1, by_ms=by_ms, every=every)
+    loop.run(12)
+    assert loop.named() == []
+    loop.run(30, delay)
+    for _ in range(20):
+        assert ranks(loop.named()) == [1]
+        loop.run(0.5, delay)
+    loop.run(35)
+    assert loop.named() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("work_ms", [35, 100, 300])
+@pytest.mark.parametrize(
+    "delay",
+    [
+        late(0, by_ms=400, every=16),
+        late(0, by_ms=1000, every=20),
+        late(0, by_ms=1000, every=60),
+        late(0, by_ms=22_000, every=40),
+        lambda rank, step, chance: 400.0 * (chance.random() < 1 / 16),
+        lambda rank, step, chance: 400.0 * (step % 8 == rank),
+        lambda rank, step, chance: min(3000.0, 20 * chance.paretovariate(1.2)),
+    ],
+    ids=["often", "checkpoints", "checkpoint", "long checkpoint", "by chance", "in turn", "heavy tail"],
+)
+def test_late_too_rarely(size: int, work_ms: float, delay: Delay, seed: int) -> None:
+    """What one rank does in fewer than one of twelve steps, and what happens to each rank now and then, names no rank."""
+    loop = Loop(size, work_ms, delay, seed=seed)
+    for _ in range(60):
+        loop.run(1)
+        assert loop.named() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("work_ms", [30, 100, 300, 1000])
+def test_ever_later(work_ms: float, seed: int) -> None:
+    """A rank that takes 1 % longer each second is named within 10 s after that has cost 5 %, and then always."""
+    loop = Loop(work_ms=work_ms, seed=seed, noise_ms=work_ms / 50)
+    loop.run(12)
+    since_ns = loop.now_ns
+
+    def delay(rank: int, step: int, chance: random.Random) -> float:
+        return work_ms * (loop.now_ns - since_ns) / S / 100 * (rank == 2)
+
+    loop.run(15.5, delay)
+    for _ in range(20):
+        assert ranks(loop.named()) == [2]
+        loop.run(0.5, delay)
 
 
 def test_cost() -> None:
