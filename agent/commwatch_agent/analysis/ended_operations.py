@@ -89,11 +89,30 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
         of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
-            for each in stragglers_in(join.window, now_ns, _steps(ends, join.window.ranks))
+            for ranks in roles(join.window.ranks, rank_totals)
+            for each in stragglers_in(
+                join.window, now_ns, _steps(ends, ranks), ranks=ranks, stepping=_are_stepping(ranks, rank_totals)
+            )
         ]
         for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
             found.append((job.id, group_id, each))
     return once(found)
+
+
+def roles(ranks: Collection[int], rank_totals: Mapping[int, RankTotals]) -> list[frozenset[int]]:
+    """Return the ranks of a group that are compared with each other.
+
+    Where several ranks of a job mark steps, those that mark none have another role, such as making rollouts for the trainers, and so do all
+    beside the one that has an optimizer. But where one rank calls ``commwatch.step()``, it does so for all.
+    """
+    stepping = frozenset(rank for rank, totals in rank_totals.items() if totals.marked)
+    for_all = len(stepping) == 1 and all(rank_totals[rank].steps.are_explicit for rank in stepping)
+    every = frozenset(ranks)
+    return [every] if for_all else [role for role in (every & stepping, every - stepping) if role]
+
+
+def _are_stepping(ranks: Collection[int], rank_totals: Mapping[int, RankTotals]) -> bool:
+    return any(rank in rank_totals and rank_totals[rank].marked for rank in ranks)
 
 
 def once(found: Iterable[tuple[str, str, Late]]) -> list[tuple[str, str, Late]]:
@@ -117,7 +136,11 @@ def _late_senders(
             from commwatch_agent.analysis.straggler_search import waiting_least  # brings in numpy
 
             waited_ns = {totals.rank: totals.binned_waits_ns for totals in of_group}
-            yield from ((group_id, late) for late in waiting_least(waited_ns, now_ns, _steps(ends, ranks)))
+            stepping = _are_stepping(ranks, rank_totals)
+            for late in waiting_least(waited_ns, now_ns, _steps(ends, ranks), stepping=stepping):
+                # Where no step is marked, the first rank may wait for requests that it hands on.
+                if stepping or late.rank != min(ranks):
+                    yield group_id, late
 
 
 def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:

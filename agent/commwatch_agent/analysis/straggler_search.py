@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from statistics import median_low
 from typing import NamedTuple
@@ -93,20 +93,37 @@ class _Rules(NamedTuple):
     least_ns: int
     #: Factor of its lateness in a comparison with that of another rank.
     own_counts: float
+    #: Steps are marked. Otherwise a rank may wait for requests, and only operations in quick succession show who is late.
+    stepping: bool
 
 
-def stragglers_in(window: LateWindow, now_ns: int, steps: Sequence[int] = (), least_ns: int = LEAST_NS) -> list[Late]:
+def stragglers_in(
+    window: LateWindow,
+    now_ns: int,
+    steps: Sequence[int] = (),
+    least_ns: int = LEAST_NS,
+    *,
+    ranks: Collection[int] | None = None,
+    stepping: bool = True,
+) -> list[Late]:
     """Return the stragglers of a group up to now, by rank.
 
     Args:
-        steps: ends of the latest steps, in order, in ns of the clock of ``now_ns``; empty: they are not marked.
+        steps: ends of the latest steps, in order, in ns of the clock of ``now_ns``; empty: they are not known.
         least_ns: least length of a window.
+        ranks: those of the group that are compared with each other; ``None``: all.
+        stepping: as in ``_Rules``.
     """
     late = window.until(now_ns)
-    return [] if late is None else _found(late, steps, now_ns, _Rules(least_ns, own_counts=1))
+    if late is None:
+        return []
+    some = late if ranks is None else late.of(ranks)
+    return _found(some, steps, now_ns, _Rules(least_ns, own_counts=1, stepping=stepping))
 
 
-def waiting_least(waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps: Sequence[int]) -> list[Late]:
+def waiting_least(
+    waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps: Sequence[int], *, stepping: bool = True
+) -> list[Late]:
     """Return the stragglers among ranks that send messages to each other, such as the stages of a pipeline.
 
     Messages do not show which rank was late for which. But a step takes equally long on all ranks, so the rank that works longest
@@ -115,13 +132,13 @@ def waiting_least(waited_ns: Mapping[int, Mapping[int, int]], now_ns: int, steps
 
     Args:
         waited_ns: how long each rank waited in operations, in ns, by rank and bin of time.
-        steps: as for ``stragglers_in``.
+        steps, stepping: as for ``stragglers_in``.
     """
     numbers = sorted(at for at in set().union(*waited_ns.values()) if at <= now_ns // BIN_NS)
     waits = [list(map(of_rank.get, numbers, repeat(0))) for of_rank in waited_ns.values()]
     early_ns = -np.minimum(np.array(waits, np.float64), _MOST_NS).astype(np.int64)
     bins = LateBins(list(waited_ns), np.array(numbers, np.int64), early_ns)
-    return _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS))
+    return _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS, stepping))
 
 
 def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> list[Late]:
@@ -226,6 +243,8 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
             return [], window
         span_ns = window.span_ns
         still_ns = now_ns - int(window.end[-1])
+        if not rules.stepping and span_ns > WINDOWS_NS[-1]:
+            return [], window
         if span_ns < rules.least_ns or still_ns > max(_STILL_NS, _STILL_PERIODS * span_ns // number):
             return [], window
         culprits = _culprits(window.late, COSTS * span_ns, rules.own_counts) or _rarely_late(window, rules.own_counts)

@@ -22,6 +22,8 @@ _LEAST_KEPT = MOST_PENDING + 256
 _MOST_ODD = 4
 #: Placeholder for an unknown time.
 NOT_KNOWN_NS = 1 << 62
+#: Number of a root's operations by which its usual lateness is known, and how many of them do not exceed it. Most places.
+_USUAL_OF, _USUAL, _MOST_PLACES = 32, 28, 256
 
 
 class Part(NamedTuple):
@@ -115,6 +117,29 @@ def own_lateness_at_root(parts: Mapping[int, Part], root: int, to_root: bool) ->
     return late
 
 
+class UsualLateness:
+    """How late the roots of a group's operations usually are, by place: root, operation and size.
+
+    A root may wait for requests, or read the data of all ranks. It is late only by more than in its best 32 operations.
+    """
+
+    def __init__(self) -> None:
+        self._latest_ns: dict[tuple[int, int, int], list[int]] = {}
+        self._usual_ns: dict[tuple[int, int, int], int] = {}
+
+    def beyond(self, part: Part, late_ns: int) -> int:
+        """Add how late a root came with its part; return how much of that, in ns, is more than usual: none while that is not known."""
+        place = part.rank, part.op, part.size.bit_length()
+        if place not in self._latest_ns and len(self._latest_ns) >= _MOST_PLACES:
+            return 0
+        latest = self._latest_ns.setdefault(place, [])
+        latest.append(late_ns)
+        if len(latest) == _USUAL_OF:
+            self._usual_ns[place] = min(self._usual_ns.get(place, NOT_KNOWN_NS), sorted(latest)[_USUAL - 1])
+            latest.clear()
+        return max(0, late_ns - self._usual_ns.get(place, late_ns))
+
+
 class _Pending:
     """An incomplete collective."""
 
@@ -146,7 +171,7 @@ class GroupJoin:
         #: Incomplete operations with a root.
         self._rooted: dict[int, dict[int, Part]] = {}
         #: Own lateness in the complete collectives.
-        self.window, self.own_lateness = LateWindow(), OwnLateness()
+        self.window, self.own_lateness, self.usual_lateness = LateWindow(), OwnLateness(), UsualLateness()
         #: The ranks of the group on this node.
         self.ranks: set[int] = set()
         #: Parts that are not added yet, because no collective can be complete; and their number.
@@ -221,7 +246,7 @@ class GroupJoin:
     def restart(self) -> None:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
         self._add_kept()
-        self.window, self.own_lateness = LateWindow(), OwnLateness()
+        self.window, self.own_lateness, self.usual_lateness = LateWindow(), OwnLateness(), UsualLateness()
         while self._rooted:
             self._drop_rooted()
 

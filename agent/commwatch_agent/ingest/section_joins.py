@@ -14,6 +14,7 @@ import numpy as np
 
 from commwatch.wire import events as ev
 from commwatch_agent.ingest.collective_join import (
+    NOT_KNOWN_NS,
     GroupJoin,
     Part,
     Waits,
@@ -153,7 +154,8 @@ class SectionJoins:
         parts = join.add_rooted(seq, part)
         if parts is not None:
             self._write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True), place)
-            join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))
+            late = own_lateness_at_root(parts, root, True) if to_root else _late_root(join, parts, root)
+            join.window.add(part.end_ns, late)
 
     def _write(self, waits: Iterable[tuple[Part, int]], place: int) -> None:
         for part, wait in waits:
@@ -222,6 +224,19 @@ class SectionJoins:
             cell = at.owner.cell(at.key, slot) if at.owner in self._slots else at.cell
             cell.wait_ns += wait
             cell.joined += count
+
+
+def _late_root(join: GroupJoin, parts: Mapping[int, Part], root: int) -> dict[int, int]:
+    """Return the own lateness in ns by rank in an operation in which all wait for the root.
+
+    A root that marks no steps may wait for requests. One that does is late for the others that do, by more than usual.
+    """
+    late = dict.fromkeys(parts, 0)
+    stepping = {rank: part for rank, part in parts.items() if not part.totals.key.startup}
+    compared = stepping if len(stepping) > 1 else parts
+    if root in stepping and all(part.own_ns != NOT_KNOWN_NS for part in compared.values()):
+        late[root] = join.usual_lateness.beyond(parts[root], own_lateness_at_root(compared, root, False)[root])
+    return late
 
 
 def add_waits(ranks: Sequence[RankTotals], ring: Ints, end: Ints, waited_ns: Ints) -> None:

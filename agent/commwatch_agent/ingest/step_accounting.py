@@ -238,6 +238,11 @@ class StepAccounting:
         """Why the marks give no steps; ``None`` if they do."""
         return self._tracker.unavailable
 
+    @property
+    def are_explicit(self) -> bool:
+        """Whether ``commwatch.step()`` was called, as one rank may do for all."""
+        return self._tracker.explicit
+
     def busy(self, label: str) -> Intervals:
         """Return the intervals in which operations of groups with this label ran."""
         return self._busy.setdefault(

@@ -57,6 +57,11 @@ class StepTracker:
         return AMBIGUOUS if self._unclear and not self._explicit else None
 
     @property
+    def explicit(self) -> bool:
+        """Whether ``commwatch.step()`` was called."""
+        return self._explicit
+
+    @property
     def held(self) -> int:
         """Number of marks in memory."""
         of_rule = len(self._rule.open) if isinstance(self._rule, EachPass) else 0

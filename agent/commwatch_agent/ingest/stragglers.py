@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class LateBins(NamedTuple):
     numbers: Ints
     #: [ranks, bins].
     late_ns: Ints
+
+    def of(self, ranks: Collection[int]) -> LateBins:
+        """Return the bins of some ranks."""
+        at = [place for place, rank in enumerate(self.ranks) if rank in ranks]
+        return LateBins([self.ranks[place] for place in at], self.numbers, self.late_ns[at])
 
 
 class LateWindow:

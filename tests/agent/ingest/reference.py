@@ -65,10 +65,12 @@ class ReferenceJoin:
         self.odd: list[tuple[int, list[Part]]] = []
         self.late: dict[int, dict[int, int]] = {}
         self.runs: dict[int, tuple[int, int, int]] = {}
+        #: How late a root came, by its rank, the operation and its size.
+        self.roots: dict[tuple[int, int, int], list[int]] = {}
 
     def restart(self) -> None:
         """Another run of the job begins."""
-        self.late, self.runs, self.rooted = {}, {}, {}
+        self.late, self.runs, self.rooted, self.roots = {}, {}, {}, {}
 
     def symmetric(self, seq: int, part: Part) -> None:
         """Add a part of an operation whose ranks end together."""
@@ -141,12 +143,22 @@ class ReferenceJoin:
         for each in parts.values():
             wait = max(0, min(each.duration_ns, last - each.launch_ns)) if each in waiting else 0
             each.owner.waited(each, wait)
-        known = [each.own_ns for each in parts.values()]
         self._late(part.end_ns, part.owner.rank, 0)
+        if not to_root:
+            waiting = [each for each in others if not each.key.startup] or others
+            awaited = [] if parts[root].key.startup else awaited
+        known = [each.own_ns for each in [*waiting, *awaited]]
         if UNKNOWN_NS not in known and others:
             first, usual = median_low(each.launch_ns for each in waiting), median_low(known)
             for each in awaited:
-                self._late(part.end_ns, each.owner.rank, min(each.launch_ns - first, each.own_ns - usual))
+                late_ns = max(0, min(each.launch_ns - first, each.own_ns - usual))
+                self._late(part.end_ns, each.owner.rank, late_ns if to_root else self._beyond(each, late_ns))
+
+    def _beyond(self, root: Part, late_ns: int) -> int:
+        of_place = self.roots.setdefault((root.owner.rank, root.op, root.size.bit_length()), [])
+        of_place.append(late_ns)
+        whole = [sorted(of_place[at - 32 : at]) for at in range(32, len(of_place) + 1, 32)]
+        return late_ns - min(each[27] for each in whole) if whole else 0
 
 
 class ReferenceRank:
