@@ -31,6 +31,9 @@ _ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
 #: Name of the rule about late ranks.
 LATE_RULE = "straggler"
+#: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
+_LONG_TRANSFERS = "ranks leave long transfers at different times"
+_SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
@@ -234,6 +237,9 @@ def _uneven_work(facts: Facts) -> Iterator[Found]:
         waiting = min(waiting, facts.all_exposed * (1 if in_turn else len(waits)))
     if waiting >= WORTH:
         because = [f"each rank waits for others {percent(least)} to {percent(most)} of its step time"]
+        if facts.left_out > 0 and facts.comm * (1 - facts.left_out) > mean(waits):
+            yield Found(because, _up_to(waiting), waiting, title=_LONG_TRANSFERS, do=_SLOW_LINK)
+            return
         title = "" if in_turn else "ranks wait for others, but none is late all the time"
         yield Found(because, _up_to(waiting), waiting, title=title, remedies=[Remedy("", {"no_late": True}, waiting)])
 

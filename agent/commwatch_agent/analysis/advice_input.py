@@ -195,8 +195,8 @@ def facts(
 
     Args:
         network: the state of the nodes' networks, if agents watch them right now.
-        late: the stragglers that are known by rank, with the share of time (0 to 1) that the others wait for each; without any, those of the
-            recorded steps count, which also show how long one was late before that was known.
+        late: the stragglers by rank, with the share of time (0 to 1) that the others wait for each; the recorded steps show how long one was late
+            before that was known. ``None``: no agent watches the job now, and those of the recorded steps count.
     """
     if not counts.enough:
         return None
@@ -215,15 +215,16 @@ def facts(
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=network or Network(),
-        late=_with_recorded(late or {}, _late(counts, messages=bool(bubble))),
+        late=_with_recorded(late, _late(counts, messages=bool(bubble))),
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
     )
 
 
-def _with_recorded(late: Mapping[int, float], recorded: Mapping[int, float]) -> dict[int, float]:
-    """Return the known stragglers, with the share of the recorded steps where that is larger; without any, those of the recorded steps."""
-    return {rank: max(share, recorded.get(rank, 0.0)) for rank, share in (late or recorded).items()}
+def _with_recorded(late: Mapping[int, float] | None, recorded: Mapping[int, float]) -> dict[int, float]:
+    """Return the known stragglers, with the share of the recorded steps where that is larger; ``None``: those of the recorded steps."""
+    known = recorded if late is None else late
+    return {rank: max(share, recorded.get(rank, 0.0)) for rank, share in known.items()}
 
 
 def _has_pipeline(agent: QueryService, job_id: str, since_ns: int) -> bool:

@@ -94,8 +94,8 @@ class ReportPart:
     #: Of all its steps, as ``QueryService.step_totals`` returns them.
     step_totals: list[StepTotals]
     waits: list[WaitView]
-    #: The current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
-    late: dict[int, float]
+    #: The current stragglers by rank, with the share of time (0 to 1) that the others wait for each; ``None``: not known.
+    late: dict[int, float] | None
     host: HostView
     #: From NCCL's logs; ``None``: there are none.
     topology: Topology | None

@@ -28,7 +28,7 @@ def advice_on_end(
     known: Facts | None,
     last_s: float | None,
     *,
-    late: Callable[[float], Mapping[int, float]],
+    late: Callable[[float], Mapping[int, float] | None],
     recorded: Recorded,
     parts: ReportParts,
 ) -> tuple[list[Advice], float | None]:
@@ -55,14 +55,14 @@ def lately(
     last_s: float | None,
     *,
     network: Network,
-    late: Mapping[int, float],
+    late: Mapping[int, float] | None,
     recorded: Recorded,
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 
     Args:
         network: the state of the nodes' networks.
-        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
+        late: the current stragglers, as in ``facts``.
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)

@@ -128,6 +128,7 @@ def build(
     findings: Iterable[Finding] = (),
     *,
     incidents: Iterable[IncidentDetails] = (),
+    watched: bool = False,
     last_s: float | None = LAST_S,
     nodes: Nodes | None = None,
     recorded: Recorded | None = None,
@@ -137,6 +138,7 @@ def build(
 
     Args:
         incidents: of its run, in any order.
+        watched: an agent watches the job now, so no other ranks are late than those of its incidents.
         last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
         nodes: the nodes whose data ``agent`` has; ``None``: only that of its history.
         recorded: as in ``job_advice.lately``; ``None``: those in the history of ``agent``.
@@ -157,7 +159,10 @@ def build(
     parts = parts or ReportParts()
     found = happened(incidents)
     duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
-    late = partial(late_ranks, found, until=job.started_at + duration_s)
+
+    def late(since: float) -> dict[int, float] | None:
+        return late_ranks(found, since, job.started_at + duration_s) or ({} if watched else None)
+
     known = parts.part("advice", partial(facts, agent, job, counts, findings, late=late(job.started_at)), None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
     advised = partial(advice_on_end, agent, job, findings, known, last_s, late=late, recorded=recorded, parts=parts)

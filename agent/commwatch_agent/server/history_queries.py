@@ -298,10 +298,10 @@ def advice(
     findings: list[Finding],
     *,
     host: HostView,
-    late: dict[int, float],
+    late: dict[int, float] | None,
     last_s: float | None,
 ) -> list[Advice]:
-    """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers."""
+    """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers, as in ``facts``."""
     known = agent.job(job)
     if known is None:
         return []

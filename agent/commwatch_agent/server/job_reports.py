@@ -6,7 +6,7 @@ for their collectives in groups that span nodes; and for their latest operations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
@@ -50,7 +50,7 @@ class Own(NamedTuple):
     """What this agent knows beside its history: as in ``ReportPart``."""
 
     host: HostView
-    late: dict[int, float]
+    late: dict[int, float] | None
     topology: Topology | None
     #: Those in memory, which may be newer than those in the history; only for reports.
     incidents: list[IncidentDetails]
@@ -119,7 +119,7 @@ def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None,
     every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     ranks = agent.ranks(job)
     network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
-    late = own.late | {rank: share for each in others for rank, share in each.part.late.items()} | _late(asked)
+    late = _late([own.late, *(each.part.late for each in others)], asked)
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
     view = _job(every, job)
     recorded = _recorded(agent, view, last_s, asked)
@@ -152,6 +152,7 @@ def report(
         command,
         findings_of(topologies),
         incidents=incidents,
+        watched=own.late is not None,
         last_s=last_s,
         nodes=nodes,
         recorded=recorded,
@@ -200,11 +201,14 @@ def _waits(agent: QueryService, job: str, asked: Asked) -> JobWaits:
     return JobWaits(joined_waits([wait_part(agent, job, most=asked.most_collectives), *(part for (part,) in found)]))
 
 
-def _late(asked: Asked) -> dict[int, float]:
-    """Return the current stragglers of groups that span nodes by rank, as in ``ReportPart``."""
+def _late(of_nodes: Iterable[dict[int, float] | None], asked: Asked) -> dict[int, float] | None:
+    """Return the current stragglers of all nodes by rank, as in ``ReportPart``: those of each node, and of groups that span nodes."""
     found, _ = read(asked.live, Parts)
     every = [*asked.own_parts, *(part for (answer,) in found for part in answer.parts)]
-    return {late.rank: late.cost_share for _, _, late in late_across(every)}
+    known: list[dict[int, float]] = [late for late in of_nodes if late is not None]
+    if every:
+        known.append({late.rank: late.cost_share for _, _, late in late_across(every)})
+    return {rank: share for late in known for rank, share in late.items()} if known else None
 
 
 def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from commwatch_agent.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
+from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.verdicts import merged_groups
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.views import GroupView, StepView
+from commwatch_agent.report.job_advice import lately
+from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 
 USUAL_S, LONG_S = 0.1, 1.1
 
@@ -72,3 +77,21 @@ def test_groups_of_all_nodes() -> None:
         ]
     )
     assert most_on_a_host(of_nodes, HOSTS) == {"dp": 2, "tp": 2, "cp": 1}
+
+
+def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:
+    """Advice names the current stragglers of a job that an agent watches, and no rank if there are none; else those of the recorded steps."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        records = [mark(0, MS)]
+        for n in range(60):
+            end = (n + 1) * 100 * MS
+            records += [operation(start_ns=end - (10 if rank else 60) * MS, end_ns=end, seq=n), mark(n + 1, end + MS)]
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
+    watch.tick(7000 * MS)
+    (job,) = watch.agent.jobs()
+    for late, title in ((None, "rank 1 is late"), ({1: 0.2}, "rank 1 is late"), ({}, ""), ({0: 0.3}, "rank 0 is late")):
+        found = lately(watch.agent, job, (), None, network=Network(), late=late, recorded=lambda: None)
+        (named, *_) = [each.title for each in found if each.rule == "straggler"] or [""]
+        assert named.startswith(title)
+        assert bool(named) == bool(title)
