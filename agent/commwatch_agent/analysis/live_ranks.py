@@ -19,7 +19,7 @@ from commwatch_agent.core.runs import Run, common_id, is_local
 from commwatch_agent.core.views import Failed, GroupView, InFlight, OutsideCall, RankView, Usual
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.ingest.stragglers import WINDOWS_NS
+from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS
 from commwatch_agent.ingest.why_late import reason
 from commwatch_collectors.node.judged_activity import Activity
 
@@ -267,14 +267,18 @@ def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
 def late_now(jobs: Collection[Job], now_ns: int) -> dict[int, float] | None:
     """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each.
 
-    ``None``: not known, because no rank has done anything lately, or groups have ranks on other nodes.
+    ``None``: not known, because no rank has done anything lately, the job has only begun, or groups have ranks on other nodes.
     """
     ranks = [totals for job in jobs for totals in of_this_run(job) if totals.alive]
     here = {totals.rank for totals in ranks}
     groups = [info for totals in ranks for info in totals.groups.values()]
     whole = all(info.ranks is not None and here.issuperset(info.ranks) for info in groups)
     latest_ns = max((totals.recorded_ns or 0 for totals in ranks), default=0)
-    if not whole or latest_ns < now_ns - WINDOWS_NS[-1]:
+    began_ns = [totals.steps.totals.recent[0].start_ns for totals in ranks if totals.steps.totals.recent]
+    windows = (join.window.begins_ns for job in jobs for join in job.joins.values())
+    began_ns += [each for each in windows if each is not None]
+    begins = latest_ns - min(began_ns, default=latest_ns) < LEAST_NS
+    if not whole or begins or latest_ns < now_ns - WINDOWS_NS[-1]:
         return None
     return {late.rank: late.cost_share for _, _, late in ended_operations.stragglers(jobs, now_ns)}
 

@@ -15,6 +15,8 @@ BIN_NS, MOST_BINS = 100_000_000, 600
 _MOST_NS = (1 << 63) - 1
 #: Windows in ns, tried in order until one has a straggler; each is extended until it has enough periods.
 WINDOWS_NS = (10_000_000_000, 15_000_000_000, 30_000_000_000)
+#: Least length of a window; anything less is the start of a job.
+LEAST_NS = 5_000_000_000
 #: Least share of the time that a straggler costs the others.
 COSTS = 0.05
 
@@ -77,6 +79,11 @@ class LateWindow:
                 before = self._late_ns[first + column]
                 self._late_ns[first + column] = after = min(before + late, _MOST_NS)
                 self._total_ns[column] += after - before
+
+    @property
+    def begins_ns(self) -> int | None:
+        """When the oldest bin begins; ``None``: there is none."""
+        return min(self._numbers) * BIN_NS if self._numbers else None
 
     @property
     def bytes(self) -> int:

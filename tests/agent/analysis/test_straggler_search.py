@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.analysis.straggler_search import LEAST_NS, late_in_steps, stragglers_in, waiting_least
-from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, MOST_BINS, Late, LateWindow
+from commwatch_agent.analysis.straggler_search import late_in_steps, stragglers_in, waiting_least
+from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, LEAST_NS, MOST_BINS, Late, LateWindow
 from tests.helpers import MS, examples
 
 S = 1000 * MS
