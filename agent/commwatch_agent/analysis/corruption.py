@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.analysis.wait_graph import RECENT_S
+from commwatch_agent.analysis.waits.wait_graph import RECENT_S
 from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_collectors.spans import ranks as named

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
-from commwatch_agent.analysis.calls.outside_waits import OutsideWait, near_ranks, outside_waits
 from commwatch_agent.analysis.ended_operations import Disagreement
-from commwatch_agent.analysis.patience import is_behind, marks_steps, overdue, stuck_limit_s
-from commwatch_agent.analysis.wait_graph import (
+from commwatch_agent.analysis.waits.outside_waits import OutsideWait, near_ranks, outside_waits
+from commwatch_agent.analysis.waits.patience import is_behind, marks_steps, overdue, stuck_limit_s
+from commwatch_agent.analysis.waits.wait_graph import (
     HANG_S,
     LOST,
     RECENT_S,

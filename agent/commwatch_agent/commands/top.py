@@ -14,7 +14,7 @@ from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for
-from commwatch_agent.analysis.wait_graph import age
+from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.core.api_views import Row, Summary

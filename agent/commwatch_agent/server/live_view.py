@@ -13,7 +13,7 @@ from commwatch_agent.analysis.rank_state import begun, culprits, oldest, sheddin
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
-from commwatch_agent.analysis.wait_graph import age
+from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Seen, merged_ranks

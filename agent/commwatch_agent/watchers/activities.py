@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.analysis.calls.outside_waits import outside_waits
-from commwatch_agent.analysis.wait_graph import waits
+from commwatch_agent.analysis.waits.outside_waits import outside_waits
+from commwatch_agent.analysis.waits.wait_graph import waits
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from commwatch_agent.analysis.live_ranks import of_this_run
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.analysis.wait_graph import HANG_S
+from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.witness_views import RasAnswer, RasCommunicator, RasView
 from commwatch_agent.ingest.jobs import Aggregate, Job

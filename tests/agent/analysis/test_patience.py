@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from commwatch_agent.analysis.patience import NEW_S, WORKING_S, limit_s
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
-from commwatch_agent.analysis.wait_graph import HANG_S
+from commwatch_agent.analysis.waits.patience import NEW_S, WORKING_S, limit_s
+from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.core.views import RankView, Usual
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.analysis.test_verdicts import WORLD, op, rank
@@ -73,7 +74,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize("how", [{"state": "gone"}, {"process": "stopped"}, {"state": "ended"}])
-def test_no_patience(how: dict[str, str]) -> None:
+def test_no_patience(how: dict[str, Any]) -> None:
     """A rank that cannot come any more, or is stopped, is a hang wherever it happens."""
     assert concluded(NEW, rank(3, activity=COMPUTES, **how)).kind == "hang"
 

@@ -20,7 +20,7 @@ from commwatch_agent.analysis.verdicts import (
     verdicts,
     waited_for,
 )
-from commwatch_agent.analysis.wait_graph import HANG_S
+from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, RankView
 from commwatch_agent.ingest.stragglers import Late
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
-from commwatch_agent.analysis.patience import WORKING_S
-from commwatch_agent.analysis.wait_graph import HANG_S, SILENT_S, absence, age
+from commwatch_agent.analysis.waits.patience import WORKING_S
+from commwatch_agent.analysis.waits.wait_graph import HANG_S, SILENT_S, absence, age
 from commwatch_agent.core.views import InFlight, OutsideCall, RankView
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commwatch.wire import events as ev
-from commwatch_agent.analysis.wait_graph import HANG_S, Wait
+from commwatch_agent.analysis.waits.wait_graph import HANG_S, Wait
 from commwatch_agent.core.views import InFlight, RankView, Usual
 
 #: What a rank does that reads or writes.
