@@ -219,6 +219,14 @@ def test_causes() -> None:
     assert explains(late, much)
     assert not explains(replace(late, share=0.1), much)
     assert not explains(replace(lost, run="another"), hang)
+    missing = found(
+        replace(HANG, kind="init_incomplete", cause="not_come", op="new_group", group="", group_id="", seq=None)
+    )[0]
+    stalled = replace(hang, kind="stalled", cause="not_joined")
+    assert explains(lost, missing)
+    assert explains(missing, stalled)  # its culprit has not come to either
+    assert explains(missing, replace(stalled, ranks=(0,)))  # its culprit waits there
+    assert not explains(missing, replace(stalled, ranks=(9,)))
 
 
 def test_a_hung_rank_that_is_killed() -> None:
