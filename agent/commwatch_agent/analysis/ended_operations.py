@@ -62,6 +62,8 @@ class RankParts:
     own_s: list[float | None]
     #: Number of the run that the operation is in (``collective_join.OwnLateness``); ``None``: none, the rank blocked in it.
     run: list[int | None]
+    #: The rank marks steps (``roles``).
+    stepping: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.seq, self.op, self.duration_s, self.age_s, self.own_s, self.run)
@@ -86,10 +88,11 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
         from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
 
         ends = {rank: [step.end_ns for step in totals.steps.totals.recent] for rank, totals in rank_totals.items()}
+        stepping = _stepping(rank_totals)
         of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
-            for ranks in roles(join.window.ranks, rank_totals)
+            for ranks in roles(join.window.ranks, stepping)
             for each in stragglers_in(
                 join.window, now_ns, _steps(ends, ranks), ranks=ranks, stepping=_are_stepping(ranks, rank_totals)
             )
@@ -99,16 +102,19 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
     return once(found)
 
 
-def roles(ranks: Collection[int], rank_totals: Mapping[int, RankTotals]) -> list[frozenset[int]]:
-    """Return the ranks of a group that are compared with each other.
+def roles(ranks: Collection[int], stepping: Collection[int]) -> list[frozenset[int]]:
+    """Return the ranks of a group that are compared with each other: those that mark steps, and those that do not.
 
-    Where several ranks of a job mark steps, those that mark none have another role, such as making rollouts for the trainers, and so do all
-    beside the one that has an optimizer. But where one rank calls ``commwatch.step()``, it does so for all.
+    The others have another role in the job, such as making rollouts for the trainers.
     """
-    stepping = frozenset(rank for rank, totals in rank_totals.items() if totals.marked)
-    for_all = len(stepping) == 1 and all(rank_totals[rank].steps.are_explicit for rank in stepping)
     every = frozenset(ranks)
-    return [every] if for_all else [role for role in (every & stepping, every - stepping) if role]
+    return [role for role in (every.intersection(stepping), every.difference(stepping)) if role]
+
+
+def _stepping(rank_totals: Mapping[int, RankTotals]) -> list[int]:
+    """Return the ranks that mark steps; none where one rank calls ``commwatch.step()``, which does so for all."""
+    stepping = [rank for rank, totals in rank_totals.items() if totals.marked]
+    return [] if len(stepping) == 1 and rank_totals[stepping[0]].steps.are_explicit else stepping
 
 
 def _are_stepping(ranks: Collection[int], rank_totals: Mapping[int, RankTotals]) -> bool:
@@ -202,7 +208,10 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
     found = []
     for job, group_id, ranks in across:
         join = job.joins[group_id]
-        columns = {rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], [], []) for rank in ranks}
+        marked = {totals.rank for totals in job.rank_totals.values() if totals.alive and totals.marked}
+        columns = {
+            rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], [], [], rank in marked) for rank in ranks
+        }
         _fill(columns, islice(join.waiting(), limit), now_ns)
         found += [column for column in columns.values() if column.seq]
     return limit, found

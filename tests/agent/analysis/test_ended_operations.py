@@ -26,6 +26,7 @@ from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import Late
+from commwatch_agent.nodes.merging import late_across
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 S = 1000 * MS
@@ -117,6 +118,14 @@ def test_nobody_is_late() -> None:
     """If all ranks are slow, none is late; if the parts of a node are missing, there is no verdict."""
     assert named(parts_of(node((0, 1), None), node((2, 3), None))) == []
     assert named(parts_of(node((0, 1), 1))) == []
+
+
+def test_roles_across_nodes() -> None:
+    """Of ranks on two nodes, those that mark steps are not compared with those that do not; where one rank marks them, all are."""
+    found = parts_of(node((0, 1), late=3), node((2, 3), late=3))
+    for stepping, late in (((0, 1, 2), []), ((0, 1), [3]), ((0,), [3]), ((), [3]), ((0, 1, 2, 3), [3])):
+        columns = [replace(each, stepping=each.rank in stepping) for each in found]
+        assert [who.rank for _, _, who in late_across(columns)] == late
 
 
 def test_told_twice() -> None:
