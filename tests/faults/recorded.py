@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.core.cells import StepRecord
 from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.ingest.batches import Batch, ingest
+from commwatch_agent.ingest.jobs import Aggregate
 from tests.faults.scenarios import Scenario
 from tests.helpers import Watch, identity, write_ring
 
@@ -104,6 +108,29 @@ def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
         yield now_ns / 1e9, {late.rank for _, _, late in stragglers(watch.aggregate.jobs.values(), now_ns)}
     for ring, _ in pending:
         ring.release()
+
+
+def steps_of(path: Path, *, marked: bool) -> list[list[StepRecord]]:
+    """The steps of each rank in a file, or what they are if the ranks had marked none."""
+    aggregate, ranks, now_ns = Aggregate(), [], 0
+    for number, rank in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
+        totals = aggregate.open(str(number), identity(**rank["identity"]))
+        totals.learn(rank["names"])
+        records = [fields for fields in _unpacked(rank["records"]) if marked or fields[0] != ev.STEP_MARK]
+        ranks.append((totals, deque(enumerate(records, 1))))
+    while any(waiting for _, waiting in ranks):
+        now_ns += TICK_NS
+        batches = []
+        for totals, waiting in ranks:
+            read = b""
+            while waiting and waiting[0][1][_END] <= now_ns:
+                number, fields = waiting.popleft()
+                read += ev.RECORD.pack(number, *fields, number)
+            batches.append(Batch(totals, read, None))
+        ingest([batch for batch in batches if batch.records])
+    for totals, _ in ranks:
+        totals.steps.finish()
+    return [totals.steps.take() for totals, _ in ranks]
 
 
 def keep_views(views: list[Views], path: Path) -> None:

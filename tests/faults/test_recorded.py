@@ -11,11 +11,12 @@ from typing import NamedTuple
 import pytest
 
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.core.cells import StepRecord
 from commwatch_agent.report.recorded_steps import model_of
 from commwatch_agent.report.timeline_export import Window, own_trace
 from commwatch_agent.whatif.replay import replay
 from tests.faults.judging import judge
-from tests.faults.recorded import FOLDER, concluded, file_name, named, views_name
+from tests.faults.recorded import FOLDER, concluded, file_name, named, steps_of, views_name
 from tests.faults.run import KEPT_S
 from tests.faults.scenarios import LATE, RHYTHM, SCENARIOS, Scenario
 
@@ -25,6 +26,8 @@ VIEWED = [each for each in RECORDED if each.has_views]
 PLAYED = [each for each in RECORDED if each.has_records]
 #: Jobs that mark steps, all of one length.
 STEPPING = [each for each in PLAYED if not each.rhythm and not each.name.startswith("unmarked")]
+#: Even ones with enough steps for a cycle, whose ranks do not wait for a root: such a wait may be a server's, and has no share.
+EVEN = [each for each in STEPPING if each.name.endswith(" nothing 0") and not each.name.startswith("loader")]
 
 
 class Played(NamedTuple):
@@ -75,6 +78,28 @@ def test_replayed_unchanged(scenario: Scenario, play: Play) -> None:
     assert len(steps) >= 15
     assert median(step.duration_s for step in steps) == pytest.approx(median(model.measured_s), rel=0.03)
     assert sum(step.duration_s for step in steps) == pytest.approx(sum(model.measured_s), rel=0.03)
+
+
+@pytest.mark.parametrize("scenario", EVEN, ids=lambda each: each.name)
+def test_iterations_are_the_steps(scenario: Scenario) -> None:
+    """A recorded job whose marks are taken away has its steps as iterations: as many, as long, and with the same share of communication."""
+    path = FOLDER / file_name(scenario.name)
+    for marked, found in zip(steps_of(path, marked=True), steps_of(path, marked=False), strict=True):
+        assert found
+        steps = [step for step in marked if step.start_ns >= found[0].start_ns and step.end_ns <= found[-1].end_ns]
+        assert len(found) == pytest.approx(len(steps), abs=2)
+        assert median(map(_duration_ns, found)) == pytest.approx(median(map(_duration_ns, steps)), rel=0.03)
+        assert _share(found) == pytest.approx(_share(steps), rel=0.05)
+
+
+def _duration_ns(step: StepRecord) -> int:
+    return step.end_ns - step.start_ns
+
+
+def _share(steps: list[StepRecord]) -> float:
+    known = [step for step in steps if step.comm_ns is not None]
+    assert len(known) >= 0.9 * len(steps)
+    return sum(step.comm_ns or 0 for step in known) / sum(map(_duration_ns, known))
 
 
 @pytest.mark.parametrize("scenario", VIEWED, ids=lambda each: each.name)

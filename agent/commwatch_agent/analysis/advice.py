@@ -338,6 +338,10 @@ RULES = (
 )  # fmt: skip
 
 
+#: Rules on the exchange of gradients, or that take all waiting between ranks for uneven work.
+_OF_TRAINING = frozenset({"accumulate_gradients", "larger_buckets", "compression", "uneven_work"})
+
+
 def advice_on(facts: Facts | None) -> list[Advice]:
     """Return all advice: late ranks first, then by gain, then advice of unknown gain; empty without facts.
 
@@ -357,6 +361,7 @@ def advice_on(facts: Facts | None) -> list[Advice]:
             remedies=list(one.remedies),
         )
         for rule in RULES
+        if facts.trains or rule.name not in _OF_TRAINING
         for one in rule.check(rest)
         if one.saves_share is None or one.saves_share >= LEAST_GAIN
     )

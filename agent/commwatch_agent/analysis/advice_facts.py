@@ -100,6 +100,8 @@ class Facts(NamedTuple):
     exposed_at_first: float | None = None
     #: A group is a pipeline (``pipelines.are_pipeline``).
     pipeline: bool = False
+    #: False: its steps are iterations, perhaps of inference, so that nothing is known of gradients.
+    trains: bool = True
 
     @property
     def visible(self) -> float:

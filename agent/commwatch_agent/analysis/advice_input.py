@@ -22,7 +22,7 @@ from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.core.durations import LAST, parse_age
 from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import GroupView, JobView, RankView, StepView
+from commwatch_agent.core.views import ITERATIONS, GroupView, JobView, RankView, StepView
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
@@ -204,20 +204,22 @@ def facts(
     total = sum(step.duration_s for step in steps)
     of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    latest = _latest(agent, job.job_id)
+    latest, trains = _latest(agent, job.job_id), job.step_source != ITERATIONS
     return Facts(
         step_s=total / len(steps),
         # 0 if not known, so that no advice follows from it.
         comm=of_known(of_ranks, comm_share)[0] or 0.0,
         exposed=of_known(of_ranks, exposed_share)[0],
         kinds=_kinds(agent, job.job_id, counts, latest),
-        waits=_waits(counts),
+        # A server's ranks wait for its next request.
+        waits=_waits(counts) if trains else {},
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=network or Network(),
-        late=_with_recorded(late, _late(counts, messages=bool(bubble))),
+        late=_with_recorded(late, _late(counts, messages=bool(bubble)) if trains else {}),
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
+        trains=trains,
     )
 
 

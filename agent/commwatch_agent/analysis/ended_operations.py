@@ -87,7 +87,7 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
             continue
         from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
 
-        ends = {rank: [step.end_ns for step in totals.steps.totals.recent] for rank, totals in rank_totals.items()}
+        ends = {rank: _marked_ends(totals) for rank, totals in rank_totals.items()}
         stepping = _stepping(rank_totals)
         of_groups = [
             (group_id, each)
@@ -119,6 +119,11 @@ def _stepping(rank_totals: Mapping[int, RankTotals]) -> list[int]:
 
 def _are_stepping(ranks: Collection[int], rank_totals: Mapping[int, RankTotals]) -> bool:
     return any(rank in rank_totals and rank_totals[rank].marked for rank in ranks)
+
+
+def _marked_ends(totals: RankTotals) -> list[int]:
+    """Return when the latest steps ended; empty for iterations, whose ranks are compared by time."""
+    return [step.end_ns for step in totals.steps.totals.recent] if totals.marked else []
 
 
 def once(found: Iterable[tuple[str, str, Late]]) -> list[tuple[str, str, Late]]:

@@ -173,8 +173,10 @@ def _peers(totals: RankTotals, small_id: int) -> set[int]:
 def _pipeline(job_id: str, members: list[tuple[RankTotals, int]]) -> Pipeline:
     group = members[0][0].group(members[0][1])
     stages = [_stage(totals, small_id) for totals, small_id in members]
-    received = [_received(totals, small_id) / (totals.steps.totals.count + 1) for totals, small_id in members]
-    batches = round(max(received)) if any(totals.steps.totals.count for totals, _ in members) else 0
+    # Iterations begin some turns after the messages.
+    counts = [totals.steps.totals.count if totals.marked else 0 for totals, _ in members]
+    received = [_received(*member) / (count + 1) for member, count in zip(members, counts, strict=True)]
+    batches = round(max(received)) if any(counts) else 0
     about = Pipeline(job_id, group.group_id, group.label, [], False, None, None, None)
     return _assembled(about, stages, batches or None)
 

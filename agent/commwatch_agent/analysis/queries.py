@@ -22,7 +22,16 @@ from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch_agent.core.endings import failed, says
 from commwatch_agent.core.runs import Run, Stored
-from commwatch_agent.core.views import GroupView, JobView, RankView, StepTotals, StepView, WaitView
+from commwatch_agent.core.views import (
+    ITERATIONS,
+    GroupView,
+    JobView,
+    RankView,
+    StepTotals,
+    StepView,
+    WaitView,
+    common_source,
+)
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Cursor, Operation, Reader
@@ -155,8 +164,9 @@ class QueryService:
             for ring in history.rings(job):
                 by_job.setdefault(ring.job, []).append(ring)
             exits, earlier = history.exits(), history.earlier()
-            shared = history.names("run", [ring.id for rings in by_job.values() for ring in rings])
-        found = (_job(rings, _exit_code(rings, exits), as_run(rings, shared)) for rings in by_job.values())
+            ids = [ring.id for rings in by_job.values() for ring in rings]
+            shared, sources = history.names("run", ids), history.names("steps", ids)
+        found = (_job(rings, _exit_code(rings, exits), as_run(rings, shared), sources) for rings in by_job.values())
         jobs = [replace(job, earlier=earlier.get(job.job_id, [])[:_MOST_EARLIER]) for job in found]
         return sorted(jobs, key=lambda job: -job.started_at)
 
@@ -399,6 +409,7 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
     ids = [ring.id for ring in open_ended]
     groups, ops, begun = history.groups(ids), history.names("op", ids), history.first_steps(ids)
+    sources = history.names("steps", ids)
     for ring in open_ended:
         # Brings in numpy, which only those need who count records.
         from commwatch_agent.ingest.batches import ingest_records
@@ -407,7 +418,8 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
         totals.offset_ns = ring.wall_offset_ns
         unrolled = history.raw_since(ring)
         first = list(islice(unrolled, 1))
-        totals.marked = has_begun(begun.get(ring.id), ring, first)
+        totals.begun = has_begun(begun.get(ring.id), ring, first)
+        totals.marked = totals.begun and sources.get((ring.id, 0)) != ITERATIONS
         totals.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
         totals.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
         for records, until_n in chain(first, unrolled):
@@ -441,12 +453,13 @@ def _exit_code(rings: Sequence[RingRow], exits: Mapping[tuple[str, str], tuple[i
     return code
 
 
-def _job(rings: list[RingRow], exit_code: int | None, run: Run) -> JobView:
+def _job(rings: list[RingRow], exit_code: int | None, run: Run, sources: Mapping[tuple[int, int], str]) -> JobView:
     """Return the view of a job.
 
     Args:
         rings: of its latest run, oldest first.
         exit_code: of its launcher, if it has ended.
+        sources: where the steps of rings come from, as from ``History.names``.
     """
     of_latest = latest_run(rings).values()
     unavailable = next((ring.steps_unavailable for ring in of_latest if ring.steps_unavailable), None)
@@ -475,6 +488,7 @@ def _job(rings: list[RingRow], exit_code: int | None, run: Run) -> JobView:
         failed=failed(endings.values(), code),
         ending=says(endings, code),
         run=run.common,
+        step_source=common_source(sources.get((ring.id, 0)) for ring in of_latest),
     )
 
 

@@ -21,7 +21,7 @@ from commwatch_agent.core.api_views import Row, Summary
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch_agent.core.units import counted, percent, rate, seconds, time_of_day
-from commwatch_agent.core.views import InFlight, RankView, StepView
+from commwatch_agent.core.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.nodes.merging import covered
@@ -130,7 +130,8 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
-    lines = [Text.assemble(("steps    ", "dim"), pace)]
+    name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
+    lines = [Text.assemble((name, "dim"), pace)]
     if comm is not None:
         measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))

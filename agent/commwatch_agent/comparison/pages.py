@@ -12,6 +12,7 @@ from commwatch_agent.comparison.incidents import BETTER, GONE, NEW, SAME, WORSE,
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import moment, percent, rate, seconds, size
+from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.report import html_frame
 from commwatch_agent.report.report_text import job_state
 from commwatch_alerts.model import INFO
@@ -107,7 +108,8 @@ def _cost(sums: IncidentSums | None) -> str:
 def _side(side: Side) -> str:
     job = side.job
     left_out = f"{side.warm_up} of warm-up and {side.long} long ones left out"
-    return f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}; {side.steps} steps compared, {left_out}"
+    compared = f"{side.steps} {'iterations' if job.step_source == ITERATIONS else 'steps'} compared"
+    return f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}; {compared}, {left_out}"
 
 
 def _figure_cells(figure: Figure) -> tuple[str, ...]:

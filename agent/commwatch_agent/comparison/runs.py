@@ -16,7 +16,7 @@ from commwatch_agent.comparison.bootstrap import BLOCKS, Floats, Ints, Samples, 
 from commwatch_agent.comparison.kinds import Kind, KindSamples, Operations
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.core.units import size
-from commwatch_agent.core.views import JobView
+from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Names
 from commwatch_agent.history.rows import RingRow, latest_run
@@ -71,6 +71,8 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         names = Names(history.groups(list(rings)), history.names("op", list(rings)))
         operations, since_ns = _operations(history, rings)
         steps = _steps(history.steps(since_ns, 1 << 62, list(rings), MOST_STEPS))
+        if job.step_source == ITERATIONS and len(steps.usual) < LEAST_STEPS:  # equal times cover more of the job
+            steps = _steps([])
         dtypes = set(history.names("dtype", list(rings)).values())
     edges, block = _edges(steps.usual, operations)
     inside = operations.within(edges, _intervals(steps.long))

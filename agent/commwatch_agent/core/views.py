@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_collectors.node.judged_activity import Activity
+
+#: Where steps come from: from the marks of an optimizer or of ``commwatch.step()``, or from the cycle of a rank's operations.
+MARKS, ITERATIONS = "marks", "iterations"
+
+
+def common_source(sources: Iterable[str | None]) -> str | None:
+    """Return where the steps of a job come from, given those of its ranks: from marks if one has them."""
+    found = set(sources)
+    return next((source for source in (MARKS, ITERATIONS) if source in found), None)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,9 @@ class JobView:
     run: str = ""
     #: Names for the runs of this name that have ended before, on this node, the latest first, at most 10.
     earlier: list[str] = field(default_factory=list)
+    #: What its steps are: ``marks``, those between calls of an optimizer or of ``commwatch.step()``; ``iterations``, the turns of the cycle of a
+    #: rank's operations, because nothing marks steps. ``None``: there are none, or it is not known.
+    step_source: str | None = None
 
 
 @dataclass(frozen=True)

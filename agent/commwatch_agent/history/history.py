@@ -208,7 +208,8 @@ class History:
         """Return the names of ``kind`` in the rings, or in all rings, by (ring, code).
 
         Args:
-            kind: ``dtype``, ``op``, ``exposed`` for how exposed time was measured, or ``run`` for the id of its run in the job's store.
+            kind: ``dtype``, ``op``, ``exposed`` for how exposed time was measured, ``steps`` for where its steps come from, or ``run`` for the id
+                of its run in the job's store.
         """
         rows = self._db.execute(
             "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"

@@ -190,6 +190,12 @@ def first_step_ns(db: sqlite3.Connection, ring: int) -> int | None:
     return next((int(begin) for (begin,) in row), None)
 
 
+def step_source(db: sqlite3.Connection, ring: int) -> str | None:
+    """Return where the stored steps of a ring come from (``core.views``); ``None``: it has none, or it is not known."""
+    row = db.execute(f"SELECT name FROM name WHERE ring = ? AND kind = 'steps' AND {SOUND['name']}", (ring,))
+    return next((str(source) for (source,) in row), None)
+
+
 def _goes_on_at_0(db: sqlite3.Connection, ring: int) -> bool:
     """Return whether the numbers of a ring's stored steps go on at 0 after the greatest one."""
     ((first, last),) = db.execute(
@@ -199,7 +205,7 @@ def _goes_on_at_0(db: sqlite3.Connection, ring: int) -> bool:
 
 
 def has_begun(first_step_ns: int | None, ring: RingRow, unrolled: Sequence[tuple[bytes, int]]) -> bool:
-    """Return whether the records of a ring that are in no rollup yet begin after its first step mark.
+    """Return whether the records of a ring that are in no rollup yet begin after the first step mark, or in the first iteration.
 
     Args:
         first_step_ns: as from ``first_step_ns``.

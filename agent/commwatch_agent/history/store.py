@@ -37,6 +37,7 @@ from commwatch_agent.history.rows import (
     rings,
     rollup_row,
     since_last_step,
+    step_source,
 )
 from commwatch_agent.history.sharing import remove_empty, share, unshared
 from commwatch_agent.history.soundness import is_malformed, mark, seal, set_aside
@@ -307,6 +308,16 @@ class Writer:
                 ("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row), self.arrived_ns))
             )
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
+
+    def step_source(self, ring: int) -> str | None:
+        """Return where the steps of a ring come from, as ``rows.step_source``."""
+        return step_source(self._db, ring)
+
+    def source_steps(self, ring: int, source: str, before: str | None) -> None:
+        """Store where the steps of a ring come from; those that came from elsewhere ``before`` are deleted."""
+        if before is not None:
+            self._pending.append(("DELETE FROM step WHERE ring = ?", (ring,)))
+        self.name(ring, "steps", 0, source)
 
     def node_sample(self, sample: CounterSample) -> None:
         """Store measurements of the node."""

@@ -18,6 +18,7 @@ from commwatch.wire.identity import boot_id, validate_identity
 from commwatch.wire.modes import COUNTERS
 from commwatch.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch_agent.core.cells import MOST_TOGETHER
+from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.history.job_exit import Exits
 from commwatch_agent.history.rows import has_begun
 from commwatch_agent.history.soundness import is_malformed
@@ -246,7 +247,9 @@ class Intake:
             stored = self._store.raw_since(row)
             first = list(islice(stored, 1))
             unfinished, begun = self._store.since_last_step(row), self._store.first_step_ns(row.id)
-            totals.marked = has_begun(begun, row, first)
+            source.step_source = self._store.step_source(row.id)
+            totals.begun = has_begun(begun, row, first)
+            totals.marked = totals.begun and source.step_source != ITERATIONS
             source.is_recalled = True
             if unfinished or first:
                 self._recount(totals, unfinished, chain(first, stored))
@@ -426,7 +429,11 @@ class Intake:
 
     def _store_steps(self, source: Source) -> None:
         with self._lock:
-            steps, unavailable = source.totals.steps.take(), source.totals.steps.unavailable
+            of_rank = source.totals.steps
+            steps, unavailable, step_source = of_rank.take(), of_rank.unavailable, of_rank.source
+        if step_source not in (None, source.step_source):
+            self._store.source_steps(source.row.id, step_source, source.step_source)
+            source.step_source = step_source
         if steps or unavailable != source.unavailable:
             source.unavailable = unavailable
             self._store.steps(source.row, steps, unavailable)

@@ -127,7 +127,7 @@ class RankTotals(SideTables):
         self.totals: dict[CellKey, Cell] = {}
         #: By group: sums over the operations that were passed to the group's join.
         self.compared: dict[int, Compared] = {}
-        self.steps = StepAccounting()
+        self.steps = StepAccounting(lambda group: self.group(group).size)
         self.lost = 0
         self.read = 0
         #: When the latest record ended (``None``: there is none), and the longest time without one between two of them.
@@ -152,8 +152,8 @@ class RankTotals(SideTables):
         self._ended: list[tuple[int, dict[int, CellTotals]]] = []
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
-        #: Whether a step mark has come.
-        self.marked = False
+        #: Whether a step mark has come; and whether the first step has begun, which may be an iteration.
+        self.marked = self.begun = False
         #: Number of the first record in the live cells.
         self.live_from: int | None = None
         self._slot_end = 0

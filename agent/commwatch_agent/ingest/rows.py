@@ -35,7 +35,7 @@ class Rows:
         at: [operations]: the place of each in the section.
         ranks: the totals, by index of the batch.
         cuts: where slots end, in order.
-        marked: [ranks]: place of the first step mark of each rank, -1 if it came before this section; ``None``: it did for all.
+        marked: [ranks]: where the first step of each rank begins, -1 if it did before this section; ``None``: it did for all.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from commwatch_agent.ingest.columns import (
     last_of,
     sums,
 )
+from commwatch_agent.ingest.iterations import CLASS_SHIFT, GROUP_SHIFT, PEER_SHIFT, End, Operations
 from commwatch_agent.ingest.own_time import Events, own_times
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Cut, Rows
@@ -35,6 +36,7 @@ from commwatch_agent.ingest.section_steps import Busy, SectionSteps, Untimed
 
 #: Operations that do not block their caller: asynchronous, or on a stream.
 _BESIDE = ev.ASYNC | ev.ON_DEVICE
+_PEERS = (1 << GROUP_SHIFT - PEER_SHIFT) - 1
 
 
 class Section:
@@ -101,7 +103,7 @@ class Section:
         return ev.Record._make(ev.RECORD.unpack_from(self._raw, int(self._all.place[place]) * ev.RECORD_SIZE))
 
     def _first_marks(self) -> Ints | None:
-        """Return the place of each rank's first step mark, as ``Rows`` takes them; note the ranks that now have one."""
+        """Return where each rank's first step begins, as ``Rows`` takes it; note the ranks that now have a step mark."""
         if all(totals.marked for totals in self._ranks):
             return None
         first = np.full(len(self._ranks), -1, np.int64)
@@ -109,7 +111,11 @@ class Section:
             if not totals.marked:
                 marks = self._mark[since:until]
                 totals.marked = bool(marks.any())
-                first[ring] = since + int(marks.argmax()) if totals.marked else until
+                if totals.marked:
+                    totals.steps.begin_marks()
+                if not totals.begun:
+                    first[ring] = since + int(marks.argmax()) if totals.marked else until
+                    totals.begun = totals.marked
         return first
 
     def _first_message(self, ring: int) -> int:
@@ -262,16 +268,20 @@ class Section:
         """Add the times in which the ranks communicated, and the step marks, in their order."""
         each, of, at = self._operations.of(self._at_timed), self._of[self._at_timed], self._at[self._at_timed]
         on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
-        #: Number of the stretch between two marks of one ring.
-        stretch = np.cumsum(self._mark) - self._mark + self._all.ring
         first_wait: list[int | None] = [None] * len(self._ranks)
-        marks: list[list[ev.Record]] = [[] for _ in self._ranks]
+        marks: list[list[ev.Record | End]] = [[] for _ in self._ranks]
         for place in np.flatnonzero(self._mark).tolist():
             marks[self._all.ring[place]].append(self._record(place))
+        number = self._mark.astype(np.int64)
+        for rank, end in self._iterations():
+            marks[rank].append(end)
+            number[end.place] += 1
+        #: Number of the stretch between two marks of one ring.
+        stretch = np.cumsum(number) - number + self._all.ring
         begins = np.cumsum([0, *(len(of_rank) + 1 for of_rank in marks)])
         rings, first = np.unique(each.ring[on_cpu], return_index=True)
-        for ring, number in zip(rings.tolist(), stretch[at[on_cpu[first]]].tolist(), strict=True):
-            first_wait[ring] = number - int(begins[ring])
+        for ring, before in zip(rings.tolist(), stretch[at[on_cpu[first]]].tolist(), strict=True):
+            first_wait[ring] = before - int(begins[ring])
         steps = [totals.steps for totals in self._ranks]
         section = SectionSteps(steps, marks, first_wait)
         index = {id(union): target for target, union in enumerate(section.targets)}
@@ -286,6 +296,42 @@ class Section:
         untimed = np.flatnonzero(self._untimed & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0)))
         late = self._operations.of(untimed)
         section.add(busy, Untimed(stretch[self._at[untimed]], late.ring, late.launch))
+        for totals in self._ranks:
+            totals.begun = totals.begun or totals.steps.totals.count > 0
+
+    def _iterations(self) -> Iterator[tuple[int, End]]:
+        """Yield the ends of iterations of the ranks without marks, with the index of the rank; their places are in the section."""
+        if all(totals.marked for totals in self._ranks):
+            return
+        bounds = np.searchsorted(self._operations.ring, np.arange(len(self._ranks) + 1)).tolist()
+        operations, of_root_ns = self._repeatable(), self._of_root_ns()
+        for ring, (totals, (since, until)) in enumerate(zip(self._ranks, pairwise(bounds), strict=True)):
+            if not totals.marked and since < until:
+                some = slice(since, until)
+                rooted_ns = None if of_root_ns is None else of_root_ns[some] - (of_root_ns[since - 1] if since else 0)
+                for end in totals.steps.iterations.feed(operations.some(some), self._message[some], rooted_ns):
+                    yield ring, end._replace(place=int(self._at[since + end.place]))
+
+    def _of_root_ns(self) -> Ints | None:
+        """Return the time up to each operation in those in which ranks wait for a root; ``None``: there are none."""
+        of_root = np.array([cell.op in ev.FROM_ROOT for cell in self._rows.cells], np.bool_)
+        if not of_root.any():
+            return None
+        each = self._operations
+        return np.cumsum(np.where(of_root[self._of] & self._timed, each.end - each.start, 0))
+
+    def _repeatable(self) -> Operations:
+        """Return what of the operations repeats in a cycle."""
+        each = self._operations
+        codes = [
+            key.op | (key.size_log2 + 1 if cell.op in ev.SAME_SIZE else 0) << CLASS_SHIFT | key.group << GROUP_SHIFT
+            for cell in self._rows.cells
+            for key in (cell.key,)
+        ]
+        code = np.array(codes, np.int64)[self._of]
+        if self._message.any():
+            code += np.where(self._message, (each.peer + 1 & _PEERS) << PEER_SHIFT, 0)
+        return Operations(code, each.seq, each.launch, each.end)
 
 
 def _lists(columns: Columns, *names: str) -> Iterator[tuple[int, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 from commwatch.wire import events as ev
 from commwatch_agent.core.intervals import Intervals
 from commwatch_agent.ingest.columns import Flags, Ints
+from commwatch_agent.ingest.iterations import End
 from commwatch_agent.ingest.step_accounting import Over, StepAccounting
 from commwatch_agent.ingest.unions import Unions, unions
 
@@ -44,12 +45,15 @@ class SectionSteps:
 
     Args:
         ranks: the steps of each rank.
-        marks: the step marks of each rank; they are taken.
+        marks: the step marks of each rank, or the ends of its iterations; they are taken.
         first_wait: number of marks before each rank's first wait for a message; ``None``: it does not wait.
     """
 
     def __init__(
-        self, ranks: Sequence[StepAccounting], marks: Sequence[Sequence[ev.Record]], first_wait: Sequence[int | None]
+        self,
+        ranks: Sequence[StepAccounting],
+        marks: Sequence[Sequence[ev.Record | End]],
+        first_wait: Sequence[int | None],
     ) -> None:
         self._ranks = ranks
         #: By stretch: when the steps end that were over before it; the turn in which it is added; whether no step is over after it. There
@@ -71,7 +75,7 @@ class SectionSteps:
             self.targets += named.values()
             self._ring_of += [ring] * len(named)
 
-    def _take(self, ring: int, steps: StepAccounting, marks: Sequence[ev.Record], wait: int | None) -> None:
+    def _take(self, ring: int, steps: StepAccounting, marks: Sequence[ev.Record | End], wait: int | None) -> None:
         """Take the marks of a rank."""
         turn = until_ns = stretches = 0
         for number, record in enumerate(marks):

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from commwatch.wire import events as ev
 from commwatch_agent.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
 from commwatch_agent.core.intervals import Intervals, length
-from commwatch_agent.core.views import StepView
+from commwatch_agent.core.views import ITERATIONS, MARKS, StepView
+from commwatch_agent.ingest.iterations import End, Iterations
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker
@@ -28,6 +29,8 @@ MOST_LABELS = 64
 MOST_RECENT = 8192
 #: A long step takes more than this many times the median of the steps before it; most and least number of these.
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
+#: Waits for a root do not matter up to this share of an iteration.
+_LITTLE = 0.1
 #: Least number of steps for a share.
 LEAST_STEPS = 3
 #: A rate of steps is stale this long after the latest step; later if steps are long.
@@ -211,12 +214,19 @@ class Over(NamedTuple):
 
 
 class StepAccounting:
-    """The steps of one rank, from its marks and the intervals of its communication."""
+    """The steps of one rank, from its marks and the intervals of its communication; before the first mark, its iterations instead.
 
-    def __init__(self) -> None:
+    Args:
+        size_of: returns the number of ranks of a group.
+    """
+
+    def __init__(self, size_of: Callable[[int], int] = lambda group: 0) -> None:
         self.totals, self.periods = StepTotals(), Periods()
         self._marked = False
         self._tracker = StepTracker()
+        self.iterations = Iterations(size_of)
+        #: The end of the latest iteration, and its number.
+        self._turned_ns = self._turned = 0
         self._waiting: list[Step] = []
         self._fresh: list[StepRecord] = []
         self._busy: dict[str, Intervals] = {}
@@ -242,6 +252,19 @@ class StepAccounting:
     def are_explicit(self) -> bool:
         """Whether ``commwatch.step()`` was called, as one rank may do for all."""
         return self._tracker.explicit
+
+    @property
+    def source(self) -> str | None:
+        """Whether the steps are those between marks, or iterations; ``None``: there are none."""
+        return MARKS if self._marked else ITERATIONS if self.totals.count else None
+
+    def begin_marks(self) -> None:
+        """Note that a mark has come: iterations end, and those before it count no more."""
+        self._marked = True
+        self.iterations.forget()
+        self._waiting, self._fresh, self._first = [], [], []
+        self.totals = StepTotals()
+        self._durations.clear()
 
     def busy(self, label: str) -> Intervals:
         """Return the intervals in which operations of groups with this label ran."""
@@ -275,7 +298,13 @@ class StepAccounting:
         """Return about how many bytes the tables take."""
         pieces = sum([len(union.starts) for union in self.unions().values()])
         moments = len(self._untimed) + len(self._counted)
-        return PIECE * pieces + MOMENT * moments + MARK * self._tracker.held + STEP * len(self.totals.recent)
+        return (
+            PIECE * pieces
+            + MOMENT * moments
+            + MARK * self._tracker.held
+            + STEP * len(self.totals.recent)
+            + self.iterations.bytes
+        )
 
     @property
     def fresh(self) -> int:
@@ -288,11 +317,15 @@ class StepAccounting:
             pieces.halve()
         del self._untimed[: -(len(self._untimed) // 2) or None], self._counted[: -(len(self._counted) // 2) or None]
         self._tracker.forget()
+        self.iterations.forget()
         self.totals.halve()
 
-    def over(self, record: ev.Record) -> list[Over]:
-        """Take a step mark; return the steps that are over, to be measured in this order."""
-        self._marked = True
+    def over(self, record: ev.Record | End) -> list[Over]:
+        """Take a step mark, or the end of an iteration; return the steps that are over, to be measured in this order."""
+        if isinstance(record, End):
+            return self._turn(record)
+        if not self._marked:
+            self.begin_marks()
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if exposed is not None:
             self.exposed_source = ev.EXPOSED_SOURCES.get(record.timing)
@@ -305,6 +338,14 @@ class StepAccounting:
             self._waiting.append(step)
             if not step.in_flight:
                 over += self._take_waiting()
+        return over
+
+    def _turn(self, end: End) -> list[Over]:
+        """Take the end of an iteration; return the iteration before it, whose operations have had that time to end."""
+        over, start_ns, self._turned_ns = self._take_waiting(), self._turned_ns, end.end_ns
+        if not end.first and start_ns < end.end_ns:
+            self._turned = max(end.seq, self._turned + 1)
+            self._waiting.append(Step(self._turned, start_ns, end.end_ns, None, 1, end.of_root_ns))
         return over
 
     def _take_waiting(self) -> list[Over]:
@@ -326,7 +367,10 @@ class StepAccounting:
             until_ns: now, or the launch of the oldest operation in flight; by the clock of the records.
             known_from_ns: the records of operations before it are incomplete.
         """
-        if not self._marked or self.unavailable:
+        if self.unavailable if self._marked else not self.iterations.found:
+            known_from_ns = max(
+                known_from_ns, self._turned_ns
+            )  # what is in an iteration was a period, and is forgotten
             self.periods.add_seconds(
                 self._busy.values(),
                 until_ns,
@@ -367,7 +411,9 @@ class StepAccounting:
             waited_ns: waits for messages.
         """
         step, comm, exposed = over.step, None, None
-        if over.counted or _any_in(self._untimed, step.start_ns, step.end_ns):
+        # An iteration that is mostly a wait for a root has no share of communication: a server waits for its next request in it.
+        waits = step.of_root_ns > max(comm_ns / 2, _LITTLE * (step.end_ns - step.start_ns))
+        if waits or over.counted or _any_in(self._untimed, step.start_ns, step.end_ns):
             groups = ()
         else:
             comm = comm_ns
@@ -395,15 +441,18 @@ class StepAccounting:
         return steps
 
     def _judge(self, step: StepRecord) -> None:
-        """Add a step, and decide whether it was long; for the first ones once there are others to compare them with."""
+        """Add a step, and decide whether it was long; for the first ones once there are others to compare them with.
+
+        No iteration is long: if it is only a part of a step, the one that contains its computation is no exception.
+        """
         duration = step.end_ns - step.start_ns
-        if self._first is None:
+        if self._marked and self._first is None:
             step = step._replace(long=duration > LONG_TIMES * median(self._durations))
         self._durations.append(duration)
         self.totals.add(step)
         self._fresh.append(step)
         self.periods.add_step(duration, step.comm_ns)
-        if self._first is not None:
+        if self._marked and self._first is not None:
             self._first.append(step)
             if len(self._first) > LEAST_NEIGHBOURS:
                 self._judge_first(self._first, LONG_TIMES * median(self._durations))

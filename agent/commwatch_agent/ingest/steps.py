@@ -31,6 +31,8 @@ class Step(NamedTuple):
     end_ns: int
     exposed_ns: int | None
     in_flight: int
+    #: Of an iteration, as in ``iterations.End``.
+    of_root_ns: int = 0
 
 
 class StepTracker:

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from commwatch_agent.analysis.ended_operations import RankParts, once, put_together, roles
 from commwatch_agent.analysis.verdicts import Verdict, latest_life
 from commwatch_agent.core.runs import free_name
-from commwatch_agent.core.views import GroupView, JobView, RankView
+from commwatch_agent.core.views import GroupView, JobView, RankView, common_source
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.nodes.replica_parts import RankChecks
 
@@ -152,6 +152,7 @@ def _merged_job(name: str, views: list[JobView]) -> JobView:
         lost=sum(view.lost for view in views),
         records=sum(view.records for view in views),
         steps_unavailable=next((view.steps_unavailable for view in views if view.steps_unavailable), None),
+        step_source=common_source(view.step_source for view in views),
         # A launcher that failed decides; those of the other nodes were often only stopped.
         exit_code=codes[0] if codes and not running else None,
         failed=None if running else True if True in failures else None if None in failures else False,

@@ -20,6 +20,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
@@ -276,6 +277,8 @@ def _steps(
     if not steps.count:
         return
     families.count("steps_total", labels, steps.count)
+    if totals.alive and totals.steps.source is not None:
+        families.add("steps_info", (*labels, totals.steps.source), 1)
     families.count("long_steps_total", labels, steps.long)
     families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
     if known[0] and steps.comm_ns is not None:
@@ -286,11 +289,26 @@ def _steps(
             families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
     if steps.p2p_wait_ns is not None:
         families.count("step_p2p_wait_seconds_total", labels, steps.p2p_wait_ns / 1e9)
-    shares = steps.shares(now_ns) if totals.alive else None
+    shares = steps.shares(now_ns) if totals.alive and not _may_be_idle(totals, now_ns) else None
     if shares is not None:
         families.add("comm_share_ratio", labels, shares[0])
         if shares[1] is not None:
             families.add("exposed_comm_share_ratio", (*labels, source), shares[1])
+
+
+def _may_be_idle(totals: RankTotals, now_ns: int) -> bool:
+    """Return whether communication may only be waiting for something to do, as in a server without requests: no reason for an alert.
+
+    In iterations, that is: at least half of it was waiting in the last minute, or may have been.
+    """
+    if totals.steps.source != ITERATIONS:
+        return False
+    busy_ns = waited_ns = 0
+    for _, key, cell in totals.lately(now_ns):
+        op = totals.op_name(key.op)
+        busy_ns += cell.p2p_wait_ns if op in ev.P2P else cell.duration_ns
+        waited_ns += cell.p2p_wait_ns if op in ev.P2P else cell.wait_ns if cell.joined else cell.duration_ns
+    return 2 * waited_ns >= busy_ns
 
 
 def _choices(families: Families, job: str, totals: RankTotals) -> None:

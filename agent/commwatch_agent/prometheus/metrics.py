@@ -105,6 +105,13 @@ METRICS = {
         Spec(
             "commwatch_steps_total", "counter", "Total number of training steps, from one step mark to the next.", _RANK
         ),
+        Spec(
+            "commwatch_steps_info",
+            "gauge",
+            "What the steps of a rank are: marks (between calls of an optimizer or commwatch.step()), or iterations (turns of the cycle of its "
+            "operations, because nothing marks steps); the value is always 1.",
+            (*_RANK, "source"),
+        ),
         Spec("commwatch_step_seconds_total", "counter", "Total duration of training steps, in seconds.", _RANK),
         Spec(
             "commwatch_step_comm_seconds_total",

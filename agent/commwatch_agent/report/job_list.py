@@ -11,7 +11,7 @@ from commwatch_agent.core import terminal_text
 from commwatch_agent.core.plain_table import columns
 from commwatch_agent.core.terminal_text import MOST_CELLS, width
 from commwatch_agent.core.units import day_time, percent, seconds, zone
-from commwatch_agent.core.views import JobFigures
+from commwatch_agent.core.views import ITERATIONS, JobFigures
 from commwatch_agent.report.report_text import job_state
 
 _HEAD = ("job", "state", "began", "lasted", "ranks", "steps", "step p50", "comm", "exposed")
@@ -45,9 +45,9 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
 
 
 def _cells(job: JobFigures, with_zone: bool) -> tuple[str, ...]:
-    here = len(job.ranks)
+    here, steps = len(job.ranks), f"{job.steps}{' iterations' * (job.step_source == ITERATIONS)}"
     return (
         job_state(job), f"{day_time(job.started_at)}{f' {zone(job.started_at)}' if with_zone else ''}", seconds(job.duration_s),
-        str(here) if here == job.world_size else f"{here}/{job.world_size}", str(job.steps), seconds(job.step_p50_s),
+        str(here) if here == job.world_size else f"{here}/{job.world_size}", steps, seconds(job.step_p50_s),
         percent(job.comm_share), percent(job.exposed_share),
     )  # fmt: skip

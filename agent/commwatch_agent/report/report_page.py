@@ -19,11 +19,11 @@ from commwatch_agent.report.report import Report
 from commwatch_agent.report.report_text import (
     LEGEND,
     OPERATION_HEAD,
-    RANK_HEAD,
     about,
     heading,
     headlines,
     operation_cells,
+    rank_head,
     rank_rows,
 )
 from commwatch_agent.report.svg import STYLE
@@ -60,7 +60,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         body += _section("topology", partial(_topology, topology, material.groups))
     if report.ranks and report.steps:
         ranks = rank_rows(report)
-        body += ["<h2>Ranks</h2>", html_frame.table(RANK_HEAD, ranks, "numbers")]
+        body += ["<h2>Ranks</h2>", html_frame.table(rank_head(report), ranks, "numbers")]
     if report.operations:
         operations = [operation_cells(row) for row in report.operations]
         body += ["<h2>Operations</h2>", html_frame.table(OPERATION_HEAD, operations, "numbers"), f"<p>{LEGEND}</p>"]

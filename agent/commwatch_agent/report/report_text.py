@@ -9,7 +9,7 @@ from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.endings import exit_says
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
-from commwatch_agent.core.views import JobView
+from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
 from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
@@ -18,7 +18,19 @@ _MOST_ADVICE = 5
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
 LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
 _REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
-RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
+_NO_CYCLE = ", and the operations repeat no cycle"
+#: What an iteration is, in the words of the report.
+_ITERATION = "nothing marks steps, so each is one turn of the cycle of operations (commwatch.step() marks steps)"
+
+
+def rank_head(report: Report) -> tuple[str, ...]:
+    """Return the head of the table of ranks."""
+    return ("rank", "state", f"{_unit(report)}s", f"{_unit(report)} p50", "comm", "exposed", "wait", "p2p wait")
+
+
+def _unit(report: Report) -> str:
+    """Return what the steps are called."""
+    return "iteration" if report.job.step_source == ITERATIONS else "step"
 
 
 def operation_cells(row: Row) -> tuple[str, ...]:
@@ -75,11 +87,14 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         unclear = f"; the standstill is not in them{unclear}"
     if report.latest_steps is not None:
         unclear = f"; only the latest {report.latest_steps} were read for medians and shares{unclear}"
+    units = f"{_unit(report)}s"
+    if job.step_source == ITERATIONS:
+        unclear = f"; {_ITERATION}{unclear}"
     if report.steps and report.step_p50_s is None:
-        facts.append(("steps", f"{report.steps}, too few for step statistics{unclear}"))
+        facts.append((units, f"{report.steps}, too few for statistics of {units}{unclear}"))
     elif report.steps:
         length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
-        facts.append(("steps", f"{report.steps}, {length}{unclear}"))
+        facts.append((units, f"{report.steps}, {length}{unclear}"))
         if report.long_steps is not None:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
@@ -89,7 +104,9 @@ def headlines(report: Report) -> list[tuple[str, str]]:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
             facts.append(("by group", f"{shares} (they may overlap)"))
         if report.p2p_wait_share is not None:
-            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time spent waiting for them"))
+            facts.append(
+                ("send, recv", f"{percent(report.p2p_wait_share)} of {_unit(report)} time spent waiting for them")
+            )
         facts.append(("exposed", _exposed(report)))
         if report.nodes is not None and (report.unjoined_share or 0) > MOST_UNJOINED:
             facts.append(
@@ -99,7 +116,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         facts.append(
             (
                 "steps",
-                f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
+                f"none: {job.steps_unavailable or f'fewer than two optimizer steps or commwatch.step() calls were seen{_NO_CYCLE}'}",
             )
         )
     facts += report.missing.items()
@@ -138,7 +155,7 @@ def _share(report: Report) -> str:
     made_of = split(report.comm_share, *waits)
     why = bottleneck(report.comm_share, report.exposed_share, *waits)
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
-    return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
+    return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
 
 
 #: How exposed time was measured, by its source.
@@ -150,7 +167,7 @@ _MEASURED = {
 
 def _exposed(report: Report) -> str:
     if report.exposed_share is None:
-        return "not known"
+        return "not known: only steps that are marked have it" if report.job.step_source == ITERATIONS else "not known"
     of_ranks = of_some(report.exposed_ranks, _with_steps(report))
     how = "; ".join(_MEASURED.get(source, source) for source in report.exposed_sources)
     return f"{percent(report.exposed_share)} of step time{of_ranks}{how and f' ({how})'}"
@@ -191,7 +208,7 @@ def text(report: Report, cells: int = CELLS) -> str:
     shown += lines(happened(report.incidents), cells, failed=bool(report.job.failed))
     shown += [*(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
     if report.ranks and report.steps:
-        shown += [*columns(RANK_HEAD, rank_rows(report), 2, cells), ""]
+        shown += [*columns(rank_head(report), rank_rows(report), 2, cells), ""]
     shown += (
         columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
         if report.operations

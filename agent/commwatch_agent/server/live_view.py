@@ -14,7 +14,7 @@ from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch_agent.analysis.waits.wait_graph import age
-from commwatch_agent.core.views import RankView
+from commwatch_agent.core.views import RankView, common_source
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Seen, merged_ranks
 from commwatch_agent.server.node_now import NodeNow, Oldest, RankLine, RankNow
@@ -50,6 +50,8 @@ class JobNow:
     steps_per_s: float | None
     step_s: float | None
     steps_unavailable: str | None
+    #: As in ``JobView``.
+    step_source: str | None
     comm: float | None
     exposed: float | None
     #: When the latest step of any rank ended, in Unix time (s), if the job runs and none has ended for a long time since: these figures,
@@ -114,6 +116,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
         steps_per_s=_median(one.pace for one in ranks),
         step_s=_median(one.line.step_s for one in ranks),
         steps_unavailable=next((node.steps_unavailable for node in nodes if node.steps_unavailable), None),
+        step_source=common_source(node.step_source for node in nodes),
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=comm,
         exposed=exposed,

@@ -19,7 +19,7 @@ from commwatch_agent.core import endings
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.core.views import GroupView, RankView, common_source
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
@@ -100,6 +100,8 @@ class NodeNow:
     slots: list[SlotSums]
     #: Incidents of this run in memory.
     incidents: list[IncidentView]
+    #: As in ``JobView``.
+    step_source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def node_now(
         slots_from_ns=min(_last_slot_ns(totals, now_ns) for totals in rank_totals),
         slots=_slots(rank_totals, now_ns),
         incidents=list(incidents),
+        step_source=common_source(totals.steps.source for totals in rank_totals),
     )
 
 

@@ -85,7 +85,7 @@ class RegularProfiles:
         with self._agent.live(None) as (jobs, now_ns):
             for job in jobs:
                 for totals in job.rank_totals.values():
-                    if not totals.alive:
+                    if not (totals.alive and totals.marked):  # a profile ends with a step
                         continue
                     of_rank = totals.steps.totals
                     steps[job.id] = max(steps.get(job.id, 0), of_rank.count)

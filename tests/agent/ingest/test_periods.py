@@ -112,7 +112,9 @@ def test_long_silence() -> None:
 def test_shed() -> None:
     """Seconds in which the rank only counts its operations are no periods, nor are those before it was found to record all again."""
     made = book()
-    ingest_records(made, packed(*(operation(start_ns=n * S, end_ns=n * S + 500 * MS, seq=n) for n in range(1, 40))))
+    ingest_records(
+        made, packed(*(operation(start_ns=n * S, end_ns=n * S + 500 * MS, seq=n, size=1 << n) for n in range(1, 40)))
+    )
     tick(made, 12)
     assert sums(made.steps.periods) == pytest.approx((9, 9, 4.5, 9 * 0.25))
     made.mode, made.mode_since_ns = COUNTERS, 10 * S

@@ -35,6 +35,8 @@ class Source:
         self.stored_cells = 0
         self.unavailable = row.steps_unavailable
         self.exposed_source: str | None = None
+        #: Where the stored steps come from.
+        self.step_source: str | None = None
         self.stored_run = ""
         #: The trainer has ended, and all its records are drained.
         self.final = False

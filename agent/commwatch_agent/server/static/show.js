@@ -55,7 +55,8 @@ export function still({ at, job, incidents }) {
 // If no step has ended for long, the figures are of then, and must not look as if they were of now.
 function tiles(job, nothing) {
   const then = job.figures_at === null ? "" : `of ${timeOfDay(job.figures_at)}`;
-  say(find("steps-title"), `The ${job.state === "ended" ? "last" : "latest"} steps`);
+  const unit = job.step_source === "iterations" ? "iteration" : "step";
+  say(find("steps-title"), `The ${job.state === "ended" ? "last" : "latest"} ${unit}s`);
   const which = then && job.step_s !== null ? `: communication, exposed and step are ${then}` : "";
   say(find("figures-said"), nothing && `${nothing}${which}.`);
   const high = job.comm !== null && job.comm > LIMIT;
@@ -65,15 +66,15 @@ function tiles(job, nothing) {
   const meter = find("comm-meter");
   meter.hidden = job.comm === null || Boolean(then);
   meter.setAttribute("aria-valuenow", String(Math.round(100 * (job.comm ?? 0))));
-  meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30%`);
+  meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the ${unit}; the line is at 30%`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : then || made([job.split, job.says || (job.split ? "below the 30% line" : "of the step: below the 30% line")]));
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? `no ${unit}s lately` : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : then || made([job.split, job.says || (job.split ? "below the 30% line" : `of the ${unit}: below the 30% line`)]));
   say(find("comm-of"), job.comm_of);
   say(find("exposed"), percent(job.exposed), job.exposed === null || then ? "quiet" : job.exposed > WORTH ? "warn" : "good");
   say(find("exposed-of"), [job.exposed_of, then && job.exposed !== null ? `(${then})` : ""].join(" "));
   say(find("step"), seconds(job.step_s), job.step_s === null || then ? "quiet" : "");
-  say(find("pace"), then ? `${then}, at step ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
+  say(find("pace"), then ? `${then}, at ${unit} ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at ${unit} ${job.step ?? UNKNOWN}`);
   const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
   say(find("ranks-here"), `${known} of ${job.world_size}`);
   say(find("ranks-say"), Object.entries(job.states).map(([state, number]) => `${number} ${state}`).join(", "));

@@ -1,0 +1,424 @@
+"""Iterations of a rank whose steps nothing marks: the turns of the cycle that its operations repeat. Pure; no clock decides.
+
+The cycle is found in the order in which the rank launched its operations. Then one of its groups has the iterations: each turn ends at
+the same place of that group's operations, by their numbers, so that all ranks of the group end a turn at the same operation. A
+sequence that does not repeat, or only after more than ``MOST_CYCLE`` operations, has no iterations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from commwatch_agent.ingest.columns import Flags, Ints
+
+#: Most operations of a cycle; and of the latest ones, in which it is searched. A rank keeps no others.
+MOST_CYCLE = 4096
+MOST_KEPT = 3 * MOST_CYCLE + 64
+#: For how long a cycle must have been repeated before it is one. The time doubles after a cycle that ended sooner than that, up to a limit:
+#: a loop within a longer cycle is not taken for it again and again. And after how many operations the time does not matter.
+_LEAST_NS, _MOST_NS, _MANY = 2_000_000_000, 64_000_000_000, 4096
+#: How many turns a cycle must have had and how many operations it must have predicted; and where that is less than half of what is kept,
+#: or other groups' operations repeat none: fewer equal turns may be chance.
+_TURNS, _PREDICTED, _TURNS_BY_CHANCE, _PREDICTED_BY_CHANCE = 3, 64, 8, 16
+#: How many turns suffice after this many times the time, which the operations of one group among others need in any case.
+_TURNS_OF_LONG, _LONG = 5, 10
+#: Operations are searched for a cycle when they span this much more time than at the last search; twice as much after each failure.
+_SEARCH_NS, _MOST_SEARCH_NS = 500_000_000, 16_000_000_000
+#: Shorter turns are taken together, as many as a power of two, so that all ranks end an iteration with the same one.
+_SHORTEST_NS = 10_000_000
+#: Least operations that a cycle must have predicted to be looked at, and most lengths of cycles that are.
+_LEAST_ALIKE, _MOST_TRIED = 4, 64
+#: Long pauses are looked for among these parts of all; how many there must be, and how many of them after equally many operations.
+_PARTS, _LEAST_PAUSES, _REGULAR = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128), 8, 0.9
+#: After so many turns that are alike, or so much time, without such pauses there are none.
+_MANY_ALIKE, _LONG_ALIKE_NS = 128, 10_000_000_000
+#: With so many collectives, a rank has no iterations of messages.
+_ENOUGH = 8
+#: So many of the latest operations may not have ended while later ones have.
+_MOST_LATEST = 64
+#: Most operations that wait for an earlier one of their group, which ends later.
+_MOST_AHEAD = 256
+#: Places in a code: of the size class, the peer of a message, and the group.
+CLASS_SHIFT, PEER_SHIFT, GROUP_SHIFT = 8, 16, 40
+#: Bytes that one kept operation takes.
+KEPT = 32
+
+
+class Operations(NamedTuple):
+    """Some operations of a rank, in the order of its records; arrays of shape [operations]."""
+
+    #: What it is: same for the same operation on all ranks, but for the group (from ``GROUP_SHIFT``).
+    code: Ints
+    #: Number in its group.
+    seq: Ints
+    launch: Ints
+    end: Ints
+
+    def some(self, wanted: Ints | slice) -> Operations:
+        """Return those at some places."""
+        return Operations(*(values[wanted] for values in self))
+
+
+class End(NamedTuple):
+    """The end of an iteration: after which of the operations that were passed it is known; number and end of its last operation."""
+
+    place: int
+    seq: int
+    end_ns: int
+    #: The first end of a cycle: the iteration before it is not known.
+    first: bool
+    #: Time since the end before it in operations in which ranks wait for a root (``events.FROM_ROOT``).
+    of_root_ns: int = 0
+
+
+class _Cycle:
+    """The cycle of one group.
+
+    Args:
+        codes: of the operations of one turn.
+        begin: number of an operation that begins a turn.
+        next_seq: number of the next operation.
+        launch_ns: of the latest operation.
+    """
+
+    def __init__(self, codes: Ints, begin: int, next_seq: int, launch_ns: int) -> None:
+        self.codes, self._begin, self._next, self.since_ns = codes, begin, next_seq, launch_ns
+        self._group = int(codes[0]) >> GROUP_SHIFT
+        #: Operations that wait for an earlier one, which has not ended.
+        self._ahead = Operations(*[np.empty(0, np.int64)] * 4)
+        self._begun = False
+        #: Operations of the rank since the latest end of a turn.
+        self._since_end = 0
+
+    def follow(self, operations: Operations) -> tuple[list[End], int]:
+        """Return the ends of turns, and how many operations come before one that the cycle does not have."""
+        at = np.flatnonzero(operations.code >> GROUP_SHIFT == self._group)
+        mine = operations if len(at) == len(operations.code) else operations.some(at)
+        if len(self._ahead.seq) or not self._are_next(mine.seq):
+            mine, at = self._in_order(mine, at)
+            if len(self._ahead.seq) > _MOST_AHEAD or (len(self._ahead.seq) and self._ahead.seq[0] < self._next):
+                return [], 0
+        number, turn = len(at), (self._next - self._begin) % len(self.codes)
+        wrong = mine.code != np.tile(self.codes, 1 + (turn + number) // len(self.codes))[turn : turn + number]
+        right = int(wrong.argmax()) if wrong.any() else number
+        last = np.arange(len(self.codes) - 1 - turn, right, len(self.codes))
+        ends = [
+            End(*each, first=False)
+            for each in zip(at[last].tolist(), mine.seq[last].tolist(), mine.end[last].tolist(), strict=True)
+        ]
+        if ends and not self._begun:
+            self._begun, ends[0] = True, ends[0]._replace(first=True)
+        if right < number:
+            return ends, int(at[right])
+        self._next += right
+        self._since_end = len(operations.code) - 1 - ends[-1].place if ends else self._since_end + len(operations.code)
+        return ends, len(operations.code) - (self._since_end > MOST_CYCLE)
+
+    def goes_on(self, operations: Operations) -> bool:
+        """Return whether the cycle has these operations; they end no iteration."""
+        _, number = self.follow(operations)
+        self._begun = False
+        return number == len(operations.code)
+
+    def _are_next(self, seq: Ints) -> bool:
+        return np.array_equal(seq, np.arange(self._next, self._next + len(seq)))
+
+    def _in_order(self, mine: Operations, at: Ints) -> tuple[Operations, Ints]:
+        """Return the group's operations by number up to the first one that is missing, with the places after which they are known."""
+        at = np.append(np.zeros(len(self._ahead.seq), np.int64), at)
+        mine = Operations(*map(np.append, self._ahead, mine))
+        order = np.argsort(mine.seq, kind="stable")
+        mine = mine.some(order)
+        missing = mine.seq != np.arange(self._next, self._next + len(mine.seq))
+        number = int(missing.argmax()) if missing.any() else len(missing)
+        self._ahead = mine.some(slice(number, None))
+        return mine.some(slice(number)), np.maximum.accumulate(at[order][:number])
+
+
+class Finder:
+    """Finds the iterations of one rank in its operations.
+
+    Args:
+        size_of: returns the number of ranks of a group.
+    """
+
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._size_of = size_of
+        self._kept: list[Operations] = []
+        #: Number of operations in which a cycle is searched.
+        self.number = 0
+        self._cycle: _Cycle | None = None
+        #: For how long the next cycle must have been repeated.
+        self._least_ns = _LEAST_NS
+        #: Launch of the operation at the last search; and how much later the next search is.
+        self._searched_ns: int | None = None
+        self._search_ns = _SEARCH_NS
+
+    @property
+    def found(self) -> bool:
+        """Whether the operations repeat a cycle now."""
+        return self._cycle is not None
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the kept operations take."""
+        return KEPT * (self.number + (0 if self._cycle is None else len(self._cycle.codes)))
+
+    def forget(self) -> None:
+        """Forget all operations and the cycle."""
+        self._kept, self.number, self._cycle = [], 0, None
+        self._searched_ns, self._search_ns = None, _SEARCH_NS
+
+    def feed(self, operations: Operations) -> list[End]:
+        """Add the next operations; return the ends of iterations among them, in order."""
+        ends, taken = list[End](), 0
+        while taken < len(operations.code):
+            rest = operations.some(slice(taken, None))
+            if self._cycle is None:
+                taken += self._learn(rest)
+            else:
+                found, number = self._follow(self._cycle, rest)
+                ends += [end._replace(place=taken + end.place) for end in found]
+                taken += number
+        return ends
+
+    def _follow(self, cycle: _Cycle, operations: Operations) -> tuple[list[End], int]:
+        """Return the ends of turns, and how many operations come before one that the cycle does not have."""
+        ends, number = cycle.follow(operations)
+        if number < len(operations.code):
+            soon = int(operations.launch[number]) - cycle.since_ns < self._least_ns
+            self._least_ns = min(2 * self._least_ns, _MOST_NS) if soon else _LEAST_NS
+            self.forget()
+        return ends, number
+
+    def _learn(self, operations: Operations) -> int:
+        """Keep operations up to the next search for a cycle; return their number."""
+        if self._searched_ns is None:
+            self._searched_ns = int(operations.launch[0])
+        due = operations.launch >= self._searched_ns + self._search_ns
+        is_due = bool(due.any())
+        number = int(due.argmax()) + 1 if is_due else len(due)
+        more = operations.some(slice(max(0, number - MOST_KEPT), number))
+        self._kept.append(Operations(*(values.copy() for values in more)))  # the others do not stay in memory
+        self.number += len(self._kept[-1].code)
+        while self.number - len(self._kept[0].code) >= MOST_KEPT:
+            self.number -= len(self._kept.pop(0).code)
+        if is_due:
+            self._search(int(operations.launch[number - 1]))
+        return number
+
+    def _search(self, now_ns: int) -> None:
+        kept = Operations(*map(np.concatenate, zip(*self._kept, strict=True))).some(slice(-MOST_KEPT, None))
+        kept = kept.some(np.argsort(kept.launch, kind="stable"))
+        self._kept, self.number = [kept], len(kept.code)
+        # Among the latest, those that have not ended are missing.
+        latest = len(kept.code) - min(_MOST_LATEST, len(kept.code) // 8)
+        cycle = find(kept.some(slice(latest)), self._least_ns, self._size_of)
+        if cycle is not None and cycle.goes_on(kept.some(slice(latest, None))):
+            self.forget()
+            self._cycle = cycle
+            return
+        self._searched_ns, self._search_ns = now_ns, min(2 * self._search_ns, _MOST_SEARCH_NS)
+
+
+def find(operations: Operations, least_ns: int, size_of: Callable[[int], int]) -> _Cycle | None:
+    """Return the cycle that the latest operations repeat; ``None``: there is none.
+
+    Args:
+        operations: by launch.
+        least_ns: for how long they must have repeated it, unless there are many.
+        size_of: as for ``Finder``.
+    """
+    length, period = repeats(operations.code)
+    if _is_clear(operations.launch, length, period, least_ns):
+        counts = Counter((operations.code[-period:] >> GROUP_SHIFT).tolist())
+        group = min(counts, key=lambda one: (-size_of(one), counts[one], one))
+        return _cycle_of(_of_group(operations, group), counts[group], alone=len(counts) == 1)
+    # The operations of the largest group may repeat a cycle, with any number of others between them.
+    groups = np.unique(operations.code >> GROUP_SHIFT).tolist()
+    for group in sorted(groups, key=lambda one: (-size_of(one), one)) if len(groups) > 1 else ():
+        mine = _of_group(operations, group)
+        length, period = repeats(mine.code)
+        turn_ns = int(mine.launch[-1] - mine.launch[-length]) * period // length if length else 0
+        if operations.launch[-1] - mine.launch[-1] > 2 * turn_ns:
+            continue  # it is not used now
+        is_short = period * len(operations.code) <= MOST_CYCLE * len(mine.code)
+        is_clear = is_short and _is_clear(mine.launch, length, period, _LONG * least_ns, alone=False)
+        return _cycle_of(mine, period) if is_clear else None
+    return None
+
+
+def repeats(codes: Ints) -> tuple[int, int]:
+    """Return the lengths of the longest suffix that repeats a cycle, and of the cycle; (0, 0): none has predicted ``_LEAST_ALIKE`` operations."""
+    backwards, number = codes[::-1], len(codes)
+    periods, alike = np.arange(1, max(1, number - _LEAST_ALIKE)), 0
+    # Lengths of cycles that have predicted the latest operation, the one before it, and so on.
+    for most in (_LEAST_ALIKE, 16, 64, 256, 1024):
+        if alike < _LEAST_ALIKE or len(periods) > _MOST_TRIED:
+            for at in range(alike, min(most, number // 2)):
+                periods = periods[: int(np.searchsorted(periods, number - at))]
+                periods = periods[backwards[periods + at] == backwards[at]]
+            alike = most
+    found = 0, 0
+    for period in periods[:_MOST_TRIED].tolist():
+        wrong = backwards[period:] != backwards[: number - period]
+        length = period + int(wrong.argmax()) if wrong.any() else number
+        found = max(found, (length, period), key=lambda one: one[0])
+        if length == number:
+            break
+    return found
+
+
+def _of_group(operations: Operations, group: int) -> Operations:
+    """Return the operations of a group, by number."""
+    mine = operations.some(np.flatnonzero(operations.code >> GROUP_SHIFT == group))
+    return mine.some(np.argsort(mine.seq, kind="stable"))
+
+
+def _is_clear(launch: Ints, length: int, period: int, least_ns: int, *, alone: bool = True) -> bool:
+    """Return whether the repetition of the latest operations is a cycle: often enough, for long enough, and not too long.
+
+    Args:
+        alone: there are no others between them.
+    """
+    if not 0 < period <= MOST_CYCLE:
+        return False
+    lasted_ns, predicted = int(launch[-1] - launch[-length]), length - period
+    if length < _MANY and lasted_ns < least_ns:
+        return False
+    if length >= _TURNS_BY_CHANCE * period and predicted >= _PREDICTED_BY_CHANCE:
+        return True
+    if not alone or 2 * length < len(launch):
+        return False
+    is_long = length >= _TURNS_OF_LONG * period and lasted_ns >= _LONG * least_ns
+    return is_long or (length >= _TURNS * period and predicted >= _PREDICTED)
+
+
+def _cycle_of(mine: Operations, period: int, *, alone: bool = False) -> _Cycle | None:
+    """Return the cycle of a group's operations, which repeat after ``period``; ``None``: some are missing, or more are needed.
+
+    Args:
+        alone: no other group is in the cycle.
+    """
+    until, turn_ns = int(mine.seq[-1]) + 1, int(mine.launch[-1] - mine.launch[0]) * period // len(mine.seq)
+    latest = mine.some(slice(-period, None))
+    if not np.array_equal(latest.seq, np.arange(until - period, until)):
+        return None
+    codes = latest.code.tolist()
+    # If the group repeats a shorter cycle, an iteration begins with a number that all its ranks agree on.
+    shortest = next(n for n in range(1, period + 1) if period % n == 0 and codes[n:] == codes[:-n])
+    begin = (until - period + _begin(codes)) % shortest
+    together, regular = 1, _regular_pause(mine)
+    alike = shortest < period or (alone and period == 1)
+    if (
+        regular is None
+        and alike
+        and len(mine.seq) < _MANY_ALIKE * period
+        and mine.launch[-1] - mine.launch[0] < _LONG_ALIKE_NS
+    ):
+        return None  # pauses may still tell where a turn begins
+    if regular is not None and regular[0] % period == 0:
+        together, begin = regular[0] // period, regular[1]
+    while together * turn_ns < _SHORTEST_NS and 2 * together * period <= MOST_CYCLE:
+        together *= 2
+    turns = np.tile(np.roll(latest.code, until - period - begin), together)
+    return _Cycle(turns, begin, until, int(mine.launch[-1]))
+
+
+def _regular_pause(mine: Operations) -> tuple[int, int] | None:
+    """Return how many of a group's operations lie between its regular long pauses, and after which numbers modulo that they come.
+
+    A step whose operations are all alike repeats a cycle of one operation; only the time of its computation tells where it begins.
+    """
+    pauses = mine.launch[1:] - np.maximum.accumulate(mine.end)[:-1]
+    for part in _PARTS:
+        at = np.flatnonzero(pauses > max(0, np.quantile(pauses, 1 - part) // 2))
+        if len(at) < _LEAST_PAUSES or len(at) < part * len(pauses):
+            return None
+        apart, numbers = np.bincount(np.minimum(np.diff(at), MOST_CYCLE)), mine.seq[at + 1]
+        most = int(apart.argmax())
+        if 1 < most < MOST_CYCLE and apart[most] >= _REGULAR * (len(at) - 1):
+            phases = np.bincount(numbers % most)
+            if phases.max() >= _REGULAR * len(at):
+                return most, int(phases.argmax())
+    return None
+
+
+def _begin(codes: Sequence[int]) -> int:
+    """Return where the least rotation of a cycle begins, which is the same wherever the cycle was first seen."""
+    length, first, second, same = len(codes), 0, 1, 0
+    while first < length and second < length and same < length:
+        one, other = codes[(first + same) % length], codes[(second + same) % length]
+        if one == other:
+            same += 1
+            continue
+        if one > other:
+            first += same + 1
+        else:
+            second += same + 1
+        second += first == second
+        same = 0
+    return min(first, second)
+
+
+class Iterations:
+    """The iterations of one rank: those of its collectives, or if it has hardly any, those of its messages."""
+
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._collectives, self._messages = Finder(size_of), Finder(size_of)
+        self._counted = 0
+        #: As in ``End``, since the latest one.
+        self._of_root_ns = 0
+
+    @property
+    def found(self) -> bool:
+        """Whether the operations repeat a cycle now."""
+        return self._collectives.found or self._messages.found
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the kept operations take."""
+        return self._collectives.bytes + self._messages.bytes
+
+    def forget(self) -> None:
+        """Forget all operations and the cycle."""
+        self._collectives.forget()
+        self._messages.forget()
+
+    def feed(self, operations: Operations, message: Flags, of_root_ns: Ints | None) -> list[End]:
+        """Add the next operations; return the ends of iterations among them, in order.
+
+        Args:
+            message: [operations]: whether it is a message.
+            of_root_ns: [operations]: time up to its end in operations in which ranks wait for a root; ``None``: there are none.
+        """
+        at = np.flatnonzero(~message), np.flatnonzero(message)
+        parts = (operations, operations.some(at[1])) if not len(at[1]) else tuple(map(operations.some, at))
+        ends = [
+            end._replace(place=int(at[n][end.place])) for n, found in enumerate(self._ends(*parts)) for end in found
+        ]
+        if of_root_ns is not None and len(of_root_ns):
+            before_ns = 0
+            for number, end in enumerate(ends):
+                until_ns = int(of_root_ns[end.place])
+                ends[number] = end._replace(of_root_ns=self._of_root_ns + until_ns - before_ns)
+                self._of_root_ns, before_ns = 0, until_ns
+            self._of_root_ns += int(of_root_ns[-1]) - before_ns
+        return ends
+
+    def _ends(self, collectives: Operations, messages: Operations) -> tuple[list[End], list[End]]:
+        """Add the next operations; return the ends of iterations after collectives, or after messages, in order."""
+        ends = self._collectives.feed(collectives)
+        if self._collectives.found or self._collectives.number >= _ENOUGH:
+            self._messages.forget()
+            return ends, []
+        # Messages have no number in their group, but end in the order of their launches where threads wait for them.
+        numbers = np.arange(self._counted, self._counted + len(messages.code))
+        self._counted += len(numbers)
+        together = messages.code & ((1 << GROUP_SHIFT) - 1)
+        of_messages = self._messages.feed(messages._replace(code=together, seq=numbers))
+        return (ends, []) if ends else ([], of_messages)
