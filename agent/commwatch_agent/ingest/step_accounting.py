@@ -13,7 +13,8 @@ from commwatch.wire import events as ev
 from commwatch_agent.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
 from commwatch_agent.core.intervals import Intervals, length
 from commwatch_agent.core.views import ITERATIONS, MARKS, StepView
-from commwatch_agent.ingest.iterations import End, Iterations
+from commwatch_agent.ingest.cycles.cycle import End
+from commwatch_agent.ingest.cycles.iterations import Iterations
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker

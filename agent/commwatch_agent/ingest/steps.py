@@ -31,7 +31,7 @@ class Step(NamedTuple):
     end_ns: int
     exposed_ns: int | None
     in_flight: int
-    #: Of an iteration, as in ``iterations.End``.
+    #: Of an iteration, as in ``cycles.cycle.End``.
     of_root_ns: int = 0
 
 

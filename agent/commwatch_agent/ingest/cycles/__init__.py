@@ -1,0 +1,1 @@
+"""The cycle that the operations of a rank repeat, and its turns: iterations."""
