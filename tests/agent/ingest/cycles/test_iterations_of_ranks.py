@@ -123,3 +123,32 @@ def test_no_share_in_the_metrics_of_what_may_be_idle() -> None:
         names = {(sample.name, sample.labels.get("rank")) for family in page.collect() for sample in family.samples}
         assert ("commwatch_steps_info", "0") in names
         assert (("commwatch_comm_share_ratio", "0") in names) == known
+
+
+def test_restart_of_the_agent(tmp_path: Path) -> None:
+    """After a restart of the agent, a rank has iterations again, with the same numbers, and marks that come later still end them."""
+    first = Watch(tmp_path)
+    ring = write_ring(first.rings, [], [group_entry()])
+    for number in range(60):
+        for record in turn(number, "all_reduce", "all_gather"):
+            ring.write(*record)
+        first.tick((number + 2) * EVERY)
+    before = stored(first)
+    first.store.close()
+    second = Watch(tmp_path)
+    for number in range(60, 120):
+        for record in turn(number, "all_reduce", "all_gather"):
+            ring.write(*record)
+        second.tick((number + 2) * EVERY)
+    (totals,) = second.aggregate.rank_totals()
+    assert (totals.marked, totals.steps.source) == (False, ITERATIONS)
+    assert stored(second) >= before + 20
+    with History(second.path) as history:
+        numbers = {step.seq % 2 for step in history.steps(0, ev.MAX_PLAUSIBLE, [row.id for row in history.rings()])}
+    assert len(numbers) == 1
+    for number in range(10):
+        ring.write(*mark(number, (number + 122) * EVERY))
+    second.tick(140 * EVERY)
+    assert totals.steps.source == MARKS
+    assert stored(second) == totals.steps.totals.count == 9
+    ring.release()
