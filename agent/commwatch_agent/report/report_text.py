@@ -91,7 +91,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     if job.step_source == ITERATIONS:
         unclear = f"; {_ITERATION}{unclear}"
     if report.steps and report.step_p50_s is None:
-        facts.append((units, f"{report.steps}, too few for statistics of {units}{unclear}"))
+        facts.append((units, f"{report.steps}, too few for {_unit(report)} statistics{unclear}"))
     elif report.steps:
         length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
         facts.append((units, f"{report.steps}, {length}{unclear}"))
