@@ -80,7 +80,7 @@ def alerted(scenario: Scenario, alerts: dict[str, list[dict[str, Any]]]) -> list
     if not scenario.kinds:
         return [f"alert: {each['name']}" for each in every if each["name"] not in TRUE_SHARES]
     named = [(each["name"], each["labels"]["rank"]) for each in every if "rank" in each["labels"]]
-    return [f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in scenario.ranks]
+    return [f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in scenario.named]
 
 
 def excused(scenario: Scenario, found: dict[str, Any]) -> bool:
@@ -104,7 +104,7 @@ def remembered(scenario: Scenario, began: float, incidents: list[dict[str, Any]]
     if not scenario.kinds:
         return wrong + [f"incident: {one['kind']} {one['ranks']}" for one in of_fault]
     named = {rank for one in of_fault for rank in one["ranks"]}
-    wrong += [] if named == set(scenario.ranks) else [f"incidents: ranks {sorted(named)}"]
+    wrong += [] if named == scenario.named else [f"incidents: ranks {sorted(named)}"]
     first = min((one["began_at"] for one in of_fault), default=began)
     # A straggler begins with the window in which it is late, a corruption with the check that shows it.
     return wrong + (
@@ -120,13 +120,13 @@ def judge(scenario: Scenario, polls: list[Poll]) -> Outcome:
     for at_s, found in polls:
         named = {rank for kind, _, ranks in found if kind in scenario.kinds for rank in ranks}
         if scenario.lasts_s is None or at_s < scenario.lasts_s:
-            right.append((at_s, named == set(scenario.ranks)))
+            right.append((at_s, named == scenario.named))
         elif named and at_s >= scenario.lasts_s + ENDS_S:
             wrong.append("a verdict after the fault's end")
         wrong += [
             f"{kind} {cause} {','.join(map(str, ranks))}"
             for kind, cause, ranks in found
-            if kind not in scenario.kinds or not set(ranks) <= set(scenario.ranks)
+            if kind not in scenario.kinds or not set(ranks) <= scenario.named
         ]
     first = next((n for n, (_, is_right) in enumerate(right) if is_right), None)
     if first is None:

@@ -28,10 +28,17 @@ class Scenario:
     link: str = ""
     #: What is checked for corrupt data (``COMMWATCH_CHECKSUMS``); empty: nothing.
     checks: str = ""
+    #: Ranks that are named, where it cannot be known which of them are at fault; empty: those at fault.
+    suspects: tuple[int, ...] = ()
     #: For so many seconds it is watched, from the fault on, or from its begin if it has none.
     watched_s: float = 30.0
     #: It is one of the jobs with long waits, of which an incident of severity ``info`` may be remembered.
     rhythm: bool = False
+
+    @property
+    def named(self) -> frozenset[int]:
+        """The ranks that a verdict must name."""
+        return frozenset(self.suspects or self.ranks)
 
     @property
     def hangs(self) -> bool:
@@ -168,10 +175,13 @@ def _faulty(
     kinds: frozenset[str] = _HANGS,
     within_s: float = 12.0,
     size: int = 4,
+    suspects: tuple[int, ...] = (),
 ) -> Scenario:
     """One with a fault, watched for a while after the verdict must be there."""
     words, watched_s = tuple(options.split()), within_s + 18
-    return Scenario(shape, fault, at_fault, kinds, size, within_s, words, watched_s=watched_s, rhythm=True)
+    return Scenario(
+        shape, fault, at_fault, kinds, size, within_s, words, suspects=suspects, watched_s=watched_s, rhythm=True
+    )
 
 
 #: Two pauses after some steps; and one before the first step or in the middle.
@@ -199,7 +209,7 @@ CALM = [
 #: Ranks that disagree on a root or sizes, or do not meet.
 DISAGREE = [
     *(_faulty(f"root_{op}", "other_root", 1, kinds=_QUARREL) for op in ("broadcast", "reduce", "gather", "scatter")),
-    *(_faulty(f"root_{op}", "other_root", 1, 3, options="--at 200", kinds=_QUARREL) for op in ("broadcast", "gather")),
+    *(_faulty(f"root_{op}", "other_root", 1, 3, options="--at 200", kinds=_QUARREL, suspects=(0, 1, 2, 3)) for op in ("broadcast", "gather")),
     _faulty("splits", "other_splits", 1, kinds=_QUARREL),
     *(_faulty("plain", fault, 1, options="--where init --after 0", kinds=_NEVER_CAME, within_s=60) for fault in ("asleep", "stop")),
     _faulty("fsdp", "asleep", 0, options="--where init --after 0", kinds=_NEVER_CAME, within_s=60),
