@@ -105,7 +105,7 @@ def filled(document: str, word: str, text: str) -> str:
 
 def main(document: Path) -> None:
     """Write the tables."""
-    runs = sorted(folder().iterdir())
+    runs = sorted(folder().glob("run-*"))
     text = document.read_text(encoding="utf-8")
     for word, scenarios in LISTS.items():
         if f"<!-- results: {word} -->" in text:
