@@ -1,4 +1,4 @@
-"""Sixty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
+"""Some sixty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
 
 Each is one changed line in a copy of the tree, so that agents, trainers and pages that a test starts have it, too. A mutation that no test
 finds shows a gap in the tests.
@@ -44,9 +44,13 @@ MUTATIONS = (
     Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/core/test_sketch.py"),
     # Stragglers.
     Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/analysis/test_straggler_search.py"),
-    Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/analysis/test_straggler_search.py"),
+    Mutation("if span_ns < rules.least_ns or still_ns", "if still_ns", "agent/analysis/test_straggler_search.py"),
     Mutation("len(order) // 2 + 1), key=lambda n: total", "len(order)), key=lambda n: total", "agent/analysis/test_straggler_search.py"),
-    Mutation("_USUAL = 0.8", "_USUAL = 1.0", "agent/analysis/test_straggler_search.py"),
+    Mutation("_CUT = 0.2", "_CUT = 0.0", "agent/analysis/test_straggler_search.py"),
+    Mutation("_RARE_LEAST, _RARE_ERRORS = 12, 4, 3", "_RARE_LEAST, _RARE_ERRORS = 60, 4, 3", "agent/analysis/test_straggler_search.py"),
+    Mutation("return max(0, late_ns - self._usual_ns.get(place, late_ns))", "return late_ns", "agent/analysis/test_who_waits_for_whom.py"),
+    Mutation("if stepping or late.rank != min(ranks):", "if True:", "agent/analysis/test_who_waits_for_whom.py"),
+    Mutation("if not rules.stepping and span_ns > WINDOWS_NS[-1]:", "if False:", "agent/analysis/test_who_waits_for_whom.py"),
     Mutation("(total < least) | (total + behind < _TIMES * behind)", "(total < least)", "agent/analysis/test_straggler_search.py"),
     Mutation("return not shed and not totals.on_device and here", "return not shed and here", "agent/analysis/test_ended_operations.py"),
     # Verdicts on what ranks have in flight.
