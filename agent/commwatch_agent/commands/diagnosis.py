@@ -22,8 +22,9 @@ from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
 
-#: A shorter time without the end of an operation says nothing, in s.
-_PAUSE_S = 5.0
+#: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
+#: another may compile or load data.
+_PAUSE_S, _LONG_S = 5.0, 60.0
 #: Kinds of which an ended job is not well.
 _FATAL = frozenset({"rank_lost", "hang", "desync"})
 #: How a rank is that does not go on, by ``rank_state.state``; one that is silent may be in a long call into C.
@@ -131,7 +132,7 @@ def _progress(job_id: str, running: list[RankView]) -> Iterator[Doubt]:
         yield Doubt(says, False)
     elif quiet_s > longest_s:
         says = f"no operation or step of {job_id} has ended for {seconds(quiet_s)}; before, the longest such time was {seconds(longest_s)}"
-        yield Doubt(says, True)
+        yield Doubt(says, quiet_s > _LONG_S)
 
 
 # -- text --------------------------------------------------------------------------------------------

@@ -65,8 +65,13 @@ def test_healthy() -> None:
         (two(rank(1, heartbeat_age_s=9.0)), 0, "rank 1 (train) does not run its Python code"),
         (
             two(quiet_s=12.0, longest_quiet_s=0.5),
-            1,
+            0,
             "no operation or step of train has ended for 12.0 s; before, the longest such time was 500 ms",
+        ),
+        (
+            two(quiet_s=72.0, longest_quiet_s=0.5),
+            1,
+            "no operation or step of train has ended for 72.0 s; before, the longest such time was 500 ms",
         ),
         (two(quiet_s=12.0, longest_quiet_s=None), 0, "whether train makes progress is not known"),
         (two(quiet_s=None, longest_quiet_s=None), 0, "whether train makes progress is not known"),
