@@ -292,6 +292,22 @@ def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[i
     return b"".join(reversed(found)) if marked else b""
 
 
+def latest_rolled(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None], number: int
+) -> bytes:
+    """Return the latest ``number`` records of a ring that are in rollups."""
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
+    found, size = list[bytes](), 0
+    with closing(db.execute(wanted, (ring.id,))) as chunks:
+        for chunk, data, until_n in chunks:
+            records = unpacked(chunk, data)
+            if records is None or size >= number * RECORD_SIZE:
+                break
+            found.append(records[: _rolled_bytes(records, until_n, ring)])
+            size += len(found[-1])
+    return b"".join(reversed(found))[-number * RECORD_SIZE :]
+
+
 def _mark_at(records: bytes, ops: bytes, seq: int) -> int:
     """Return the place of the step mark with a number; -1: there is none."""
     at = ops.rfind(STEP_MARK)

@@ -33,6 +33,7 @@ from commwatch_agent.history.rows import (
     IncidentRow,
     RingRow,
     first_step_ns,
+    latest_rolled,
     raw_since,
     rings,
     rollup_row,
@@ -400,6 +401,10 @@ class Writer:
     def since_last_step(self, ring: RingRow) -> bytes:
         """Return the records in rollups of the steps that are not stored yet."""
         return since_last_step(self._db, ring, partial(self._damaged.unpacked, self.path))
+
+    def latest_rolled(self, ring: RingRow, number: int) -> bytes:
+        """Return the latest ``number`` records of a ring that are in rollups."""
+        return latest_rolled(self._db, ring, partial(self._damaged.unpacked, self.path), number)
 
     def first_step_ns(self, ring: int) -> int | None:
         """Return when the first stored step of a ring began, in Unix time (ns); ``None``: it has none."""

@@ -19,7 +19,7 @@ from commwatch_agent.ingest.columns import Columns, read
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Cut
 from commwatch_agent.ingest.section import Section
-from commwatch_agent.ingest.tables.rhythm import Rhythm, places
+from commwatch_agent.ingest.tables.rhythm import Places, Rhythm, places
 
 #: The fields of a record that ``Checksum`` has, in its order.
 _CHECKSUM_FIELDS = ("group", "tag", "peer", "seq", "waited", "size", "launch", "start")
@@ -60,12 +60,27 @@ def ingest_records(totals: RankTotals, records: bytes, until_n: int | None = Non
     ingest([Batch(totals, records, until_n)])
 
 
-def recall(totals: RankTotals, records: bytes) -> None:
-    """Take up the steps and the rhythm of earlier records, whose sums are in the history already."""
+def recall_steps(totals: RankTotals, records: bytes) -> None:
+    """Take up the steps of earlier records, whose sums are in the history already."""
     before = RankTotals(totals.identity, {})
     before.groups, before.ops, before.dtypes = totals.groups, totals.ops, totals.dtypes
     ingest_records(before, records)
-    totals.steps, totals.rhythm = before.steps, before.rhythm
+    totals.steps = before.steps
+
+
+def recall_rhythm(totals: RankTotals, records: bytes) -> None:
+    """Take up the places of earlier records, whose sums are in the history already."""
+    columns, _, _ = read([records])
+    if len(columns):
+        _add_places(totals, places(columns), columns)
+
+
+def _add_places(totals: RankTotals, of: Places, columns: Columns) -> None:
+    """Add the places ``of`` records of a rank to its rhythm, without operations that were only counted."""
+    at = np.flatnonzero(columns.timing != ev.COUNTED)
+    if len(at):
+        totals.rhythm = totals.rhythm or Rhythm(totals.account)
+        totals.rhythm.add(of[at], columns.of(at))
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:
@@ -96,17 +111,13 @@ def _ingest(batches: Sequence[Batch]) -> None:
 def _note_rhythm(columns: Columns, ranks: Sequence[RankTotals]) -> None:
     """Note the places of each rank's work, when it last recorded something, and the longest time in which it did not."""
     bounds, at_place = np.searchsorted(columns.ring, np.arange(len(ranks) + 1)).tolist(), places(columns)
-    each = columns.timing != ev.COUNTED
     for totals, (since, until) in zip(ranks, pairwise(bounds), strict=True):
         if since < until:
             ends = np.maximum.accumulate(columns.end[since:until])
             first_ns = 0 if totals.recorded_ns is None else int(ends[0]) - totals.recorded_ns
             totals.longest_pause_ns = max(totals.longest_pause_ns, first_ns, int(np.diff(ends).max(initial=0)))
             totals.recorded_ns = max(totals.recorded_ns or 0, int(ends[-1]))
-            at = since + np.flatnonzero(each[since:until])
-            if len(at):
-                totals.rhythm = totals.rhythm or Rhythm(totals.account)
-                totals.rhythm.add(at_place[at], columns.of(at))
+            _add_places(totals, at_place[since:until], columns.of(np.arange(since, until)))
 
 
 def _take_checksums(totals: RankTotals, records: bytes) -> int:

@@ -48,6 +48,8 @@ _OPENING_S, _READING_S = 0.5, 1.0
 _MOST_STEPS = 512
 #: The file of a rank that has ended is kept at most so long for what is concluded from that.
 _CONCLUDED_NS = 5_000_000_000
+#: So many of a ring's latest records, in the history, show the places of its rank's work, as many as ``Rhythm`` keeps.
+PLACES = 2048
 #: Most pieces of a ring's names that are read in one turn.
 _PIECES = 4
 
@@ -250,21 +252,26 @@ class Intake:
             source.step_source = self._store.step_source(row.id)
             totals.begun = has_begun(begun, row, first)
             totals.marked = totals.begun and source.step_source != ITERATIONS
+            latest = self._store.latest_rolled(row, PLACES)
             source.is_recalled = True
-            if unfinished or first:
-                self._recount(totals, unfinished, chain(first, stored))
+            if unfinished or first or latest:
+                self._recount(totals, unfinished, latest, chain(first, stored))
         except sqlite3.Error as error:
             self._note_trouble(source.reader.path.name if source.reader else row.uid, error)
         return source.is_recalled
 
-    def _recount(self, totals: RankTotals, unfinished: bytes, stored: Iterable[tuple[bytes, int]]) -> None:
-        """Count stored records, and take up the step that the ``unfinished`` ones before them began."""
+    def _recount(
+        self, totals: RankTotals, unfinished: bytes, latest: bytes, stored: Iterable[tuple[bytes, int]]
+    ) -> None:
+        """Count stored records; take up the step that the ``unfinished`` ones before them began, and the rhythm of the ``latest``."""
         # Brings in numpy, as in ``_count``.
-        from commwatch_agent.ingest.batches import ingest_records, recall
+        from commwatch_agent.ingest.batches import ingest_records, recall_rhythm, recall_steps
 
-        if unfinished:
-            with self._lock:
-                recall(totals, unfinished)
+        with self._lock:
+            if unfinished:
+                recall_steps(totals, unfinished)
+            if latest:
+                recall_rhythm(totals, latest)
         for records, until_n in stored:
             self._alive()
             with self._lock:

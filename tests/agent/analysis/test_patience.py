@@ -99,9 +99,31 @@ def test_first_stage_of_a_server() -> None:
 def test_usual_absence() -> None:
     """A rank is not late that is away no longer than it usually is, also if the others have not waited so long before."""
     uneven = rank(3, quiet_s=24.0, absence=Usual(4, 12.0))
-    assert concluded(QUICK, uneven).kind == "waiting"
-    assert concluded(QUICK, replace(uneven, quiet_s=90.0), 80.0).kind == "stalled"
-    assert concluded(QUICK, replace(uneven, absence=Usual(400, None))).kind == "stalled"
+    few = Usual(9, None)
+    assert concluded(few, uneven).kind == "waiting"
+    assert concluded(few, replace(uneven, quiet_s=90.0), 80.0).kind == "stalled"
+    assert concluded(few, replace(uneven, absence=Usual(400, None))).kind == "stalled"
+    assert concluded(QUICK, uneven).kind == "stalled"  # the others know their place better
+
+
+def test_rank_that_does_nothing_where_it_is_always_quick() -> None:
+    """A rank that does nothing at a place of its own that has always been quick is at fault, wherever the others wait for it."""
+    for place, absence, doing, kind in (
+        (NEW, QUICK, ASLEEP, "stalled"),
+        (VARIES, QUICK, ASLEEP, "stalled"),
+        (NEW, QUICK, COMPUTES, "waiting"),
+        (NEW, QUICK, None, "waiting"),
+        (NEW, Usual(9, None), ASLEEP, "waiting"),
+        (NEW, Usual(200, 12.0), ASLEEP, "waiting"),
+    ):
+        assert concluded(place, rank(3, activity=doing, absence=absence, quiet_s=20.0)).kind == kind
+
+
+def test_place_in_place_of_the_median() -> None:
+    """Where the place is known, the usual duration of the operation elsewhere does not matter."""
+    inside = [rank(n, op(age_s=20.0, usual_s=20.0, place=QUICK)) for n in (0, 1, 2)]
+    (verdict,) = verdicts([*inside, rank(3)], [WORLD])
+    assert verdict.kind == "stalled"
 
 
 def test_as_long_as_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from commwatch_agent.core.views import Usual
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.tables.rhythm import MOST, MOST_LONG, Rhythm
-from tests.helpers import identity
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1_000_000_000
 REDUCE, CAST, BARRIER = (ev.OP_CODE[name] for name in ("all_reduce", "broadcast", "barrier"))
@@ -144,3 +145,28 @@ def test_waits_for_messages() -> None:
     for stamp in range(1, 5):
         ingest_records(played.totals, ev.RECORD.pack(stamp, *fields, stamp))
     assert played.rhythm.inside(1, ev.OP_CODE["recv"], 64, launch_ns + 60 * S).longest_s == pytest.approx(3.0)
+
+
+def test_restart_of_the_agent(tmp_path: Path) -> None:
+    """An agent that starts anew knows the places of the latest records, from the history."""
+    watch = Watch(tmp_path)
+    with Trainer(tmp_path / "rings" / "job.r0.0.ring", identity(), 4096) as trainer:
+        trainer.call("name", [(group_entry(),)])
+        for n in range(60):
+            begin = n * 500 * MS
+            trainer.write([operation(start_ns=begin, end_ns=begin + 10 * MS, seq=n), mark(n, begin + 50 * MS)])
+            watch.tick(begin + 60 * MS)
+        known = _usual(watch)
+        assert known.times >= 50
+        again = Watch(tmp_path)
+        again.tick(30_100 * MS)
+        assert _usual(again) == known
+
+
+def _usual(watch: Watch) -> Usual:
+    """What is known of the operation that the rank would begin now."""
+    (totals,) = watch.aggregate.jobs["job"].rank_totals.values()
+    assert totals.rhythm is not None
+    record = ev.Record._make(ev.RECORD.unpack(totals.tail[: ev.RECORD_SIZE])) if totals.tail else None
+    group, size = (0, 4096) if record is None else (record.group, record.size_bytes)
+    return totals.rhythm.inside(group, REDUCE, size, 1 << 62)

@@ -59,16 +59,31 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
     if steps is False and missing.rank in _sources(wait):
         return wait.since_s > WORKING_S
-    if wait.since_s <= _limit_of(place, missing) or wait.since_s <= _TIMES_OF_LONG * _absent_s(wait):
+    if wait.since_s <= _TIMES_OF_LONG * _absent_s(wait):
         return False
-    absence = missing.absence
-    is_known = absence is not None and absence.longest_s is not None and missing.quiet_s is not None
-    return not (is_known and (missing.quiet_s or 0.0) <= _limit_of(absence, missing))
+    is_long = wait.since_s > _limit_of(place, missing) and (_always_quick(place) or not _is_away_as_usual(missing))
+    return is_long or _does_nothing_where_it_was_quick(missing)
 
 
 def is_behind(missing: RankView, since_s: float) -> bool:
     """Return whether it is a fault that a rank has launched nothing for so long, while others have; where no ends are seen."""
     return since_s > _limit_of(missing.absence, missing)
+
+
+def _is_away_as_usual(missing: RankView) -> bool:
+    absence = missing.absence
+    if absence is None or absence.longest_s is None or missing.quiet_s is None:
+        return False
+    return missing.quiet_s <= _limit_of(absence, missing)
+
+
+def _does_nothing_where_it_was_quick(missing: RankView) -> bool:
+    doing = missing.activity
+    return doing is not None and doing.is_working is False and _always_quick(missing.absence)
+
+
+def _always_quick(place: Usual | None) -> bool:
+    return place is not None and place.longest_s is None and place.times >= _OFTEN
 
 
 def _limit_of(place: Usual | None, missing: RankView) -> float:

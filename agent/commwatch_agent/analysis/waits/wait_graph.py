@@ -35,7 +35,9 @@ class Wait(NamedTuple):
 
     @property
     def limit_s(self) -> float:
-        """Seconds that the operation may take."""
+        """Seconds that the operation may take before it is judged: by its place where that is known (``patience``), else by its usual duration."""
+        if any(isinstance(op, InFlight) and op.place is not None for op in self.inside.values()):
+            return HANG_S
         usual = [op.usual_s for op in self.inside.values() if isinstance(op, InFlight) and op.usual_s is not None]
         return max(HANG_S, USUAL_TIMES * max(usual, default=0.0))
 
