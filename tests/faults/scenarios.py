@@ -216,7 +216,7 @@ DISAGREE = [
     *(_faulty("new_group", fault, 2, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS, within_s=60) for fault in ("asleep", "stop")),
     _faulty("new_group", "skip", 3, options="--where new_group --after 0", kinds=_NEVER_CAME | _HANGS | _QUARREL, within_s=60),
     *(_faulty("store", fault, 1, options="--where meeting --at 149", kinds=_NEVER_CAME | _HANGS, within_s=60) for fault in ("asleep", "stop")),
-    *(_faulty("monitored", fault, 1, options="--where meeting --at 149") for fault in ("asleep", "stop")),
+    *(_faulty("monitored", fault, 1, options="--where meeting --at 299") for fault in ("asleep", "stop")),
 ]  # fmt: skip
 #: Ranks that are late now and then, or later and later.
 LATER = [
