@@ -62,7 +62,8 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("stalled", "unseen"): "Start an agent on the node of that rank, or name it under `peers`, if one runs there.",
     ("stalled", "stuck"): _PATH,
     ("stalled", ""): _CODE,
-    ("waiting", ""): _CODE,
+    ("waiting", ""): "Nothing, if the job is meant to wait here: for requests, rollouts, a checkpoint, compilation. A wait that lasts longer than the "
+    "job has shown before becomes a stall.",
     ("desync", "ops"): "Look for a branch on the rank, or on data of the rank, before that "
     "operation: all ranks must call the same collectives in the same order.",
     ("desync", "root"): "Pass the same `src` or `dst` on all ranks.",

@@ -26,6 +26,7 @@ from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.nodes.merging import covered
 from commwatch_agent.report.report_text import job_state
+from commwatch_alerts.model import INFO
 
 #: Age in seconds from which answers are marked as old.
 STALE_S = 5.0
@@ -231,9 +232,9 @@ def _worst_first(shown: OfJob) -> list[RankView]:
 
 
 def _blamed(shown: OfJob) -> dict[int, str]:
-    """Return the ranks that open incidents name as culprits, with the kind of the worst."""
+    """Return the ranks that open incidents, worse than for information, name as culprits, with the kind of the worst."""
     found = reversed([one.cause for one in families(worth_showing(shown, []))]) if shown.job.state == "running" else ()
-    return {rank: each.kind for each in found for rank in each.ranks}
+    return {rank: each.kind for each in found if each.severity != INFO for rank in each.ranks}
 
 
 def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:

@@ -14,7 +14,7 @@ from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for
 from commwatch_agent.analysis.waits.wait_graph import age
-from commwatch_agent.core.views import RankView, common_source
+from commwatch_agent.core.views import InFlight, RankView, common_source
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.nodes.merging import Seen, merged_ranks
 from commwatch_agent.server.node_now import NodeNow, Oldest, RankLine, RankNow
@@ -189,4 +189,10 @@ def _in_flight(views: list[RankView]) -> list[InFlightLine]:
     ops = sorted(
         ((view.rank, op) for view in views for op in begun(view)), key=lambda each: urgency(each[1]), reverse=True
     )
-    return [InFlightLine(rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s) for rank, op in ops]
+    return [InFlightLine(rank, op.op, op.group, op.seq, op.size_bytes, age(op), _usual_s(op)) for rank, op in ops]
+
+
+def _usual_s(op: InFlight) -> float | None:
+    """Return how long such operations usually take; the longest that ended at this place of the rank's work, if that is longer."""
+    longest_s = None if op.place is None else op.place.longest_s
+    return max((each for each in (op.usual_s, longest_s) if each is not None), default=None)

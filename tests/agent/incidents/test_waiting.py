@@ -60,3 +60,11 @@ def test_fault_stays_a_fault() -> None:
         (known,) = after([known], at_s, replace(WAITS, since_s=62.0 + at_s))
         assert (known.kind, known.state, known.last_at) == ("stalled", "open", NOW + at_s)
     assert {one.kind for one in after([known], 201, replace(WAITS, seq=8))} == {"stalled", "waiting"}
+
+
+def test_end_of_the_job() -> None:
+    """A wait that had ended before the job did has not lasted until then."""
+    known = after([], 0, WAITS)
+    around = Around(NOW + 30, ended_runs=["key"])
+    (one,) = conclude(Evidence(NOW + 30, JOBS), known, TABLE, around)
+    assert (one.outcome, one.ended_at) == ("recovered", NOW)

@@ -13,7 +13,10 @@ export function showIncidents(incidents, alerts, more) {
   const families = familiesOf(incidents);
   const lasts = (family) => family.some(({ incident }) => incident.ended_at === null);
   const items = (some) => some.flat().map(({ incident, depth }) => itemOf(incident, depth, alerts));
-  const wrong = [...more, ...items(families.filter(lasts))];
+  const open = families.filter(lasts);
+  const wrong = [...more, ...items(open)];
+  const isWrong = more.length || !open.length || open.flat().some(({ incident }) => incident.severity !== "info");
+  say(find("wrong-title"), isWrong ? "What is wrong" : "For information");
   const happened = items(families.filter((family) => !lasts(family)));
   each(find("wrong"), "li", wrong.length ? wrong : [{ head: "Nothing", text: "found.", kind: "good" }], write);
   each(find("happened"), "li", happened, write);

@@ -90,9 +90,10 @@ const RANKS = [
   ["GPU"], ["in flight", true, "the operation that has been in flight the longest"], ["for"], ["host", true],
 ];
 
-// The first incident that names a rank, and is open or ended with the job: a cause, rather than its consequence.
+// The first incident, worse than for information, that names a rank, and is open or ended with the job: a cause, rather than its consequence.
 function blame(incidents) {
-  const open = incidents.filter(({ state, outcome }) => state === "open" || outcome === "job_ended").reverse();
+  const worse = incidents.filter(({ severity }) => severity !== "info");
+  const open = worse.filter(({ state, outcome }) => state === "open" || outcome === "job_ended").reverse();
   return new Map(open.flatMap((incident) => incident.ranks.map((rank) => [rank, incident])));
 }
 
