@@ -207,12 +207,12 @@ def test_verdicts_mark_their_ranks() -> None:
     stuck = Record._make((1, *operation(start_ns=2 * SECOND, end_ns=0, seq=STEPS), 1))
     books(shown)[0].in_flight = [stuck]
     late = Verdict("straggler", "late", "job", "dp-0", "dp", None, "all_reduce", [0], [1], 30.0, "rank 0 is late")
-    found = now(shown, 40 * SECOND, told=(late,))
+    found = now(shown, 90 * SECOND, told=(late,))
     assert [verdict.kind for verdict in found.verdicts] == ["stalled", "straggler"]
     assert [(line.rank, line.verdict) for line in found.ranks] == [(0, "straggler"), (1, "stalled")]
     (line,) = found.in_flight
     assert (line.rank, line.op, line.seq) == (0, "all_reduce", STEPS)
-    assert line.age_s == pytest.approx(38)
+    assert line.age_s == pytest.approx(88)
     assert line.usual_s == pytest.approx(0.04, rel=0.03)
 
 
