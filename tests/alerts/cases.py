@@ -318,6 +318,8 @@ def _verdicts() -> list[Case]:
         Case(stalled, "until somebody is woken", verdict("stalled", 601), BOTH, 0, culprit, 601),
         Case(stalled, "at that threshold", verdict("stalled", 600), WARNING, 0, culprit, 600),
         Case(stalled, "at the threshold", verdict("stalled", 60)),
+        Case("RankMissing", "above", verdict("init_incomplete", waits), WARNING, 0, culprit, waits),
+        Case("RankMissing", "at the threshold", verdict("init_incomplete", 60)),
         Case("CollectiveDesync", "there", verdict("desync", 2), CRITICAL, 0, culprit, 2),
         Case("CollectiveDesync", "another verdict", verdict("hang", 2)),
         Case("DataCorruption", "there", verdict("corruption", 2), CRITICAL, 0, culprit, 2),

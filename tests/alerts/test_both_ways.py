@@ -31,12 +31,12 @@ SCENARIOS = {
     if rows
 }
 #: What a verdict of a kind is about.
-CAUSES = {"hang": "stopped", "stalled": "not_joined", "desync": "ops", "corruption": "weights", "straggler": "late"}
+CAUSES = {"hang": "stopped", "stalled": "not_joined", "init_incomplete": "not_come", "desync": "ops", "corruption": "weights", "straggler": "late"}
 
 
 def test_every_kind_has_one() -> None:
     """All kinds of which an agent raises alerts are here."""
-    assert len(SCENARIOS) == 16
+    assert len(SCENARIOS) == 17
 
 
 @pytest.mark.parametrize("kind", SCENARIOS)
