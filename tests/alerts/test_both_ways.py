@@ -31,7 +31,14 @@ SCENARIOS = {
     if rows
 }
 #: What a verdict of a kind is about.
-CAUSES = {"hang": "stopped", "stalled": "not_joined", "init_incomplete": "not_come", "desync": "ops", "corruption": "weights", "straggler": "late"}
+CAUSES = {
+    "hang": "stopped",
+    "stalled": "not_joined",
+    "init_incomplete": "not_come",
+    "desync": "ops",
+    "corruption": "weights",
+    "straggler": "late",
+}
 
 
 def test_every_kind_has_one() -> None:

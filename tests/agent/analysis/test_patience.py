@@ -128,8 +128,8 @@ def test_place_in_place_of_the_median() -> None:
 
 def test_as_long_as_the_others() -> None:
     """A rank is not late where the others have just needed long, too: all of them compile, or read data."""
-    for absent_s, kind in ((15.0, "waiting"), (0.03, "stalled"), (None, "stalled")):
-        inside = [rank(n, op(age_s=20.0, place=QUICK, absent_s=absent_s)) for n in (0, 1, 2)]
+    for absent_s, kind in (((15.0,) * 3, "waiting"), ((25.0, 0.03, 0.03), "stalled"), ((None,) * 3, "stalled")):
+        inside = [rank(n, op(age_s=20.0, place=QUICK, absent_s=each)) for n, each in enumerate(absent_s)]
         (verdict,) = verdicts([*inside, rank(3, activity=ASLEEP)], [WORLD])
         assert (verdict.kind, verdict.ranks) == (kind, [3])
 

@@ -113,9 +113,9 @@ def marks_steps(ranks: Iterable[RankView]) -> bool | None:
 
 
 def _absent_s(wait: Wait) -> float:
-    """Return for how many seconds a rank that waits was in no operation itself before: all of them may compile, or read data."""
+    """Return for how many seconds each of those that wait was in no operation itself before, at least: all may compile, or read data."""
     absent = (op.absent_s for op in wait.inside.values() if isinstance(op, InFlight) and op.absent_s is not None)
-    return max(absent, default=0.0)
+    return min(absent, default=0.0)
 
 
 def _sources(wait: Wait) -> set[int]:
