@@ -275,7 +275,8 @@ def test_top_in_a_terminal(scene: Scene) -> None:
 def test_report_in_a_terminal(scene: Scene) -> None:
     """On a terminal the other commands write no escape sequence at all."""
     for name in ("report", "jobs", "diagnose", "doctor"):
-        with terminal(name, "--dir", str(scene.run), "--state", str(scene.log.parent / "state")) as shown:
+        # So wide that no line of ours is wrapped within a name.
+        with terminal(name, "--dir", str(scene.run), "--state", str(scene.log.parent / "state"), cells=400) as shown:
             shown.ended()
             wait_for(lambda: "evil" in shown.written, name)
         harmless(shown.written.replace("\r", ""))

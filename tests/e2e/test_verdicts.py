@@ -47,8 +47,7 @@ TROUBLES = (
         "destroy_group", 2, "hang", "destroyed", "group destroyed: rank 2 has destroyed the group", group="ranks 0-2"
     ),
     Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python code is not running"),
-    Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
-    Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
+    Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive"),
     Trouble("other_op", 1, "desync", "ops", "ranks in different ops: ranks 0, 2: all_reduce; rank 1: broadcast"),
     Trouble("other_op_ends", 0, "desync", "ops", "ranks in different ops: ranks 1-2: all_reduce; rank 0: broadcast"),
     Trouble("other_root", 2, "desync", "root", "roots differ: ranks 0-1: root 0; rank 2: root 1 (broadcast 20"),
@@ -138,6 +137,26 @@ def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
     assert (verdict["job_id"], verdict["group"]) == (trouble.does, trouble.group)
     assert set(verdict["waiting"]) <= set(range(RANKS)) - {trouble.culprit}
     assert verdict["seq"] == trouble.good
+
+
+@pytest.mark.parametrize(
+    ("does", "culprit", "good", "says"),
+    [("save", 0, GOOD, "it is alive and is writing "), ("compute", 2, 1, "it is alive and computes")],
+)
+def test_work_that_takes_long(tmp_path: Path, does: str, culprit: int, good: int, says: str) -> None:
+    """A rank that writes, or that computes at a place that is new to the job, is no verdict: it is an incident for information, with what it does."""
+    job = Job(tmp_path, does, does, culprit, good)
+    try:
+        with agent(tmp_path) as running:
+            (waits,) = wait_for(
+                lambda: [each for each in running.get("/api/v1/incidents?state=open") if each["kind"] == "waiting"],
+                "the incident",
+            )
+            assert (waits["severity"], waits["ranks"]) == ("info", [culprit])
+            assert says in waits["says"]
+            assert verdicts_of(running, does) == []
+    finally:
+        job.end()
 
 
 def test_left(troubled: RunningAgent) -> None:

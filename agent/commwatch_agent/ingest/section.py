@@ -27,7 +27,8 @@ from commwatch_agent.ingest.columns import (
     last_of,
     sums,
 )
-from commwatch_agent.ingest.cycles.cycle import CLASS_SHIFT, GROUP_SHIFT, PEER_SHIFT, End, Operations
+from commwatch_agent.ingest.cycles.cycle import CLASS_SHIFT, GROUP_SHIFT, PEER_SHIFT, Operations
+from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.own_time import Events, own_times
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Cut, Rows

@@ -16,7 +16,7 @@ import numpy as np
 from commwatch.wire import events as ev
 from commwatch_agent.core.intervals import Intervals
 from commwatch_agent.ingest.columns import Flags, Ints
-from commwatch_agent.ingest.cycles.cycle import End
+from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.step_accounting import Over, StepAccounting
 from commwatch_agent.ingest.unions import Unions, unions
 

@@ -7,18 +7,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from operator import add, sub
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from commwatch.wire import events as ev
 from commwatch_agent.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
 from commwatch_agent.core.intervals import Intervals, length
 from commwatch_agent.core.views import ITERATIONS, MARKS, StepView
-from commwatch_agent.ingest.cycles.cycle import End
-from commwatch_agent.ingest.cycles.iterations import Iterations
+from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker
 from commwatch_agent.ingest.tables.weights import MARK, MOMENT, PIECE, STEP
+
+if TYPE_CHECKING:
+    from commwatch_agent.ingest.cycles.iterations import Iterations
 
 #: A step of any type.
 _Step = TypeVar("_Step")
@@ -225,7 +227,8 @@ class StepAccounting:
         self.totals, self.periods = StepTotals(), Periods()
         self._marked = False
         self._tracker = StepTracker()
-        self.iterations = Iterations(size_of)
+        self._size_of = size_of
+        self._iterations: Iterations | None = None
         #: The end of the latest iteration, and its number.
         self._turned_ns = self._turned = 0
         self._waiting: list[Step] = []
@@ -250,6 +253,20 @@ class StepAccounting:
         return self._tracker.unavailable
 
     @property
+    def iterations(self) -> Iterations:
+        """Finds the iterations."""
+        if self._iterations is None:
+            # Brings in numpy, which an agent without trainers does not need.
+            from commwatch_agent.ingest.cycles.iterations import Iterations
+
+            self._iterations = Iterations(self._size_of)
+        return self._iterations
+
+    def _forget_cycle(self) -> None:
+        if self._iterations is not None:
+            self._iterations.forget()
+
+    @property
     def are_explicit(self) -> bool:
         """Whether ``commwatch.step()`` was called, as one rank may do for all."""
         return self._tracker.explicit
@@ -262,7 +279,7 @@ class StepAccounting:
     def begin_marks(self) -> None:
         """Note that a mark has come: iterations end, and those before it count no more."""
         self._marked = True
-        self.iterations.forget()
+        self._forget_cycle()
         self._waiting, self._fresh, self._first = [], [], []
         self.totals = StepTotals()
         self._durations.clear()
@@ -304,7 +321,7 @@ class StepAccounting:
             + MOMENT * moments
             + MARK * self._tracker.held
             + STEP * len(self.totals.recent)
-            + self.iterations.bytes
+            + (0 if self._iterations is None else self._iterations.bytes)
         )
 
     @property
@@ -318,7 +335,7 @@ class StepAccounting:
             pieces.halve()
         del self._untimed[: -(len(self._untimed) // 2) or None], self._counted[: -(len(self._counted) // 2) or None]
         self._tracker.forget()
-        self.iterations.forget()
+        self._forget_cycle()
         self.totals.halve()
 
     def over(self, record: ev.Record | End) -> list[Over]:
@@ -368,7 +385,7 @@ class StepAccounting:
             until_ns: now, or the launch of the oldest operation in flight; by the clock of the records.
             known_from_ns: the records of operations before it are incomplete.
         """
-        if self.unavailable if self._marked else not self.iterations.found:
+        if self.unavailable if self._marked else self._iterations is None or not self._iterations.found:
             known_from_ns = max(
                 known_from_ns, self._turned_ns
             )  # what is in an iteration was a period, and is forgotten

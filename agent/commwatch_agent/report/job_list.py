@@ -45,7 +45,7 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
 
 
 def _cells(job: JobFigures, with_zone: bool) -> tuple[str, ...]:
-    here, steps = len(job.ranks), f"{job.steps}{' iterations' * (job.step_source == ITERATIONS)}"
+    here, steps = len(job.ranks), f"{job.steps}{' iter' * (job.step_source == ITERATIONS)}"
     return (
         job_state(job), f"{day_time(job.started_at)}{f' {zone(job.started_at)}' if with_zone else ''}", seconds(job.duration_s),
         str(here) if here == job.world_size else f"{here}/{job.world_size}", steps, seconds(job.step_p50_s),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commwatch_agent.ingest.columns import Ints
+from commwatch_agent.ingest.cycles.ends import End
 
 #: Most operations of a cycle; and of the latest ones, in which it is searched. A rank keeps no others.
 MOST_CYCLE = 4096
@@ -53,18 +54,6 @@ class Operations(NamedTuple):
     def some(self, wanted: Ints | slice) -> Operations:
         """Return those at some places."""
         return Operations(*(values[wanted] for values in self))
-
-
-class End(NamedTuple):
-    """The end of an iteration: after which of the operations that were passed it is known; number and end of its last operation."""
-
-    place: int
-    seq: int
-    end_ns: int
-    #: The first end of a cycle: the iteration before it is not known.
-    first: bool
-    #: Time since the end before it in operations in which ranks wait for a root (``events.FROM_ROOT``).
-    of_root_ns: int = 0
 
 
 class Cycle:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from commwatch_agent.ingest.columns import Flags, Ints
-from commwatch_agent.ingest.cycles.cycle import GROUP_SHIFT, LEAST_NS, MOST_KEPT, MOST_NS, Cycle, End, Operations, find
+from commwatch_agent.ingest.cycles.cycle import GROUP_SHIFT, LEAST_NS, MOST_KEPT, MOST_NS, Cycle, Operations, find
+from commwatch_agent.ingest.cycles.ends import End
 
 #: Operations are searched for a cycle when they span this much more time than at the last search; twice as much after each failure.
 _SEARCH_NS, _MOST_SEARCH_NS = 500_000_000, 16_000_000_000
