@@ -59,7 +59,7 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
     if steps is False and missing.rank in _sources(wait):
         return wait.since_s > WORKING_S
-    if wait.since_s <= _TIMES_OF_LONG * _absent_s(wait):
+    if wait.since_s <= min(WORKING_S, _TIMES_OF_LONG * _absent_s(wait)):
         return False
     is_long = wait.since_s > _limit_of(place, missing) and (_always_quick(place) or not _is_away_as_usual(missing))
     return is_long or _does_nothing_where_it_was_quick(missing)
