@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.ingest.cycles.cycle import GROUP_SHIFT, MOST_CYCLE, End, Operations
+from commwatch_agent.ingest.cycles.cycle import GROUP_SHIFT, MOST_CYCLE, Operations
+from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.cycles.iterations import Finder
 from tests.helpers import MS, examples
 
