@@ -175,9 +175,13 @@ class Outside:
         """Note that a call has ended."""
         self._is_inside = False
         self._raised = (noted if raised else None, time.monotonic_ns())
-        writer = self._file()
-        if writer is not None:
-            writer.outside(0, self._inits, self._groups, ring.NOTHING, "")
+        try:
+            writer = self._file()
+            if writer is not None:
+                writer.outside(0, self._inits, self._groups, ring.NOTHING, "")
+        except Exception as error:  # the call's result is what counts
+            if raised_by_handler(error):
+                raise
 
 
 def start_of(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start | None:
