@@ -47,7 +47,7 @@ TROUBLES = (
         "destroy_group", 2, "hang", "destroyed", "group destroyed: rank 2 has destroyed the group", group="ranks 0-2"
     ),
     Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python code is not running"),
-    Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive"),
+    Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=60),
     Trouble("other_op", 1, "desync", "ops", "ranks in different ops: ranks 0, 2: all_reduce; rank 1: broadcast"),
     Trouble("other_op_ends", 0, "desync", "ops", "ranks in different ops: ranks 1-2: all_reduce; rank 0: broadcast"),
     Trouble("other_root", 2, "desync", "root", "roots differ: ranks 0-1: root 0; rank 2: root 1 (broadcast 20"),

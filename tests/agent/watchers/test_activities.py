@@ -23,6 +23,7 @@ from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.activities import Activities
+from commwatch_collectors.node import activity
 from commwatch_collectors.node.gpu import GpuPlace
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.analysis.test_live_ranks import NOW, S, lost, rank
@@ -196,8 +197,9 @@ def test_gpu(pid: int, change: Callable[[RankTotals], None], kind: str) -> None:
     assert set(scene.asked) == {late.gpu}
 
 
-def test_agent_of_a_rank() -> None:
+def test_agent_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that a rank has begun is no child for which the rank waits, nor are other ranks, nor what these have begun."""
+    monkeypatch.setattr(activity, "_MOST_CHILDREN", 100_000)  # the parent of the tests may have many
     aggregate = Aggregate()
     scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=os.getppid())
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -113,8 +114,9 @@ def test_outermost(watched: Watched) -> None:
     assert watched.now() == ("", "")
 
 
-def test_store_of_the_group(watched: Watched) -> None:
+def test_store_of_the_group(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store at which ranks meet counts as a part of ``init_process_group``; other stores and those of a launcher are as they were."""
+    monkeypatch.delitem(sys.modules, "torch.distributed.launcher.api", raising=False)  # other tests use it
     port, seen = free_port(), list[Any]()
     look = threading.Timer(0.1, lambda: seen.append((watched.now(), watched.reader.outside().inits)))
     look.start()
