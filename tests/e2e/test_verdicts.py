@@ -196,16 +196,16 @@ def test_diagnose(troubled: RunningAgent) -> None:
     assert "its process is stopped" in done.stdout
     assert "  To do: " in done.stdout
     assert re.search(r"^ +stop \(.*troubles.py:\d+\)$", done.stdout, re.MULTILINE)
-    wait_for(lambda: verdicts_of(troubled, "save"), "the verdict")
-    done = commwatch("diagnose", "--dir", troubled.directory, "save", "--json")
+    wait_for(lambda: verdicts_of(troubled, "compute"), "the verdict")
+    done = commwatch("diagnose", "--dir", troubled.directory, "compute", "--json")
     told = json.loads(done.stdout)
     (verdict,) = told["verdicts"]
     (incident,) = [each for each in told["incidents"] if each["state"] == "open"]
     about = ("kind", "cause", "job_id", "group_id", "group", "seq", "op", "ranks", "waiting")
     assert [incident[name] for name in about] == [verdict[name] for name in about]
     stacks = [item["data"].get("stack", "") for item in incident["evidence"]]
-    stacks += [each["text"] for each in told["evidence"] if each["rank"] == 0]
-    assert any(re.search(r"save \(.*troubles.py", stack) for stack in stacks)
+    stacks += [each["text"] for each in told["evidence"] if each["rank"] == 2]
+    assert any(re.search(r"compute \(.*troubles.py", stack) for stack in stacks)
     done = commwatch("diagnose", troubled.url, "--job", "healthy")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
@@ -264,8 +264,8 @@ def test_diagnose_ranks_that_wait_for_a_new_group(tmp_path: Path) -> None:
     with agent(tmp_path):
         job = Job(tmp_path, "train", "new_group", 1, GOOD)
         try:
-            quiet = "no operation or step of train has ended for "
-            wait_for(lambda: quiet in commwatch("diagnose", "--dir", tmp_path).stdout, "the pause")
-            assert quiet in diagnosis(tmp_path)
+            missing = "rank 1 has not come to new_group"
+            wait_for(lambda: missing in commwatch("diagnose", "--dir", tmp_path).stdout, "the incident")
+            assert missing in diagnosis(tmp_path)
         finally:
             job.end()
