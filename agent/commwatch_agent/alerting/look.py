@@ -15,7 +15,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
-from commwatch_agent.incidents.judging import seen_here, with_waits
+from commwatch_agent.incidents.judging import faults, seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
@@ -50,8 +50,7 @@ class Verdicts:
 
     def __call__(self, job: str | None = None) -> list[Verdict]:
         """Return the verdicts on a job, or on all, the longest first, without waits that are no fault."""
-        found = self.look(fresh=True).verdicts
-        return [verdict for verdict in found if job in (None, verdict.job_id) and verdict.kind != "waiting"]
+        return [verdict for verdict in faults(self.look(fresh=True).verdicts) if job in (None, verdict.job_id)]
 
     def look(self, now: float | None = None, *, fresh: bool = False) -> Evidence:
         """Return the verdicts with what they are based on, and with long waits that are no fault.

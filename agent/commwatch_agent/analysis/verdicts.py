@@ -16,7 +16,7 @@ from commwatch.wire.numbers import latest
 from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
 from commwatch_agent.analysis.ended_operations import Disagreement
-from commwatch_agent.analysis.waits.outside_waits import OutsideWait, near_ranks, outside_waits
+from commwatch_agent.analysis.waits.outside_waits import OutsideWait, near_ranks, of_jobs, outside_waits
 from commwatch_agent.analysis.waits.patience import is_behind, marks_steps, overdue, stuck_limit_s
 from commwatch_agent.analysis.waits.wait_graph import (
     HANG_S,
@@ -118,7 +118,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     """
     known = latest_life(ranks)
     merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
-    users, look = _users(known), _Look(merged, known, _marks_steps(known), near_ranks(known))
+    users, look = _users(known), _look(merged, known)
     certain: list[Verdict] = []
     found: list[_Found] = []
     for group in merged.values():
@@ -136,14 +136,6 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         found += [each for wait in waits(group, here, known) for each in _judge(wait, look)]
     found += map(_of_outside, outside_waits(known))
     return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
-
-
-def _marks_steps(known: Mapping[tuple[str, int], RankView]) -> dict[str, bool | None]:
-    """Return for each job whether its ranks mark steps; ``None``: not known."""
-    by_job: dict[str, list[RankView]] = {}
-    for (job_id, _), view in known.items():
-        by_job.setdefault(job_id, []).append(view)
-    return {job_id: marks_steps(views) for job_id, views in by_job.items()}
 
 
 def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
@@ -329,6 +321,12 @@ class _Look(NamedTuple):
     #: By job: whether its ranks mark steps (``None``: not known), and the ranks of this node.
     steps: Mapping[str, bool | None]
     near: Mapping[str, Collection[int]]
+
+
+def _look(groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]) -> _Look:
+    jobs = of_jobs(known)
+    steps = {job_id: marks_steps(views.values()) for job_id, views in jobs.items()}
+    return _Look(groups, known, steps, {job_id: near_ranks(views) for job_id, views in jobs.items()})
 
 
 def _judge(wait: Wait, look: _Look) -> Iterator[_Found]:

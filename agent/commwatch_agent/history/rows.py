@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,18 +275,16 @@ def since_last_step(db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[i
         f"SELECT MAX(seq) FROM step WHERE ring = ? AND seq < ? AND {SOUND['step']}",
         (ring.id, HALF if _goes_on_at_0(db, ring.id) else NUMBERS),
     )
-    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
     found: list[bytes] = []
     marked = False
-    with closing(db.execute(wanted, (ring.id,))) as chunks:
-        for chunk, data, until_n in chunks:
-            records = unpacked(chunk, data)
-            if records is None or sum(map(len, found)) >= _MOST_RECALLED * RECORD_SIZE:
+    with closing(_latest_chunks(db, ring, unpacked)) as chunks:
+        for records, rolled in chunks:
+            if sum(map(len, found)) >= _MOST_RECALLED * RECORD_SIZE:
                 break
             ops = records[_OP_AT::RECORD_SIZE]
             at = -1 if last is None else _mark_at(records, ops, last)
             marked |= STEP_MARK in ops
-            found.append(records[max(0, at) * RECORD_SIZE : _rolled_bytes(records, until_n, ring)])
+            found.append(records[max(0, at) * RECORD_SIZE : rolled])
             if at >= 0:
                 break
     return b"".join(reversed(found)) if marked else b""
@@ -296,16 +294,27 @@ def latest_rolled(
     db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None], number: int
 ) -> bytes:
     """Return the latest ``number`` records of a ring that are in rollups."""
-    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
     found, size = list[bytes](), 0
+    with closing(_latest_chunks(db, ring, unpacked)) as chunks:
+        for records, rolled in chunks:
+            if size >= number * RECORD_SIZE:
+                break
+            found.append(records[:rolled])
+            size += rolled
+    return b"".join(reversed(found))[-number * RECORD_SIZE :]
+
+
+def _latest_chunks(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
+) -> Generator[tuple[bytes, int], None, None]:
+    """Yield the stored records of a ring, the latest chunk first, each with the length of those in rollups; up to one that is damaged."""
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND {SOUND['chunk']} ORDER BY first_n DESC"
     with closing(db.execute(wanted, (ring.id,))) as chunks:
         for chunk, data, until_n in chunks:
             records = unpacked(chunk, data)
-            if records is None or size >= number * RECORD_SIZE:
-                break
-            found.append(records[: _rolled_bytes(records, until_n, ring)])
-            size += len(found[-1])
-    return b"".join(reversed(found))[-number * RECORD_SIZE :]
+            if records is None:
+                return
+            yield records, _rolled_bytes(records, until_n, ring)
 
 
 def _mark_at(records: bytes, ops: bytes, seq: int) -> int:

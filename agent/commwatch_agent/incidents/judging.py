@@ -35,7 +35,12 @@ def judged_dumps(dumps: Iterable[RankDump]) -> list[Verdict]:
 
 def judged(seen: Seen) -> list[Verdict]:
     """Return the verdicts on what one agent or several have seen, the longest first, without waits that are no fault."""
-    return [verdict for verdict in with_waits(seen) if verdict.kind != "waiting"]
+    return faults(with_waits(seen))
+
+
+def faults(found: Iterable[Verdict]) -> list[Verdict]:
+    """Return verdicts without waits that are no fault."""
+    return [verdict for verdict in found if verdict.kind != "waiting"]
 
 
 def with_waits(seen: Seen) -> list[Verdict]:

@@ -19,7 +19,7 @@ WINDOW_S, _LEAST_S = 4.5, 0.5
 _CPU, _IO = 0.3, 1e6
 #: CPU time up to which a process surely does nothing.
 _LITTLE_CPU = 0.1
-#: A process that computes as well is said to read or write from so many bytes per second on.
+#: A process that also computes counts as reading or writing only from this rate on, in bytes per second.
 _MUCH_IO = 20e6
 #: An activity goes on until it is below this part of these limits.
 _ENDS = 0.6

@@ -78,7 +78,7 @@ def test_missing_rank(missing: RankView | None, cause: str, after_s: int, says: 
     ],
 )  # fmt: skip
 def test_activity(activity: Activity, after_s: int, says: str) -> None:
-    """What the missing rank does is said; one that works, such as one that loads a model, may take minutes."""
+    """The verdict shows what the missing rank does; one that works, such as one that loads a model, may take minutes."""
     missing = rank(2, activity=activity)
     assert judged(*(rank(n, call(age_s=after_s - 0.5)) for n in (0, 1)), missing) == []
     (verdict,) = judged(*(rank(n, call(age_s=after_s + 0.5)) for n in (0, 1)), missing)
@@ -111,7 +111,7 @@ def test_many() -> None:
 
 
 def test_passed() -> None:
-    """A rank that has gone on after the call has come: nobody is named as long as the others may still be connecting."""
+    """A rank that has gone on after the call has come: no rank is named as long as the others may still be connecting."""
     inside = [rank(0, call(number=3)), rank(1, call(number=3))]
     assert judged(*inside, rank(2, begun={NEW: 3})) == []
     (stuck,) = judged(*inside, rank(2, call(number=4), begun={NEW: 4}))  # it waits for them, who do not get on

@@ -1,4 +1,4 @@
-"""What a process does is told from what the kernel knows of it: right for real processes, and unknown where something cannot be read."""
+"""What a process does follows from what the kernel knows of it: right for real processes, and unknown where something cannot be read."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_receiving() -> None:
 
 @pytest.mark.parametrize(("code", "kind"), [(WRITES, "writing"), (READS, "reading")])
 def test_files(tmp_path: Path, code: str, kind: str) -> None:
-    """A process that reads or writes is said to, with its rate, also if it pauses between two pieces."""
+    """A process that reads or writes is shown so, with its rate, also if it pauses between two pieces."""
     with running(code, str(tmp_path / "checkpoint")) as pid:
         found = Watched(pid).until(kind)
     assert found.is_working

@@ -84,7 +84,7 @@ FIVE = [own() for _ in range(5)]
         (samples(own(), own("T", 0.9), own("T", 0.9)), ("stopped", "is stopped", False)),
         (samples(own(), own("t", 0.9), own(cpu_s=0.9)), COMPUTES),  # a debugger has looked at it
         (samples(own(), own("Z")), None),
-        # what is not known
+        # unknown activities
         (samples(own(io=None), own(io=None)), None),
         (samples(own(io=None), own(cpu_s=0.9, io=None)), COMPUTES),
         (samples(own(), own(), children=[None, None]), None),
@@ -95,7 +95,7 @@ FIVE = [own() for _ in range(5)]
     ],
 )  # fmt: skip
 def test_kinds(given: Sequence[Sample], expected: tuple[str, str, bool | None] | None) -> None:
-    """Each activity has its word; what is not known has none."""
+    """Each activity has its word; an unknown one has none."""
     assert doing(given) == expected
 
 
@@ -107,7 +107,7 @@ def test_kinds(given: Sequence[Sample], expected: tuple[str, str, bool | None] |
         ([{}, {9: own(cpu_s=0.9)}], own(), "waits while one of its child processes computes"),
         ([{8: own(cpu_s=3)}, {}], own(ended_s=3.9), "waits while one of its child processes computes"),
         ([{8: own(cpu_s=3)}, {}], own(ended_s=3.0), None),
-        ([{8: own(cpu_s=3)}, {}], own(), None),  # nobody has waited for it
+        ([{8: own(cpu_s=3)}, {}], own(), None),  # its parent has not waited for it
         ([{8: own(cpu_s=3)}, {8: own(cpu_s=3.02)}], own(), None),
         ([{8: own(ended_s=3)}, {8: own(ended_s=3.9)}], own(), "waits while its child process 8 (ptxas) computes"),
         ([{8: own()}, {8: own(io=Io(0, 0, 60_000_000, 0))}], own(), "waits while its child process 8 (ptxas) is reading 60 MB/s"),
@@ -154,7 +154,7 @@ def test_waiting_in_a_loop(gpu: GpuUse | None, works: bool | None) -> None:
 
 
 def test_steady() -> None:
-    """A quiet second does not change what is said, a threshold is left later than entered, and ``for_s`` counts since it began."""
+    """A quiet second does not change the words, a threshold is left later than entered, and ``for_s`` counts since it began."""
     given = samples(*wrote(0, 50, 100, 100, 150, 150, 200, 200, 200, 200, 200, 200, 200))
     before, kinds = None, list[tuple[str, float]]()
     for at in range(1, len(given)):

@@ -59,10 +59,7 @@ class _Call(NamedTuple):
 
 def outside_waits(known: Mapping[tuple[str, int], RankView]) -> Iterator[OutsideWait]:
     """Yield the waits outside operations that last; ``known``: the ranks of all jobs, by job and rank."""
-    jobs: dict[str, dict[int, RankView]] = {}
-    for (job_id, rank), view in known.items():
-        jobs.setdefault(job_id, {})[rank] = view
-    for job_id, views in jobs.items():
+    for job_id, views in of_jobs(known).items():
         together: dict[_Call, dict[int, OutsideCall]] = {}
         for rank, view in views.items():
             for each in view.outside:
@@ -73,15 +70,16 @@ def outside_waits(known: Mapping[tuple[str, int], RankView]) -> Iterator[Outside
                 yield from _judged(job_id, call, sorted(inside), since_s, views)
 
 
-def near_ranks(known: Mapping[tuple[str, int], RankView]) -> dict[str, set[int]]:
-    """Return by job the ranks that run on a node with a known rank, by the launcher's variables."""
-    near: dict[str, set[int]] = {}
-    for (job_id, _), view in known.items():
-        near.setdefault(job_id, set()).update(view.node_ranks or ())
-    return near
+def of_jobs(known: Mapping[tuple[str, int], RankView]) -> dict[str, dict[int, RankView]]:
+    """Return the ranks of each job, by rank."""
+    jobs: dict[str, dict[int, RankView]] = {}
+    for (job_id, rank), view in known.items():
+        jobs.setdefault(job_id, {})[rank] = view
+    return jobs
 
 
-def _near(views: _Ranks) -> set[int]:
+def near_ranks(views: _Ranks) -> set[int]:
+    """Return the ranks of a job that run on a node with a known rank, by the launcher's variables."""
     return {rank for view in views.values() for rank in view.node_ranks or ()}
 
 
@@ -91,7 +89,7 @@ def _call(each: OutsideCall) -> _Call:
 
 def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: _Ranks) -> Iterator[OutsideWait]:
     size = max(view.world_size for view in views.values())
-    near = _near(views)
+    near = near_ranks(views)
     every = sorted({*range(min(size, _MOST_RANKS)), *views, *near})
     if call.name in _OF_ALL or call.name in _OF_MEMBERS:
         members = every if call.ranks is None else call.ranks
@@ -109,7 +107,7 @@ def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: 
     culprits = [rank for rank in culprits if rank in near] or culprits  # those of other nodes may wait, too
     whom = f"{named(inside)} in {call.says} for {since_s:.0f} s"
     about = call.key or ("" if call.ranks is None else named(list(call.ranks)))
-    says = f"{_says(call, why, views)} ({whom})"
+    says = f"{_says(call, why, views, near)} ({whom})"
     is_due = since_s >= _limit_s(call, cause, missing, views)
     yield OutsideWait(job_id, call.name, about, inside, since_s, cause, culprits, says, is_due)
 
@@ -168,12 +166,11 @@ def _waits_long(view: RankView) -> bool:
 # -- words -------------------------------------------------------------------------------------------
 
 
-def _says(call: _Call, why: Mapping[int, str], views: _Ranks) -> str:
+def _says(call: _Call, why: Mapping[int, str], views: _Ranks, near: Collection[int]) -> str:
     if call.name not in _OF_ALL | _OF_MEMBERS:
         return _says_of_key(call, why, views)
     if not why:
         return f"every rank has come to {call.says}, but it does not end: check the network between them, and the address where they meet"
-    near = _near(views)
     parts: dict[str, list[int]] = {}
     for rank, cause in why.items():
         parts.setdefault(_of_one(call, cause, views.get(rank), rank in near), []).append(rank)

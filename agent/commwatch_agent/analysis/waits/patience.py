@@ -52,7 +52,7 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         steps: whether ranks of the job mark steps; ``None``: not known.
         is_here: a rank that no agent sees runs on a node with an agent.
     """
-    place = place_of(wait)
+    place = _place_of(wait)
     if place is None:
         return True
     if missing is None:
@@ -96,10 +96,10 @@ def _limit_of(place: Usual | None, missing: RankView) -> float:
 
 def stuck_limit_s(wait: Wait) -> float:
     """Return for how many seconds all ranks may be inside an operation."""
-    return limit_s(place_of(wait), None)
+    return limit_s(_place_of(wait), None)
 
 
-def place_of(wait: Wait) -> Usual | None:
+def _place_of(wait: Wait) -> Usual | None:
     """Return what is known of the place of a wait: by the rank that may take longest; ``None``: nothing."""
     places = [op.place for op in wait.inside.values() if isinstance(op, InFlight)]
     known = [place for place in places if place is not None]
@@ -120,7 +120,9 @@ def _absent_s(wait: Wait) -> float:
 
 def _sources(wait: Wait) -> set[int]:
     """Return the ranks that hand out what came from outside, in a job without steps: the root of an operation, or the first rank by a message."""
-    ops = [op for op in wait.inside.values() if isinstance(op, InFlight) and op.peer is not None]
     return {
-        op.peer for op in ops if op.peer is not None and (op.op in ev.FROM_ROOT or (op.op, op.peer) == ("recv", _FIRST))
+        op.peer
+        for op in wait.inside.values()
+        if isinstance(op, InFlight) and op.peer is not None
+        if op.op in ev.FROM_ROOT or (op.op, op.peer) == ("recv", _FIRST)
     }

@@ -31,7 +31,7 @@ _STEP = 0
 
 
 class _Long(NamedTuple):
-    """A long time, with the places before it and, if it is that of an operation, its own."""
+    """A long time in an operation, with its place and those before it; or between operations, with the places before it."""
 
     places: tuple[int, ...]
     took_ns: int
