@@ -1,0 +1,35 @@
+"""The words of a warning: which entry of the tables it is."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from commwatch_collectors.nccl.vocabulary.calls import CALLS
+from commwatch_collectors.nccl.vocabulary.memory import MEMORY
+from commwatch_collectors.nccl.vocabulary.network import NETWORK
+from commwatch_collectors.nccl.vocabulary.words import Words
+
+#: All entries, the first match wins.
+WORDS: tuple[Words, ...] = (*MEMORY, *NETWORK, *CALLS)
+_COMPILED = tuple((words, re.compile(words.pattern), re.compile(words.file) if words.file else None) for words in WORDS)
+#: Characters that are matched: NCCL's own buffer is shorter, so later text is not NCCL's.
+_MOST_TEXT = 4096
+
+
+def words_for(text: str, origin: str) -> Words | None:
+    """Return the entry of the warning ``text``, ``None`` if its words are not known.
+
+    Args:
+        text: the warning, without its head.
+        origin: the file or function that printed it; empty if that is not known.
+    """
+    return _words_for(text[:_MOST_TEXT], origin[:_MOST_TEXT])
+
+
+@lru_cache(maxsize=4096)
+def _words_for(text: str, origin: str) -> Words | None:
+    for words, pattern, file in _COMPILED:
+        if (file is None or file.search(origin)) and pattern.search(text):
+            return words
+    return None
