@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.belonging import OF_COMMUNICATOR, OF_FAULTS, fits, needs_head
 from commwatch_collectors.nccl.classes import warning_class
+from commwatch_collectors.nccl.last_errors import ANNOUNCES, LastErrors
 from commwatch_collectors.nccl.lives import Facts, Life, Member, Seen, Warned
 from commwatch_collectors.nccl.quiet import is_quiet
 from commwatch_collectors.nccl.search import read
@@ -22,6 +23,10 @@ _ONLY_FAULTS = 2_000
 #: Characters kept of a fact's first line. A fact of a longer message counts as one for each ``_OF_LONG`` characters: it may be
 #: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
+#: Messages of a process after a warning in which a failed call of the same thread has it as its reason, and warnings of a thread that are remembered.
+_SOON, _MOST_WARNED = 32, 16
+#: ncclResult_t that is no failure: success, and in progress.
+NO_FAILURE = (0, 7)
 _SAMPLES = 20
 #: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
@@ -80,7 +85,8 @@ class Account:
         #: By process; and facts without a known process: their heads were torn, glued to other text, or missing.
         self.lives: dict[Process, Life] = {}
         self.loose = Facts()
-        self.warnings: dict[str, Warned] = {}
+        #: By process (of exceptions: the mark of the rank) and text.
+        self.warnings: dict[tuple[Process | str | None, str], Warned] = {}
         #: Messages by level and launcher's prefix.
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
@@ -96,6 +102,7 @@ class Account:
         self._contents: dict[str, _Content] = {}
         #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
         self._reports: set[f.Watchdog] = set()
+        self._last_errors = LastErrors()
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
@@ -123,6 +130,9 @@ class Account:
         for number, line in enumerate(lines, first):
             head, found, text = line.partition(" NCCL INFO ")
             if not found:
+                if (self._last_errors or ANNOUNCES in line) and (quoted := self._last_errors.read(line)) is not None:
+                    self._number, self._line, self._length = number, line, len(line)
+                    self._quote(*quoted)
                 if line and ("NCCL" in line or read(line) or has_own_time(line)):
                     self._number, self._line = number, line
                     self._add_any(line, heard)
@@ -202,7 +212,7 @@ class Account:
         self._length = len(message.text)
         life = self._count(message, known) if message.level else None
         if message.level == "WARN":
-            heard(self._warn(message))
+            heard(self._warn(message, life))
         if life is None:
             self._take_loose(facts, message, heard)
             return
@@ -241,15 +251,38 @@ class Account:
             self._note(life.facts, f.Rccl())
         return life
 
-    def _warn(self, message: Message) -> Warned:
-        text = message.text.strip()
-        kind = warning_class(text)
-        known = self.warnings.get(text)
+    def _warn(self, message: Message, life: Life | None) -> Warned:
+        text, head = message.text.strip(), message.head
+        now = Warned(text, warning_class(text, head.origin), head.process, self._seen(), head.origin)
+        known = self.warnings.get((head.process, text))
         if known is not None:
             known.seen.lines += 1
         elif self._has_room(of_fault=True):
-            self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
-        return Warned(text, kind, message.head.process, self._seen())
+            known = self.warnings[head.process, text] = replace(now, seen=self._seen())
+        if life is not None and known is not None:
+            latest = life.warned.setdefault(head.tid, [])
+            latest.append((life.messages, known))
+            del latest[:-_MOST_WARNED]
+        return now
+
+    def _fail(self, life: Life, trail: f.Trail, tid: int) -> None:
+        """Note the failed call as the failure of the warnings that its thread printed just before."""
+        if trail.code in NO_FAILURE:
+            return
+        reasons = [warned for at, warned in life.warned.get(tid, ()) if life.messages - at <= _SOON]
+        for warned in reasons:
+            warned.failed = warned.failed or f"{trail.place} -> {trail.code}"
+            if warned is not reasons[0]:
+                warned.after = warned.after or reasons[0]
+
+    def _quote(self, whose: str, text: str) -> None:
+        known = self.warnings.get((whose, text))
+        if known is not None:
+            known.seen.lines += 1
+        elif self._has_room(of_fault=True):
+            self.warnings[whose, text] = Warned(
+                text, warning_class(text), None, self._seen(), failed="an exception of PyTorch", quoted_by=whose
+            )
 
     def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:
@@ -272,13 +305,19 @@ class Account:
             self._note(self._place(life, fact, tid), fact)
             return
         self._note(life.facts, fact)
-        if isinstance(fact, f.Init):
+        if isinstance(fact, f.Trail):
+            self._fail(life, fact, tid)
+        elif isinstance(fact, f.Init):
             self._init(life, fact, tid)
         elif isinstance(fact, f.End) and fact.comm in life.by_comm:
             life.by_comm.pop(fact.comm).ended = fact.how
 
     def _init(self, life: Life, fact: f.Init, tid: int) -> None:
         life.says_start |= fact.start
+        warned = life.warned.pop(tid, ())
+        if not fact.start:  # NCCL has found another way
+            for _, each in warned:
+                each.failed = ""
         if fact.rank is None or fact.comm is None:
             return
         member = life.by_comm.get(fact.comm)

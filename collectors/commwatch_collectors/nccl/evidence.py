@@ -22,10 +22,12 @@ _MOST_SETS = 256
 
 
 class Hit(NamedTuple):
-    """One result of a check: one line of text, and the log lines that show it."""
+    """One result of a check: one line of text, and the log lines that show it; what it means and what to do, if its rule has not the right words."""
 
     says: str
     evidence: list[Seen]
+    means: str = ""
+    do: str = ""
 
 
 Check = Callable[["Log"], Iterable[Hit]]
@@ -110,12 +112,12 @@ class Log:
             return [self]
         account = self.account
         lives: dict[int | None, dict[Process, Life]] = {None: {}}
-        warnings: dict[int | None, dict[str, Warned]] = {}
+        warnings: dict[int | None, dict[tuple[Process | str | None, str], Warned]] = {}
         for process, life in account.lives.items():
             lives.setdefault(self.jobs.get(process), {})[process] = life
-        for text, warned in account.warnings.items():
+        for key, warned in account.warnings.items():
             job = None if warned.process is None else self.jobs.get(warned.process)
-            warnings.setdefault(job, {})[text] = warned
+            warnings.setdefault(job, {})[key] = warned
         found = []
         for job, mine in lives.items():
             part = copy(account)

@@ -7,10 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.account import NO_FAILURE, Account
+from commwatch_collectors.nccl.classes import OTHER
 from commwatch_collectors.nccl.communicators import Communicator
-from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
+from commwatch_collectors.nccl.evidence import Hit, Log, many, some, who
 from commwatch_collectors.nccl.lives import Seen, Warned
+from commwatch_collectors.nccl.reasons import (
+    DEVICE,
+    TEARDOWN,
+    by_words,
+    errors_of,
+    is_explained,
+    once,
+    severity,
+)
 from commwatch_collectors.nccl.text import Process
 from commwatch_collectors.spans import missing_ranks, ranks
 
@@ -28,7 +38,6 @@ IB_STATUS = {
     12: "transport retries exceeded: the peer did not answer (dead, unreachable, or a lossy link)",
     13: "receiver-not-ready retries exceeded: the peer posted no receive in time",
 }
-_IN_PROGRESS = 7
 #: Sockets return "internal error" only when the communicator is being aborted: the cause is elsewhere.
 _ABORTED = re.compile(r"(?:misc/)?(?:nccl)?socket\.cc:\d+ 3$")
 #: Vendor codes of mlx5, as they come with these statuses.
@@ -53,62 +62,18 @@ _FLUSHED = 5
 _STATUS = re.compile(r"(?:with error |status=(?:[A-Z_]+\()?)(\d+)")
 _SECONDS = re.compile(r"[\d.]+ ?s\b")
 _VENDOR_ERROR = re.compile(r"vendor[ _]err[ =](\d+)")
-_TEARDOWN = re.compile(
-    r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
-)
-_PEER_CLOSED = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b.* failed")
-_SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
-_DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
-_HINT = re.compile(
-    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
-)
 #: Printed in each init, and only with NCCL_DEBUG_SUBSYS=INIT (connections also with NET).
 _IN_INIT: tuple[type[f.Fact], ...] = (f.Trees, f.Channels, f.Ring)
-#: No verbs library: the check ``sockets`` reports it where it matters.
-_NO_VERBS = re.compile(r"Failed to open libibverbs")
 #: Events of a port that need no action, as ``ibv_event_type_str`` names them.
 _HARMLESS = re.compile(
     r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
 )
-#: Warnings that other checks report, whatever their class.
-_EXPLAINED = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
-#: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
-_VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
-
-
-def of_class(kind: str) -> Check:
-    """Return the check for one class of warnings."""
-
-    def check(log: Log) -> Iterator[Hit]:
-        yield from _by_text(_hits(log, kind))
-
-    return check
-
-
-def _hits(log: Log, kind: str) -> list[Warned]:
-    return [w for w in log.warned(kind) if not any(pattern.search(w.text) for pattern in _EXPLAINED)]
-
-
-def _by_text(warned: list[Warned]) -> Iterator[Hit]:
-    """Yield one hit for each text, ignoring its numbers."""
-    alike: dict[str, list[Warned]] = {}
-    for warning in warned:
-        alike.setdefault(_VARIES.sub("#", warning.text), []).append(warning)
-    for same in alike.values():
-        times = sum(warning.seen.lines for warning in same)
-        more = f" ({times} times{', in variants' if len(same) > 1 else ''})" if times > 1 else ""
-        yield Hit(f"{same[0].text}{more}", [warning.seen for warning in same])
-
-
-def peers_closed(log: Log) -> Iterator[Hit]:
-    """A peer closed its connection."""
-    yield from _by_text([w for w in log.account.warnings.values() if _PEER_CLOSED.search(w.text)])
 
 
 def ib_errors(log: Log) -> Iterator[Hit]:
     """A request on InfiniBand or RoCE failed, with the reason that status and vendor code give: once for each status."""
     by_status: dict[int | None, list[Warned]] = {}
-    for warning in _hits(log, "ib_completion_error"):
+    for warning in once(errors_of(log, "ib_completion_error")):
         found = _STATUS.search(warning.text)
         by_status.setdefault(int(found[1]) if found else None, []).append(warning)
     # When one request has failed, the others of its queue are flushed, which is not a failure of their own.
@@ -128,36 +93,31 @@ def ib_errors(log: Log) -> Iterator[Hit]:
 
 def ib_events(log: Log) -> Iterator[Hit]:
     """Events of a card or port that are faults."""
-    yield from _by_text([w for w in _hits(log, "ib_async_event") if not _HARMLESS.search(w.text)])
+    yield from by_words(log, [w for w in errors_of(log, "ib_async_event") if not _HARMLESS.search(w.text)])
 
 
 def ib_changes(log: Log) -> Iterator[Hit]:
     """Events of a card or port that are harmless."""
-    yield from _by_text([w for w in _hits(log, "ib_async_event") if _HARMLESS.search(w.text)])
+    yield from by_words(log, [w for w in log.warned("ib_async_event") if _HARMLESS.search(w.text)])
 
 
 def mismatches(log: Log) -> Iterator[Hit]:
     """Ranks called different collectives, or with different sizes."""
-    yield from _by_text(_hits(log, "mismatch"))
+    yield from by_words(log, errors_of(log, "mismatch"))
     for _, desync, seen in log.account.of(f.Desync):
         yield Hit(desync.text, [seen])
 
 
-def hints(log: Log) -> Iterator[Hit]:
-    """Warnings that are advice."""
-    yield from _by_text([w for w in log.account.warnings.values() if _HINT.search(w.text)])
-
-
 def teardown(log: Log) -> Iterator[Hit]:
     """Service threads that lose their peers, as at the end of any job."""
-    found = [w for w in log.account.warnings.values() if _TEARDOWN.search(w.text)]
+    found = once(w for w in log.account.warnings.values() if TEARDOWN.search(w.text))
     if found:
         yield Hit(f"{sum(w.seen.lines for w in found)} warnings from service threads", [w.seen for w in found])
 
 
 def devices_closed(log: Log) -> Iterator[Hit]:
     """HCAs that are listed but cannot be opened."""
-    found = [(w, _DEVICE.search(w.text)) for w in log.account.warnings.values()]
+    found = [(w, DEVICE.search(w.text)) for w in log.account.warnings.values()]
     names = sorted({match[1] for _, match in found if match and match[1]})
     seen = [warned.seen for warned, match in found if match]
     if seen:
@@ -166,7 +126,7 @@ def devices_closed(log: Log) -> Iterator[Hit]:
 
 def versions_differ(log: Log) -> Iterator[Hit]:
     """Ranks with different versions of the library."""
-    yield from _by_text(_hits(log, "version_mismatch"))
+    yield from by_words(log, errors_of(log, "version_mismatch"))
     by_version: dict[str, dict[Process | None, Seen]] = {}
     for process, version, seen in log.account.of(f.Version):
         if version.own:
@@ -184,10 +144,12 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     """Communicators whose init began and did not end within the log."""
     if log.live.initialises:
         return
-    cut = cut_in_init(log)
+    cut, failed = cut_in_init(log), _failed(log)
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
-        if _began_only(comm) and comm not in cut and not comm.processes <= log.live.past:
+        if not _began_only(comm) or comm in cut or None in failed or comm.processes & failed:
+            continue
+        if not comm.processes <= log.live.past:
             missing = missing_ranks(comm.ranks, comm.nranks)
             whom = f"{ranks(comm.ranks)} began; the log has nothing from {missing}"
             alike.setdefault(
@@ -200,6 +162,7 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     on_their_way = _on_their_way(log)
     if (
         on_their_way
+        and not failed
         and not any(comm.complete for comm in log.communicators)
         and not _pids(on_their_way) <= log.live.past
     ):
@@ -207,6 +170,16 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
         if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
             says = f"{who(on_their_way)} began an init and did not finish it"
             yield Hit(says, [by[0] for by in on_their_way.values()])
+
+
+def _failed(log: Log) -> set[tuple[str, int] | None]:
+    """Return host and pid of the processes whose log has a failure; ``None`` for one of an unknown process.
+
+    A process that failed has not waited for others, and what they wait for is that process.
+    """
+    found = {w.process for w in log.account.warnings.values() if w.failed or (severity(w) == "error" and not is_explained(w))}
+    found |= {process for process, trail, _ in log.account.of(f.Trail) if trail.code not in NO_FAILURE}
+    return {None if process is None else (process.host, process.pid) for process in found}
 
 
 def open_inits(account: Account) -> tuple[int, int, int]:
@@ -270,8 +243,10 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
 
 
 def torch_errors(log: Log) -> Iterator[Hit]:
-    """PyTorch gave up on an NCCL call; not reported if a warning of a known class gives the cause."""
-    if any(warning.kind != "other" for warning in log.account.warnings.values()):
+    """PyTorch gave up on an NCCL call; not reported where the log has NCCL's own account of a failure."""
+    account = log.account
+    known = any(w.kind != OTHER or w.failed for w in account.warnings.values())
+    if known or any(trail.code not in NO_FAILURE for _, trail, _ in account.of(f.Trail)):
         return
     by_reason: dict[str, list[Seen]] = {}
     times: Counter[str] = Counter()
@@ -284,7 +259,7 @@ def torch_errors(log: Log) -> Iterator[Hit]:
 
 def silent_failures(log: Log) -> Iterator[Hit]:
     """Errors passed up the call stack in a process without warnings: the first line is the origin."""
-    warned = {warning.process for warning in log.account.warnings.values()}
+    warned = {warning.process for warning in log.account.warnings.values() if warning.quoted_by is None}
     if None in warned:
         return  # the process of a warning is not known
     first: dict[tuple[str, int], list[Seen]] = {}
@@ -296,7 +271,7 @@ def silent_failures(log: Log) -> Iterator[Hit]:
     for process, trail, seen in log.account.of(f.Trail):
         if seen.number < recovered.get(process, 0):
             continue  # an init was completed after it, so NCCL found another way
-        if process not in warned and process not in reported and trail.code not in (0, _IN_PROGRESS):
+        if process not in warned and process not in reported and trail.code not in NO_FAILURE:
             reported.add(process)
             if not _ABORTED.match(f"{trail.place} {trail.code}"):
                 first.setdefault((trail.place.partition(":")[0], trail.code), []).append(seen)
@@ -305,5 +280,5 @@ def silent_failures(log: Log) -> Iterator[Hit]:
         yield Hit(f"{reason} in {place}, in {many(len(places), 'process', 'processes')}", places)
     failed = {failure: seen for _, failure, seen in log.account.of(f.CudaFailure)}
     for failure, seen in failed.items():
-        if not warned and not _TEARDOWN.search(failure.text):
+        if not warned and not TEARDOWN.search(failure.text):
             yield Hit(f"CUDA failure '{failure.text}'", [seen])

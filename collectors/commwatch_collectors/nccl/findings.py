@@ -6,14 +6,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commwatch_collectors.nccl import differences, failures, slowness, timeouts
+from commwatch_collectors.nccl import differences, failures, reasons, slowness, timeouts
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.evidence import FINISHED, Check, Live, Log
 from commwatch_collectors.nccl.lives import Seen
+from commwatch_collectors.nccl.order import CAUSE, CONSEQUENCE, SYMPTOM, in_time
+from commwatch_collectors.nccl.vocabulary.words import KINDS
 
 #: Most lines that are shown for one finding.
 MOST_EVIDENCE = 5
 SEVERITIES = ("error", "warning", "info")
+#: Classes of warnings that have no check of their own beside the words.
+_ONLY_BY_WORDS = (
+    "nvlink_sharp",
+    "shm",
+    "peer_to_peer",
+    "network_plugin",
+    "memory_registration",
+    "topology",
+    "bootstrap",
+    "setting",
+    "invalid_usage",
+    "internal",
+)
 
 
 class Rule(NamedTuple):
@@ -26,6 +41,8 @@ class Rule(NamedTuple):
     means: str
     do: str
     check: Check
+    #: How far from the cause of a failure it is, for the order of errors (``order``).
+    depth: int = CAUSE
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,7 @@ RULES: tuple[Rule, ...] = (
         "Find out what the suspected rank did instead (its stack, its data loader, an exception). Raise the time-out only "
         "if it had a reason to be late.",
         timeouts.watchdogs,
+        SYMPTOM,
     ),
     Rule(
         "init_incomplete",
@@ -70,6 +88,7 @@ RULES: tuple[Rule, ...] = (
         "Check the missing ranks: not started, crashed, a different world size or NCCL_COMM_ID, or a firewall between "
         "the nodes' interfaces (NCCL_SOCKET_IFNAME).",
         failures.inits_incomplete,
+        SYMPTOM,
     ),
     Rule(
         "version_mismatch",
@@ -85,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         "a connection could not be made",
         "The peer's process is not running, or the network blocks the connection.",
         "Check whether the peer died first. If not, check firewalls, routes and NCCL_SOCKET_IFNAME on both sides.",
-        failures.of_class("connection_refused"),
+        reasons.of_kind("connection_refused"),
     ),
     Rule(
         "ib_completion_error",
@@ -110,7 +129,7 @@ RULES: tuple[Rule, ...] = (
         "CUDA or HIP failed",
         "A kernel or a driver call failed; NCCL is often only the first to notice.",
         "Look for Xid errors in dmesg, and check the memory in use. CUDA_LAUNCH_BLOCKING=1 shows which kernel failed.",
-        failures.of_class("cuda_error"),
+        reasons.of_kind("cuda_error"),
     ),
     Rule(
         "duplicate_gpu",
@@ -118,7 +137,7 @@ RULES: tuple[Rule, ...] = (
         "two ranks use one GPU",
         "NCCL refuses to create such a communicator.",
         "Call torch.cuda.set_device(LOCAL_RANK) before the process group is created, and check CUDA_VISIBLE_DEVICES.",
-        failures.of_class("duplicate_gpu"),
+        reasons.of_kind("duplicate_gpu"),
     ),
     Rule(
         "mismatch",
@@ -135,6 +154,17 @@ RULES: tuple[Rule, ...] = (
         "Its process or node no longer answers.",
         "Check that node: out of memory, preempted, power, network.",
         failures.ras_deaths,
+        SYMPTOM,
+    ),
+    Rule(
+        "peer_lost",
+        "error",
+        "a call failed because a peer was gone",
+        "This follows from the end of that peer: its process crashed, was killed, or gave up on an error of its own. The cause is not in this log.",
+        "Look at the peer first: the end of its log, its exception, dmesg of its node (out of memory, Xid), the scheduler's record. "
+        "If it was alive, a firewall or a switch has cut the connection.",
+        reasons.peers_lost,
+        CONSEQUENCE,
     ),
     Rule(
         "silent_failure",
@@ -144,6 +174,7 @@ RULES: tuple[Rule, ...] = (
         "In socket.cc and bootstrap.cc, suspect the network between the processes; in net_ib.cc, the fabric. If the peers' logs have "
         "details, start there.",
         failures.silent_failures,
+        CONSEQUENCE,
     ),
     Rule(
         "torch_error",
@@ -152,6 +183,7 @@ RULES: tuple[Rule, ...] = (
         "The call returned this error. NCCL prints the reason only at NCCL_DEBUG=WARN.",
         "Run again with NCCL_DEBUG=WARN. Invalid usage is often two ranks on one GPU, or a communicator used after its end.",
         failures.torch_errors,
+        CONSEQUENCE,
     ),
     Rule(
         "system_error",
@@ -159,7 +191,7 @@ RULES: tuple[Rule, ...] = (
         "a system or library call failed",
         "A resource is missing or a library is broken.",
         "Check the job's limits (ulimit -l and -n, size of /dev/shm), and that devices are passed into the container.",
-        failures.of_class("system_error"),
+        reasons.of_kind("system_error"),
     ),
     Rule(
         "timeout",
@@ -167,7 +199,19 @@ RULES: tuple[Rule, ...] = (
         "NCCL or a plug-in timed out",
         "A peer or a service did not answer in time.",
         "Check what the peer did at that time, then the network between the two.",
-        failures.of_class("timeout"),
+        reasons.of_kind("timeout"),
+    ),
+    *(
+        Rule(kind, "error", KINDS[kind], "NCCL gives this as the reason.", "Read the line.", reasons.of_kind(kind))
+        for kind in _ONLY_BY_WORDS
+    ),
+    Rule(
+        "nccl_failed",
+        "error",
+        "NCCL gave up and says why",
+        "NCCL printed this line, and its call failed then: this is the reason. commwatch does not know these words.",
+        "Search NCCL's issue tracker for the words of the line.",
+        reasons.unknown,
     ),
     # -- warnings ---------------------------------------------------------------------------------
     Rule(
@@ -284,7 +328,15 @@ RULES: tuple[Rule, ...] = (
         "a warning of an unknown kind",
         "NCCL printed a warning that commwatch does not recognise.",
         "Read the line, and search NCCL's issue tracker for its text.",
-        failures.of_class("other"),
+        reasons.unknown_alone,
+    ),
+    Rule(
+        "known_warning",
+        "warning",
+        "NCCL warns",
+        "No failed call follows it in this log.",
+        "Read the line.",
+        reasons.known_alone,
     ),
     # -- good to know -----------------------------------------------------------------------------
     Rule(
@@ -309,7 +361,7 @@ RULES: tuple[Rule, ...] = (
         "a peer closed its connection",
         "This is a consequence: the peer failed or ended first.",
         "Find the rank that failed first; its log has the reason.",
-        failures.peers_closed,
+        reasons.peers_closed,
     ),
     Rule(
         "connection_retried",
@@ -325,7 +377,7 @@ RULES: tuple[Rule, ...] = (
         "NCCL gives advice",
         "NCCL works, but not as well as it could.",
         "Follow the advice in the line. That MSCCL++ cannot be enabled is not a fault.",
-        failures.hints,
+        reasons.hints,
     ),
     Rule(
         "teardown_noise",
@@ -379,14 +431,33 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINISHED) -> list[Finding]:
-    """Return the findings of a log, worst first."""
+    """Return the findings of a log, worst first; of errors those first that explain others, else those that came first.
+
+    What only follows from an error is information, if that error is in the log.
+    """
     log = Log(account, live)
-    found = [
-        Finding(rule.name, rule.severity, rule.title, hit.says, rule.means, rule.do, _evidence(hit.evidence))
-        for rule in rules
-        for hit in rule.check(log)
+    hits = [(rule, hit) for rule in rules for hit in rule.check(log)]
+    if any(rule.severity == "error" and rule.depth == CAUSE for rule, _ in hits):
+        hits = [(rule._replace(severity="info") if rule.depth == CONSEQUENCE else rule, hit) for rule, hit in hits]
+    order = in_time([hit.evidence for _, hit in hits])
+    hits = [hits[at] for at in sorted(range(len(hits)), key=lambda at: _key(hits[at][0], order[at]))]
+    return [
+        Finding(
+            rule.name,
+            rule.severity,
+            rule.title,
+            hit.says,
+            hit.means or rule.means,
+            hit.do or rule.do,
+            _evidence(hit.evidence),
+        )
+        for rule, hit in hits
     ]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _key(rule: Rule, at: float) -> tuple[int, int, float]:
+    error = rule.severity == "error"
+    return SEVERITIES.index(rule.severity), rule.depth if error else CAUSE, at if error else 0.0
 
 
 def _evidence(places: Iterable[Seen]) -> list[Evidence]:

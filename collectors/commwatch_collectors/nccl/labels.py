@@ -194,8 +194,12 @@ def _trouble(account: Account) -> dict[str, Any]:
     dogs = Counter[f.Watchdog]()
     for _, dog, seen in account.of(f.Watchdog):
         dogs[dog._replace(where=f.Where())] += seen.lines
+    warnings = Counter[tuple[str, str]]()
+    for warned in account.warnings.values():
+        if warned.quoted_by is None:
+            warnings[warned.text, warned.kind] += warned.seen.lines
     return {
-        "warnings": [{"text": w.text, "class": w.kind, "lines": w.seen.lines} for w in account.warnings.values()],
+        "warnings": [{"text": text, "class": kind, "lines": lines} for (text, kind), lines in warnings.items()],
         "torch_watchdog": [
             {**_given({key: value for key, value in dog._asdict().items() if key != "where"}), "lines": lines}
             for dog, lines in dogs.items()

@@ -53,15 +53,25 @@ class Life:
         self.current: dict[int, Member] = {}
         self.pending: dict[int, Facts] = {}
         self.by_comm: dict[str, Member] = {}
+        #: By thread: its latest warnings, each with the number of the process's message.
+        self.warned: dict[int, list[tuple[int, Warned]]] = {}
         self.says_start = False
         self.messages = 0
 
 
 @dataclass
 class Warned:
-    """One distinct warning."""
+    """One distinct warning of a process, or NCCL's last error as an exception of PyTorch quotes it."""
 
     text: str
     kind: str
     process: Process | None
     seen: Seen
+    #: ``file:line`` or ``function:line`` that warned; empty where the line does not show it.
+    origin: str = ""
+    #: The call that failed next on the same thread, or the exception that quotes it; empty: none is known.
+    failed: str = ""
+    #: An earlier warning of the thread before the same failure.
+    after: Warned | None = None
+    #: Of an exception's: the launcher's mark of its rank, empty if there is none.
+    quoted_by: str | None = None

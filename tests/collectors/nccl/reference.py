@@ -51,6 +51,10 @@ class PlainAccount(Account):
         self.n_crlf += line.endswith("\r")
         line = clean(line)
         self._source, self._number, self._line = source, number, line
+        quoted = None if " NCCL INFO " in line else self._last_errors.read(line)
+        if quoted is not None:
+            self._length = len(line)
+            self._quote(*quoted)
         messages = parse_line(line, self._hosts) if line else []
         self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
         self.n_timestamped += has_own_time(line)
@@ -66,7 +70,7 @@ class PlainAccount(Account):
         if message.level:
             life = self._count(message, bool(facts) or message.level == "WARN" or is_quiet(message.text))
         if message.level == "WARN":
-            warned.append(self._warn(message))
+            warned.append(self._warn(message, life))
         if life is None:
             self._take_loose(facts, message, warned.append)
             return

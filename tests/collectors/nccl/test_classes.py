@@ -39,7 +39,7 @@ WARNINGS = {
         "Cuda failure 'out of memory'",
         "Cuda failure 999 'unknown error'",
         "HIP failure 'out of memory'",
-        "hipIpcGetMemHandle(&handle, ptr) failed : Cuda failure",
+        "hipMemcpy(dst, src) failed : Cuda failure",
     ],
     "mismatch": [
         "Mismatched collective detected, please check your collective calls at and around rank 1.",

@@ -20,11 +20,4 @@ CALLS: tuple[Words, ...] = (
         "processes per node.",
         "error",
     ),
-    Words(
-        "timeout",
-        r"(?i:timeout|timed out)",
-        "A peer or a service did not answer in time.",
-        "Check what the peer did at that time, then the network between the two.",
-        "error",
-    ),
 )

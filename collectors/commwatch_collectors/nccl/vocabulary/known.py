@@ -6,12 +6,13 @@ import re
 from functools import lru_cache
 
 from commwatch_collectors.nccl.vocabulary.calls import CALLS
+from commwatch_collectors.nccl.vocabulary.general import GENERAL
 from commwatch_collectors.nccl.vocabulary.memory import MEMORY
 from commwatch_collectors.nccl.vocabulary.network import NETWORK
 from commwatch_collectors.nccl.vocabulary.words import Words
 
 #: All entries, the first match wins.
-WORDS: tuple[Words, ...] = (*MEMORY, *NETWORK, *CALLS)
+WORDS: tuple[Words, ...] = (*MEMORY, *NETWORK, *CALLS, *GENERAL)
 _COMPILED = tuple((words, re.compile(words.pattern), re.compile(words.file) if words.file else None) for words in WORDS)
 #: Characters that are matched: NCCL's own buffer is shorter, so later text is not NCCL's.
 _MOST_TEXT = 4096

@@ -71,7 +71,7 @@ MEMORY: tuple[Words, ...] = (
         "error",
     ),
     Words(
-        "shared_memory",
+        "shm",
         r"failed to extend /dev/shm|No space left on device.{0,80}shm|shm.{0,200}No space left on device",
         "/dev/shm is too small for NCCL's buffers: each rank needs some 10 to 100 MB.",
         _SHM_SIZE,

@@ -57,11 +57,4 @@ NETWORK: tuple[Words, ...] = (
         "collective that differs.",
         "error",
     ),
-    Words(
-        "peer_closed",
-        r"Connection closed by remote peer|Call to (?:recv|send)\b.{0,200} failed",
-        "This is a consequence: the process at the other end failed or ended first.",
-        "Find the process with that address; its log has the reason.",
-        "info",
-    ),
 )

@@ -34,7 +34,7 @@ KINDS: dict[str, str] = {
     "system_error": "a system or library call failed",
     "timeout": "NCCL or a plug-in timed out",
     "nvlink_sharp": "NVLink SHARP or NVLink between nodes could not be set up",
-    "shared_memory": "shared memory could not be set up",
+    "shm": "shared memory could not be set up",
     "peer_to_peer": "GPUs cannot access each other's memory",
     "network_plugin": "the network plug-in failed",
     "memory_registration": "memory could not be registered",
@@ -43,6 +43,5 @@ KINDS: dict[str, str] = {
     "setting": "a setting is invalid",
     "invalid_usage": "a wrong use of NCCL",
     "internal": "NCCL's own state is broken",
-    "peer_closed": "a peer closed its connection",
     "other": "a warning of NCCL",
 }

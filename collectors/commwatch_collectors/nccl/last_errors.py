@@ -1,0 +1,50 @@
+"""NCCL's own reason in PyTorch's exceptions: the text after ``Last error:``, in the same line or in the next one. No I/O, no clock."""
+
+from __future__ import annotations
+
+import re
+
+from commwatch_collectors.nccl.text import mark_of, same_prefix
+
+ANNOUNCES = "Last error:"
+#: Lines between the announcement and the text, which other ranks may have written; and announcements that wait at a time.
+_MOST_BETWEEN, _MOST_WAITING = 50, 64
+#: Text in that place that is PyTorch's, because NCCL gave none.
+_NO_REASON = re.compile(r"Exception raised from|frame #|Traceback|terminate called|\[rank\d+\]|[\"')\s]*$")
+
+
+class LastErrors:
+    """Finds the texts in the lines of a log."""
+
+    def __init__(self) -> None:
+        #: Text before an announcement whose reason is not known yet -> number of lines since then.
+        self._waiting: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether the next line may have a reason."""
+        return bool(self._waiting)
+
+    def read(self, line: str) -> tuple[str, str] | None:
+        """Return the launcher's mark of the rank and the reason, if this line completes one."""
+        before, found, text = line.partition(ANNOUNCES)
+        if found:
+            # An exception as one line has its line ends as ``\n``.
+            text = text.strip().removeprefix("\\n").partition("\\n")[0].strip()
+            if text:
+                return _reason(before, text)
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting[before] = 0
+            return None
+        for before in list(self._waiting):
+            after = same_prefix(before, line)
+            if after is not None and (text := after.strip()):
+                del self._waiting[before]
+                return _reason(before, text)
+            self._waiting[before] += 1
+            if self._waiting[before] > _MOST_BETWEEN:
+                del self._waiting[before]
+        return None
+
+
+def _reason(before: str, text: str) -> tuple[str, str] | None:
+    return None if _NO_REASON.match(text) else (mark_of(before), text)

@@ -1,0 +1,208 @@
+"""Checks of warnings: which are the reason of a failure, and which only follow from one.
+
+A warning is the reason of a failure if a failed call of the same thread or an exception of PyTorch follows it, whatever its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
+from commwatch_collectors.nccl.lives import Seen, Warned
+from commwatch_collectors.nccl.vocabulary.known import words_for
+from commwatch_collectors.nccl.vocabulary.places import subsystem
+from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
+
+#: A peer's own end, seen from here.
+PEER_CLOSED = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b.* failed")
+#: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
+_PROXY = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)")
+_PROXY_OF_PEER = re.compile(_PROXY.pattern + r"\w+ from rank \d+, retcode 6")
+TEARDOWN = re.compile(
+    r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
+)
+SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
+DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
+_HINT = re.compile(
+    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
+)
+#: No verbs library: the check ``sockets`` reports it where it matters.
+_NO_VERBS = re.compile(r"Failed to open libibverbs")
+#: Warnings that other checks report, whatever their class; hints, unless a failure follows them.
+_EXPLAINED = (TEARDOWN, PEER_CLOSED, _PROXY_OF_PEER, SHARP, DEVICE, _NO_VERBS)
+#: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
+_VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
+_ADDRESS = re.compile(r"(?:[0-9A-Za-z.:_-]{1,100}[0-9A-Za-z])?<\d{1,5}>")
+_SETTING = re.compile(r"\b(?:NCCL|RCCL|FI|OFI|TORCH|UCX)_[A-Z0-9_]+\b")
+_VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
+
+
+def words_of(warned: Warned) -> Words | None:
+    """Return the entry of the vocabulary for a warning."""
+    return words_for(warned.text, warned.origin)
+
+
+def is_explained(warned: Warned) -> bool:
+    """Return whether another check reports the warning."""
+    return any(pattern.search(warned.text) for pattern in _EXPLAINED) or (is_hint(warned) and not warned.failed)
+
+
+def is_hint(warned: Warned) -> bool:
+    """Return whether the warning is advice."""
+    return _HINT.search(warned.text) is not None
+
+
+def severity(warned: Warned) -> str:
+    """Return ``error``, ``warning`` or ``info``, by what follows the warning, else by its words."""
+    words = words_of(warned)
+    return "error" if warned.failed else "warning" if words is None else words.alone
+
+
+def errors_of(log: Log, kind: str) -> list[Warned]:
+    """Return the warnings of a class that are errors, except those that other checks report."""
+    found = [w for w in log.warned(kind) if _is_reason(w)]
+    # A proxy thread that failed for a rank follows from another reason, if there is one.
+    causes = [w for w in found if not _PROXY.search(w.text)]
+    return causes if len(causes) == len(found) or has_reason(log) else found
+
+
+def _is_reason(warned: Warned) -> bool:
+    return severity(warned) == "error" and not is_explained(warned)
+
+
+def has_reason(log: Log) -> bool:
+    """Return whether some warning or exception gives the reason of a failure."""
+    return any(_is_reason(w) and not _PROXY.search(w.text) for w in log.account.warnings.values())
+
+
+def of_kind(kind: str) -> Check:
+    """Return the check for the errors of one known class."""
+
+    def check(log: Log) -> Iterator[Hit]:
+        yield from by_words(log, errors_of(log, kind))
+
+    return check
+
+
+def unknown(log: Log) -> Iterator[Hit]:
+    """Warnings of unknown words that are the reason of a failure; not those that follow a known one of the same failure."""
+    for hit_of, found in _by_place(log):
+        hits = by_words(log, found)
+        yield from (hit._replace(says=f"{hit_of[0]}: {hit.says}", do=hit_of[1]) for hit in hits)
+
+
+def _by_place(log: Log) -> Iterable[tuple[tuple[str, str], list[Warned]]]:
+    found: dict[tuple[str, str], list[Warned]] = {}
+    for warned in errors_of(log, "other"):
+        if warned.after is None or words_of(warned.after) is None:
+            found.setdefault(subsystem(warned.origin or warned.failed), []).append(warned)
+    return found.items()
+
+
+def unknown_alone(log: Log) -> Iterator[Hit]:
+    """Warnings of unknown words, without a failure."""
+    yield from by_words(log, [w for w in log.warned("other") if not w.failed and not is_explained(w)])
+
+
+def known_alone(log: Log) -> Iterator[Hit]:
+    """Warnings of known words that are no errors."""
+    kinds = [kind for kind in KINDS if kind != "other"]
+    yield from by_words(log, [w for w in log.warned(*kinds) if severity(w) == "warning" and not is_explained(w)])
+
+
+def hints(log: Log) -> Iterator[Hit]:
+    """Warnings that are advice."""
+    found = log.account.warnings.values()
+    yield from by_words(log, [w for w in found if is_hint(w) and not w.failed])
+    yield from by_words(
+        log, [w for w in found if severity(w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)]
+    )
+
+
+def by_words(log: Log, warned: Iterable[Warned]) -> Iterator[Hit]:
+    """Yield one hit for each text, ignoring its numbers, with the remedy of its words, and the settings that this names."""
+    alike: dict[tuple[Words | None, str], list[Warned]] = {}
+    for warning in warned:
+        alike.setdefault((words_of(warning), _VARIES.sub("#", warning.text)), []).append(warning)
+    for (words, _), every in alike.items():
+        same = once(every)
+        times = sum(warning.seen.lines for warning in same)
+        more = f" ({times} times{', in variants' if len(same) > 1 else ''})" if times > 1 else ""
+        means, do = ("", "") if words is None else (words.means, words.do)
+        says = f"{_versions(same[0].text)}{more}{_seen_by(every)}{_settings(log, means + do + same[0].text)}"
+        yield Hit(says, [warning.seen for warning in same], means, do)
+
+
+def once(warned: Iterable[Warned]) -> list[Warned]:
+    """Return each text once, with the lines of all processes that printed it."""
+    by_text: dict[str, Warned] = {}
+    for each in warned:
+        same = by_text.get(each.text)
+        if same is None:
+            seen = Seen(each.seen.source, each.seen.number, each.seen.line)
+            seen.lines = each.seen.lines
+            by_text[each.text] = replace(each, seen=seen)
+        elif each.quoted_by is None:  # an exception quotes a warning that may be in the log
+            same.seen.lines += each.seen.lines
+    return list(by_text.values())
+
+
+def _seen_by(warned: Iterable[Warned]) -> str:
+    """Return the processes that printed warnings, or the ranks that raised their text; empty if they are not known."""
+    found = list(warned)
+    processes = [each.process for each in found if each.process is not None]
+    if processes:
+        return f"; on {who(processes)}"
+    marks = sorted({each.quoted_by for each in found if each.quoted_by})
+    return f"; raised by {marks[0] if len(marks) == 1 else many(len(marks), 'rank')}" if marks else ""
+
+
+def _settings(log: Log, text: str) -> str:
+    """Return the settings of the log that a text names."""
+    named = [name for name in dict.fromkeys(_SETTING.findall(text)) if name in log.env]
+    found = [f"{name}={'|'.join(log.env[name])}" for name in named]
+    return f"; the log has {', '.join(found)}" if found else ""
+
+
+def _versions(text: str) -> str:
+    """Return the text with the versions of a mismatch as NCCL names them: 22707 is 2.27.7."""
+    found = _VERSIONS.search(text)
+    if found is None:
+        return text
+    rank, version, other, others = found.groups()
+    return f"{text}: rank {rank} has {_version(int(version))}, rank {other} has {_version(int(others))}"
+
+
+def _version(code: int) -> str:
+    """Return a version number as text; from 2.9 on it is 10000 times the major one, before 1000 times.
+
+    >>> _version(22707), _version(2804)
+    ('2.27.7', '2.8.4')
+    """
+    unit = 10_000 if code >= 10_000 else 1_000
+    return f"{code // unit}.{code % unit // 100}.{code % 100}"
+
+
+# -- what only follows ----------------------------------------------------------------------------
+
+
+def _of_peers(log: Log) -> list[Warned]:
+    return [w for w in log.account.warnings.values() if PEER_CLOSED.search(w.text) or _PROXY_OF_PEER.search(w.text)]
+
+
+def peers_lost(log: Log) -> Iterator[Hit]:
+    """Calls that failed because peers had closed their connections or ended, with the addresses of these."""
+    found = _of_peers(log)
+    if any(w.failed for w in found):
+        peers = list(dict.fromkeys(address for w in found for address in _ADDRESS.findall(w.text)))
+        whom = f"the process at {peers[0]}" if len(peers) == 1 else f"{len(peers)} peers ({some(peers)})"
+        by = who(w.process for w in found)
+        yield Hit(f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {by}", [w.seen for w in once(found)])
+
+
+def peers_closed(log: Log) -> Iterator[Hit]:
+    """A peer closed its connection, which failed no call."""
+    found = _of_peers(log)
+    if not any(w.failed for w in found):
+        yield from by_words(log, found)
