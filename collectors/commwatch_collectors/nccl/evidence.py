@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from functools import cached_property, wraps
 from itertools import islice
@@ -25,7 +25,7 @@ class Hit(NamedTuple):
     """One result of a check: one line of text, and the log lines that show it; what it means and what to do, if its rule has not the right words."""
 
     says: str
-    evidence: list[Seen]
+    evidence: Sequence[Seen]
     means: str = ""
     do: str = ""
 
@@ -167,6 +167,14 @@ class Log:
         by_value = self.env.get(name, {})
         return [seen for value, by in by_value.items() if not values or value in values for seen in by.values()]
 
+    @cached_property
+    def exceptions_without_reason(self) -> list[Seen]:
+        """Where PyTorch raised an exception for a call of NCCL, if neither it nor a failed call shows the reason."""
+        account = self.account
+        if any(w.failed for w in account.warnings.values()) or any(True for _ in account.of(f.Trail)):
+            return []
+        return [seen for _, _, seen in account.of(f.TorchError)]
+
     def warned(self, *kinds: str) -> list[Warned]:
         """Warnings of some classes."""
         return [warned for warned in self.account.warnings.values() if warned.kind in kinds]
@@ -177,11 +185,11 @@ def by_job(check: Check) -> Check:
 
     @wraps(check)
     def checked(log: Log) -> Iterator[Hit]:
-        found: dict[str, list[Seen]] = {}
+        found: dict[Hit, list[Seen]] = {}
         for part in log.parts:
             for hit in check(part):
-                found.setdefault(hit.says, []).extend(hit.evidence)
-        yield from (Hit(says, evidence) for says, evidence in found.items())
+                found.setdefault(hit._replace(evidence=()), []).extend(hit.evidence)
+        yield from (hit._replace(evidence=evidence) for hit, evidence in found.items())
 
     return checked
 

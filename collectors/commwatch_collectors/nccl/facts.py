@@ -112,6 +112,12 @@ class GdrGpu(NamedTuple):
     why: str  # as printed; empty where the form has none
 
 
+class GdrPlugin(NamedTuple):
+    """A network plug-in does without GPUDirect RDMA; ``why`` is its text."""
+
+    why: str
+
+
 class Env(NamedTuple):
     """A setting that NCCL has read."""
 
@@ -402,7 +408,7 @@ class Desync(NamedTuple):
 # fmt: off
 Fact = (
     Version | Build | Rccl | Driver | Plugin | Env | CommConfig
-    | Interfaces | BootstrapTime | Hcas | NoHca | Nic | Network | Provider | GdrHca | GdrGpu
+    | Interfaces | BootstrapTime | Hcas | NoHca | Nic | Network | Provider | GdrHca | GdrGpu | GdrPlugin
     | Init | End | InitTime | Layout | Mnnvl
     | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
     | System | Pattern | Paths | Algo | Kernel | Coll | Call

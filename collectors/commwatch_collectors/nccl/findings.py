@@ -208,8 +208,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nccl_failed",
         "error",
-        "NCCL gave up and says why",
-        "NCCL printed this line, and its call failed then: this is the reason. commwatch does not know these words.",
+        "a call failed after this warning",
+        "The line is the reason of the failure. Its words are not among those that commwatch knows.",
         "Search NCCL's issue tracker for the words of the line.",
         reasons.unknown,
     ),

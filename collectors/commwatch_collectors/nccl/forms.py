@@ -275,6 +275,12 @@ FORMS: tuple[Form, ...] = (
         lambda m: f.GdrHca(m[1].lower() == "enabled", m[2]),
     ),
     _made("GPU Direct RDMA", _GDR_GPU, lambda m: f.GdrGpu(m[1] == "Enabled", m[2], m[3], (m[4] or m[5] or "").strip())),
+    _form(
+        "NET/",
+        r"(?P<why>NET/(?!IB|Socket)[A-Za-z]\w{0,30} .{0,200}?(?:[Dd]isabl(?:ed|ing) (?:GDR|GPUDirect)|(?:GDR|GPUDirect)(?: RDMA)?(?: support)?"
+        r" (?:is )?(?:disabled|not (?:supported|available|enabled))|not support(?:ed|ing)? (?:GDR|GPUDirect|FI_HMEM)).{0,200})",
+        f.GdrPlugin,
+    ),
     # settings
     _made(" to", r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) set (?:by environment )?to(?![^ ])(.{0,4096})", _env),
     _form(

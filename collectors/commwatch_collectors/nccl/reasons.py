@@ -35,6 +35,7 @@ _EXPLAINED = (TEARDOWN, PEER_CLOSED, _PROXY_OF_PEER, SHARP, DEVICE, _NO_VERBS)
 _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r"(?:[0-9A-Za-z.:_-]{1,100}[0-9A-Za-z])?<\d{1,5}>")
 _SETTING = re.compile(r"\b(?:NCCL|RCCL|FI|OFI|TORCH|UCX)_[A-Z0-9_]+\b")
+_RANK = re.compile(r"^rank(\d+)$")
 _VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
 
 
@@ -53,27 +54,38 @@ def is_hint(warned: Warned) -> bool:
     return _HINT.search(warned.text) is not None
 
 
-def severity(warned: Warned) -> str:
+def severity(log: Log, warned: Warned) -> str:
     """Return ``error``, ``warning`` or ``info``, by what follows the warning, else by its words."""
     words = words_of(warned)
-    return "error" if warned.failed else "warning" if words is None else words.alone
+    alone = "warning" if words is None else words.alone
+    return "error" if warned.failed or (alone == "warning" and _is_before_exception(log, warned)) else alone
+
+
+def _is_before_exception(log: Log, warned: Warned) -> bool:
+    """Return whether an exception for a failed call of NCCL follows, of which no other line gives the reason.
+
+    At ``NCCL_DEBUG=WARN`` the failed calls are not printed, and PyTorch before 1.13 does not quote the last error.
+    """
+    return any(
+        seen.source != warned.seen.source or seen.number > warned.seen.number for seen in log.exceptions_without_reason
+    )
 
 
 def errors_of(log: Log, kind: str) -> list[Warned]:
     """Return the warnings of a class that are errors, except those that other checks report."""
-    found = [w for w in log.warned(kind) if _is_reason(w)]
+    found = [w for w in log.warned(kind) if _is_reason(log, w)]
     # A proxy thread that failed for a rank follows from another reason, if there is one.
     causes = [w for w in found if not _PROXY.search(w.text)]
     return causes if len(causes) == len(found) or has_reason(log) else found
 
 
-def _is_reason(warned: Warned) -> bool:
-    return severity(warned) == "error" and not is_explained(warned)
+def _is_reason(log: Log, warned: Warned) -> bool:
+    return severity(log, warned) == "error" and not is_explained(warned)
 
 
 def has_reason(log: Log) -> bool:
     """Return whether some warning or exception gives the reason of a failure."""
-    return any(_is_reason(w) and not _PROXY.search(w.text) for w in log.account.warnings.values())
+    return any(_is_reason(log, w) and not _PROXY.search(w.text) for w in log.account.warnings.values())
 
 
 def of_kind(kind: str) -> Check:
@@ -102,13 +114,13 @@ def _by_place(log: Log) -> Iterable[tuple[tuple[str, str], list[Warned]]]:
 
 def unknown_alone(log: Log) -> Iterator[Hit]:
     """Warnings of unknown words, without a failure."""
-    yield from by_words(log, [w for w in log.warned("other") if not w.failed and not is_explained(w)])
+    yield from by_words(log, [w for w in log.warned("other") if severity(log, w) == "warning" and not is_explained(w)])
 
 
 def known_alone(log: Log) -> Iterator[Hit]:
     """Warnings of known words that are no errors."""
     kinds = [kind for kind in KINDS if kind != "other"]
-    yield from by_words(log, [w for w in log.warned(*kinds) if severity(w) == "warning" and not is_explained(w)])
+    yield from by_words(log, [w for w in log.warned(*kinds) if severity(log, w) == "warning" and not is_explained(w)])
 
 
 def hints(log: Log) -> Iterator[Hit]:
@@ -116,7 +128,7 @@ def hints(log: Log) -> Iterator[Hit]:
     found = log.account.warnings.values()
     yield from by_words(log, [w for w in found if is_hint(w) and not w.failed])
     yield from by_words(
-        log, [w for w in found if severity(w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)]
+        log, [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)]
     )
 
 
@@ -155,7 +167,8 @@ def _seen_by(warned: Iterable[Warned]) -> str:
     if processes:
         return f"; on {who(processes)}"
     marks = sorted({each.quoted_by for each in found if each.quoted_by})
-    return f"; raised by {marks[0] if len(marks) == 1 else many(len(marks), 'rank')}" if marks else ""
+    one = _RANK.sub(r"rank \1", marks[0]) if marks else ""
+    return f"; raised by {one if len(marks) == 1 else many(len(marks), 'rank')}" if marks else ""
 
 
 def _settings(log: Log, text: str) -> str:
@@ -194,7 +207,7 @@ def _of_peers(log: Log) -> list[Warned]:
 def peers_lost(log: Log) -> Iterator[Hit]:
     """Calls that failed because peers had closed their connections or ended, with the addresses of these."""
     found = _of_peers(log)
-    if any(w.failed for w in found):
+    if any(w.failed or _is_before_exception(log, w) for w in found):
         peers = list(dict.fromkeys(address for w in found for address in _ADDRESS.findall(w.text)))
         whom = f"the process at {peers[0]}" if len(peers) == 1 else f"{len(peers)} peers ({some(peers)})"
         by = who(w.process for w in found)
@@ -204,5 +217,5 @@ def peers_lost(log: Log) -> Iterator[Hit]:
 def peers_closed(log: Log) -> Iterator[Hit]:
     """A peer closed its connection, which failed no call."""
     found = _of_peers(log)
-    if not any(w.failed for w in found):
+    if not any(w.failed or _is_before_exception(log, w) for w in found):
         yield from by_words(log, found)

@@ -22,6 +22,11 @@ _LAST = 3
 _RING = 4
 _NVLINK = ("NVL", "NVB", "C2C", "XGMI")
 _FAR = ("PHB", "SYS")
+_GDR_OF_PLUGIN = (
+    "The network plug-in decides this, not NCCL: see its own lines (NCCL_DEBUG_SUBSYS=INIT,NET). With EFA (aws-ofi-nccl), it needs an instance "
+    "type whose EFA has RDMA, a libfabric that was built for CUDA (fi_info -p efa -c FI_HMEM lists a provider), and versions of driver, "
+    "libfabric and plug-in that belong together."
+)
 _TIMING = re.compile(r"(\w+) (\d+(?:\.\d+)?)(?=[,)])")
 
 
@@ -57,6 +62,7 @@ def _text(seen: Seen) -> str:
 def gdr_off(log: Log) -> Iterator[Hit]:
     """Data for the network goes through host memory."""
     with_gdr = without = receives = 0
+    by_verbs = False
     staged: list[Seen] = []
     for _, via, seen in log.net_links():
         if via.kind in _SOCKETS:
@@ -64,6 +70,7 @@ def gdr_off(log: Log) -> Iterator[Hit]:
         with_gdr += seen.lines * via.gdr
         if not via.gdr and _STAGED.search(seen.line):
             without += seen.lines
+            by_verbs |= via.kind.startswith("NET/IB")
             staged.append(seen)
             receives += seen.lines * (via.direction == "receive")
     refused = [(fact, seen) for _, fact, seen in log.account.of(f.GdrGpu) if not fact.enabled]
@@ -72,10 +79,12 @@ def gdr_off(log: Log) -> Iterator[Hit]:
         part = f"{without} of {with_gdr + without} connections" if with_gdr else "all connections"
         if with_gdr and not receives:
             part += " (only sends)"
-        why = _why_no_gdr(refused, unable)
+        plugin = list(log.account.of(f.GdrPlugin))
+        why = f"; {plugin[0][1].why}" if plugin else _why_no_gdr(refused, unable)
         yield Hit(
             f"{part} over the network are staged through host memory{why}",
-            [s for _, s in unable[:2] + refused[:2]] + staged,
+            [s for _, _, s in plugin[:2]] + [s for _, s in unable[:2] + refused[:2]] + staged,
+            do="" if by_verbs else _GDR_OF_PLUGIN,
         )
     elif unable and not with_gdr and log.crosses_nodes:
         yield Hit(
