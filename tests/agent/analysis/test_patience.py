@@ -134,6 +134,15 @@ def test_as_long_as_the_others() -> None:
         assert (verdict.kind, verdict.ranks) == (kind, [3])
 
 
+def test_root_is_no_excuse_for_its_workers() -> None:
+    """That the root of a server waited for a request before is no reason for a worker to take long; that any other rank needed long is one."""
+    for steps, kind in ((False, "stalled"), (True, "waiting")):
+        root = rank(0, op("broadcast", age_s=20.0, place=QUICK, peer=0, absent_s=15.0), steps=steps)
+        others = [rank(n, op("broadcast", age_s=20.0, place=QUICK, peer=0), steps=steps) for n in (1, 2)]
+        (verdict,) = verdicts([root, *others, rank(3, activity=ASLEEP, steps=steps)], [WORLD])
+        assert (verdict.kind, verdict.ranks) == (kind, [3])
+
+
 def test_only_those_at_fault_are_named() -> None:
     """Of two missing ranks, the one that sleeps is named and not the one that writes."""
     inside = [rank(n, op(place=QUICK)) for n in (0, 1)]

@@ -57,9 +57,10 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return True
     if missing is None:
         return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
-    if steps is False and missing.rank in _sources(wait):
+    sources = _sources(wait) if steps is False else set()
+    if missing.rank in sources:
         return wait.since_s > WORKING_S
-    if wait.since_s <= min(WORKING_S, _TIMES_OF_LONG * _absent_s(wait)):
+    if wait.since_s <= min(WORKING_S, _TIMES_OF_LONG * _absent_s(wait, sources)):
         return False
     is_long = wait.since_s > _limit_of(place, missing) and (_always_quick(place) or not _is_away_as_usual(missing))
     return is_long or _does_nothing_where_it_was_quick(missing)
@@ -112,9 +113,16 @@ def marks_steps(ranks: Iterable[RankView]) -> bool | None:
     return any(known) if known else None
 
 
-def _absent_s(wait: Wait) -> float:
-    """Return for how many seconds each of those that wait was in no operation itself before, at least: all may compile, or read data."""
-    absent = (op.absent_s for op in wait.inside.values() if isinstance(op, InFlight) and op.absent_s is not None)
+def _absent_s(wait: Wait, sources: set[int]) -> float:
+    """Return for how many seconds each of those that wait was in no operation itself before, at least: all may compile, or read data.
+
+    A rank of ``sources`` does not count: that it waited for the outside world is no reason for others to take long.
+    """
+    absent = (
+        op.absent_s
+        for rank, op in wait.inside.items()
+        if isinstance(op, InFlight) and op.absent_s is not None and rank not in sources
+    )
     return min(absent, default=0.0)
 
 
