@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from commwatch_collectors.nccl.classes import PEER_CLOSED
 from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.lives import Seen, Warned
 from commwatch_collectors.nccl.vocabulary.known import words_for
 from commwatch_collectors.nccl.vocabulary.places import subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
 
-#: A peer's own end, seen from here.
-PEER_CLOSED = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b.* failed")
 #: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
 _PROXY = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)")
 _PROXY_OF_PEER = re.compile(_PROXY.pattern + r"\w+ from rank \d+, retcode 6")
@@ -25,12 +24,12 @@ TEARDOWN = re.compile(
 SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
 _HINT = re.compile(
-    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
+    r'Missing "iommu=pt"|lib wrapper not initialized|MSCCL|Could not find real path'
 )
 #: No verbs library: the check ``sockets`` reports it where it matters.
 _NO_VERBS = re.compile(r"Failed to open libibverbs")
 #: Warnings that other checks report, whatever their class; hints, unless a failure follows them.
-_EXPLAINED = (TEARDOWN, PEER_CLOSED, _PROXY_OF_PEER, SHARP, DEVICE, _NO_VERBS)
+_EXPLAINED = (TEARDOWN, _PROXY_OF_PEER, SHARP, DEVICE, _NO_VERBS)
 #: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
 _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r"(?:[0-9A-Za-z.:_-]{1,100}[0-9A-Za-z])?<\d{1,5}>")
@@ -46,7 +45,14 @@ def words_of(warned: Warned) -> Words | None:
 
 def is_explained(warned: Warned) -> bool:
     """Return whether another check reports the warning."""
-    return any(pattern.search(warned.text) for pattern in _EXPLAINED) or (is_hint(warned) and not warned.failed)
+    is_hint_only = is_hint(warned) and not warned.failed
+    return is_hint_only or is_of_peer(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
+
+
+def is_of_peer(warned: Warned) -> bool:
+    """Return whether the warning says that a peer closed its connection."""
+    words = words_of(warned)
+    return words is not None and words.kind == PEER_CLOSED
 
 
 def is_hint(warned: Warned) -> bool:
@@ -201,7 +207,7 @@ def _version(code: int) -> str:
 
 
 def _of_peers(log: Log) -> list[Warned]:
-    return [w for w in log.account.warnings.values() if PEER_CLOSED.search(w.text) or _PROXY_OF_PEER.search(w.text)]
+    return [w for w in log.account.warnings.values() if is_of_peer(w) or _PROXY_OF_PEER.search(w.text)]
 
 
 def peers_lost(log: Log) -> Iterator[Hit]:

@@ -6,13 +6,15 @@ import re
 from functools import lru_cache
 
 from commwatch_collectors.nccl.vocabulary.calls import CALLS
-from commwatch_collectors.nccl.vocabulary.general import GENERAL
+from commwatch_collectors.nccl.vocabulary.internal import INTERNAL
+from commwatch_collectors.nccl.vocabulary.machine import MACHINE
 from commwatch_collectors.nccl.vocabulary.memory import MEMORY
 from commwatch_collectors.nccl.vocabulary.network import NETWORK
+from commwatch_collectors.nccl.vocabulary.plugins import PLUGINS
 from commwatch_collectors.nccl.vocabulary.words import Words
 
 #: All entries, the first match wins.
-WORDS: tuple[Words, ...] = (*MEMORY, *NETWORK, *CALLS, *GENERAL)
+WORDS: tuple[Words, ...] = (*PLUGINS, *MEMORY, *NETWORK, *CALLS, *MACHINE, *INTERNAL)
 _COMPILED = tuple((words, re.compile(words.pattern), re.compile(words.file) if words.file else None) for words in WORDS)
 #: Characters that are matched: NCCL's own buffer is shorter, so later text is not NCCL's.
 _MOST_TEXT = 4096

@@ -4,44 +4,80 @@ from __future__ import annotations
 
 from commwatch_collectors.nccl.vocabulary.words import Words
 
+_FABRIC = (
+    "Check that the fabric manager runs and has the version of the driver (systemctl status nvidia-fabricmanager), and restart it. "
+    "A virtual machine or container needs all GPUs of the NVSwitch partition."
+)
 _NVLS_OFF = "NCCL_NVLS_ENABLE=0 does without NVLS: all-reduce inside the node becomes slower."
 _MNNVL_OFF = "NCCL_MNNVL_ENABLE=0 does without it: traffic between nodes uses the network cards, which are slower."
+_IMEX = (
+    "Check IMEX on all nodes of the NVLink domain: nvidia-imex-ctl -N, and /dev/nvidia-caps-imex-channels/channel0 in the container "
+    "(in Kubernetes, a ComputeDomain)."
+)
+_IOMMU = (
+    "Check nvidia-smi topo -p2p r. In a bare machine, switch ACS off in the BIOS or the PCIe switches, and use iommu=pt; in a virtual "
+    "machine, ATS."
+)
+_AMD = "On AMD, boot with iommu=pt and amd_iommu=on, and set HSA_FORCE_FINE_GRAIN_PCIE=1."
 _P2P_OFF = "NCCL_P2P_DISABLE=1 copies through host memory instead, which is much slower."
-_SHM_SIZE = (
-    "Give the container more (docker run --shm-size=16g; in Kubernetes an emptyDir with medium: Memory at /dev/shm), and remove "
-    "files of killed jobs (/dev/shm/nccl-*)."
+_SHM_OFF = "NCCL_SHM_DISABLE=1 does without it: these GPUs then use the network."
+_FREE = (
+    "Leave room for NCCL: a smaller batch, fewer communicators, or a lower memory fraction of the framework. Smaller buffers "
+    "(NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS) cost bandwidth."
+)
+_REGISTER = (
+    "Raise the limit of locked memory (ulimit -l unlimited; docker run --ulimit memlock=-1). For memory of GPUs, load nvidia-peermem, "
+    "or use DMA-BUF (open driver, Linux 5.12 or later)."
 )
 
-MEMORY: tuple[Words, ...] = (
+_NVLINK: tuple[Words, ...] = (
     Words(
         "nvlink_sharp",
-        r"(?i:Failed to bind NVLink SHARP|NVLS\) Multicast)",
+        r"(?i:NVLink SHARP|NVLS\) Multicast|multimem pointer requested|Multicast support requested)",
         "The driver could not set up multicast memory for NVLink SHARP (NVLS).",
-        "Restart the fabric manager, and check that it has the version of the driver (systemctl status nvidia-fabricmanager, "
-        f"nvidia-smi -q -i 0). If its text is 'out of memory', free GPU memory as well. {_NVLS_OFF}",
+        f"{_FABRIC} If the text is 'out of memory', check the memory of the GPUs as well. {_NVLS_OFF}",
         "error",
     ),
     Words(
         "nvlink_sharp",
-        r"MNNVL.{0,80} not working.{0,80}IMEX channel",
-        "The GPUs are in one NVLink domain, but this process has no IMEX channel, so memory cannot be shared between nodes.",
-        "Create the channel (/dev/nvidia-caps-imex-channels/channel0) and pass it into the container; in Kubernetes use a "
+        r"NCCL_NVLS_ENABLE has been set",
+        "NVLink SHARP is forced, but several ranks share a GPU, where it cannot work.",
+        "Unset NCCL_NVLS_ENABLE, or run one rank per GPU.",
+        "error",
+    ),
+    Words(
+        "nvlink_sharp",
+        r"MNNVL.{0,80}not working.{0,80}IMEX channel",
+        "The GPUs are in one NVLink domain, but this process has no IMEX channel, so nodes cannot share memory.",
+        "Create the channel (/dev/nvidia-caps-imex-channels/channel0), and pass it into the container; in Kubernetes, use a "
         f"ComputeDomain. {_MNNVL_OFF}",
         "error",
     ),
     Words(
         "nvlink_sharp",
-        r"MNNVL.{0,80} not working",
+        r"MNNVL.{0,80}(?:not working|not supported)",
         "The GPUs are in one NVLink domain, but the IMEX service does not connect its nodes.",
         f"Run nvidia-imex-ctl -N on each node, and start nvidia-imex with the same list of nodes on all. {_MNNVL_OFF}",
         "error",
     ),
     Words(
+        "nvlink_sharp",
+        r"NCCL_MNNVL_ENABLE=0|(?i:cuMem(?:Export\w{0,30}|Import\w{0,30}) ?\(?FABRIC|FABRIC handle not valid)",
+        "Nodes cannot share this memory over NVLink.",
+        f"{_IMEX} {_MNNVL_OFF}",
+        "error",
+    ),
+    Words(
+        "nvlink_sharp",
+        r"deregister NVLS",
+        "Memory that was registered for NVLink SHARP could not be released.",
+        f"If this comes before the end of the job, look for the first error of the process. {_NVLS_OFF}",
+    ),
+    Words(
         "cuda_error",
         r"(?i:cuda failure)",
-        "CUDA refused a call for NVLink SHARP (NVLS): multicast memory could not be made, bound or mapped.",
-        "Restart the fabric manager, and check that it has the version of the driver (systemctl status nvidia-fabricmanager). "
-        f"In a container or virtual machine, all GPUs of the NVSwitch partition must be visible. {_NVLS_OFF}",
+        "CUDA refused a call for NVLink SHARP (NVLS): it could not make, bind or map multicast memory.",
+        f"{_FABRIC} {_NVLS_OFF}",
         "error",
         r"nvls|multicast",
     ),
@@ -49,47 +85,224 @@ MEMORY: tuple[Words, ...] = (
         "cuda_error",
         r"(?i:cuda failure)",
         "CUDA refused to share memory between nodes over NVLink (MNNVL).",
-        f"Check IMEX on all nodes of the NVLink domain: nvidia-imex-ctl -N, /dev/nvidia-caps-imex-channels. {_MNNVL_OFF}",
+        f"{_IMEX} {_MNNVL_OFF}",
         "error",
         r"mnnvl",
     ),
+)
+
+_PEERS: tuple[Words, ...] = (
+    Words(
+        "peer_to_peer",
+        r"P2P is disabled between NVLINK",
+        "The driver reports no access between two GPUs that NVLink connects, probably because of a fault of the hardware.",
+        f"Check nvidia-smi nvlink -s, nvidia-smi topo -p2p n and dmesg (Xid 74), and reset the GPUs. {_IOMMU} NCCL_IGNORE_DISABLED_P2P=1 "
+        "goes on at the speed of PCIe.",
+    ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure)|(?:cuda|hip)IpcGetMemHandle",
-        "A GPU could not share its memory with another GPU of the node (P2P).",
-        "Check nvidia-smi topo -p2p r, and that containers of one node share the IPC namespace (--ipc=host). On AMD boot with iommu=pt "
-        f"(and amd_iommu=on), and set HSA_FORCE_FINE_GRAIN_PCIE=1. With CUDA's own allocators, try NCCL_CUMEM_ENABLE=0. {_P2P_OFF}",
+        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle.{0,80}(?:Cuda|HIP) failure",
+        "A GPU could not share its memory with another GPU of the node.",
+        f"Let the containers of one node share the IPC namespace (--ipc=host). {_AMD} {_P2P_OFF}",
         "error",
-        r"(?<!net_ib/)\bp2p\.",
     ),
     Words(
         "peer_to_peer",
-        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle",
+        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle|[Uu]anble to get IPC handle|Unable to get IPC handle|Uanble to get pointer information",
         "A GPU could not share its memory with another GPU of the node.",
-        "Check that containers of one node share the IPC namespace (--ipc=host). On AMD boot with iommu=pt and amd_iommu=on, and set "
-        f"HSA_FORCE_FINE_GRAIN_PCIE=1. {_P2P_OFF}",
+        f"Let the containers of one node share the IPC namespace (--ipc=host). {_AMD} On NVIDIA, try NCCL_CUMEM_ENABLE=1 or 0. {_P2P_OFF}",
+        "error",
+    ),
+    Words(
+        "peer_to_peer",
+        r"failed to peer with device",
+        "The driver refuses access between two GPUs of the node.",
+        f"{_IOMMU} {_P2P_OFF}",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:peer access|mapping of buffer object))",
+        "The driver refuses access between two GPUs of the node.",
+        f"Let the containers of one node share the IPC namespace (--ipc=host), and pass all its GPUs to each. {_IOMMU} {_AMD} {_P2P_OFF}",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure)",
+        "A GPU could not share its memory with another GPU of the node (P2P).",
+        f"Let the containers of one node share the IPC namespace (--ipc=host), and pass all its GPUs to each. {_IOMMU} {_AMD} {_P2P_OFF}",
+        "error",
+        r"(?<!net_ib/)\bp2p\.cc",
+    ),
+    Words(
+        "peer_to_peer",
+        r"UDS: |IPC: |[Pp]roxyC(?:all|lient)\w{0,24} call to|Get listenSock fd fails|\[Proxy Service UDS\] Poll",
+        "Processes of one node exchange handles of GPU memory over a local socket, and this failed.",
+        "Find out whether the other process ended first. In containers, share the network and PID namespaces of the node "
+        "(--net=host --pid=host), and check ulimit -n. NCCL_CUMEM_ENABLE=0 does without these sockets.",
+    ),
+    Words(
+        "peer_to_peer",
+        r"deregister IPC",
+        "Memory that was shared between GPUs could not be released.",
+        "If this comes before the end of the job, look for the first error of the process.",
+    ),
+)
+
+_SHARED: tuple[Words, ...] = (
+    Words(
+        "shm",
+        r"attaching to shared memory|shm_open from non-root|Error: Could not map /dev/shm.{0,120}No such file",
+        "A rank could not open the shared memory of another rank of its node: that one has ended, or does not share /dev/shm with it.",
+        "Find out whether the other rank failed first. Let the containers of one node share /dev/shm (--ipc=host), or give them "
+        f"different host names. {_SHM_OFF}",
         "error",
     ),
     Words(
         "shm",
-        r"failed to extend /dev/shm|No space left on device.{0,80}shm|shm.{0,200}No space left on device",
-        "/dev/shm is too small for NCCL's buffers: each rank needs some 10 to 100 MB.",
-        _SHM_SIZE,
+        r"failed to extend|posix_fallocate|(?:[Ss]hm|shared memory).{0,200}No space left on device",
+        "The shared memory of the node or the container (/dev/shm) is too small for NCCL's buffers.",
+        "Make it larger (docker run --shm-size=16g; in Kubernetes, an emptyDir with medium: Memory at /dev/shm), and remove the files of "
+        f"killed jobs (/dev/shm/nccl-*). {_SHM_OFF}",
+        "error",
+    ),
+    Words(
+        "shm",
+        r"shared memory|Could not map \S{0,200} size|shm_open|shm (?:close|unlink)|shm_unlink|ShmObject|barrier memory",
+        "A segment of /dev/shm could not be made, mapped or removed.",
+        "Check its size and owner (df -h /dev/shm, ls -l /dev/shm): docker run --shm-size=16g makes it larger. Remove the files of killed "
+        f"jobs (/dev/shm/nccl-*). {_SHM_OFF}",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure)",
+        "The GPU could not register shared memory of the node.",
+        "Check the memory in use, ulimit -l, and that no old job holds the GPU (nvidia-smi). NCCL_CUMEM_HOST_ENABLE=0 uses /dev/shm "
+        f"instead of CUDA's own host memory. {_SHM_OFF}",
+        "error",
+        r"(?:^|/)shm\.cc|shmutils",
+    ),
+)
+
+_REGISTERED: tuple[Words, ...] = (
+    Words(
+        "system_error",
+        r"libgdrapi|gdrapi|GDRCOPY lib|GDRCopy (?:v2|support)|ncclOsDlsym|initialize GDRCopy|requires GDRCopy",
+        "GDRCopy is not installed, or its version is too old.",
+        "Install libgdrapi and load the module gdrdrv in the same version, or unset NCCL_GDRCOPY_ENABLE.",
+        "info",
+    ),
+    Words(
+        "system_error",
+        r"Failed to open|dlsym failed",
+        "GDRCopy is not installed, or its version is too old.",
+        "Install libgdrapi and load the module gdrdrv in the same version, or unset NCCL_GDRCOPY_ENABLE.",
+        "info",
+        r"gdrwrap",
+    ),
+    Words(
+        "memory_registration",
+        r"gdr_\w{1,24}\(.{0,120}failed|GDRCOPY failure|GDRCopy (?:segment|>=)|gdr_pin_buffer|gdr_map|gdr_unmap|gdr_unpin|gdrcopy worker",
+        "GDRCopy could not map memory of the GPU.",
+        "Load the module gdrdrv in the version of libgdrapi, and pass /dev/gdrdrv into the container. NCCL_GDRCOPY_ENABLE=0 does without "
+        "it: small messages take longer.",
+    ),
+    Words(
+        "memory_registration",
+        r"spans? multiple physical|CPU-backed|host-backed|multiple physical cuMem|unsupported location type|NCCL_ELASTIC_BUFFER",
+        "This buffer consists of several pieces of memory, or of pieces of the host, which NCCL cannot use in this way.",
+        "Allocate it with ncclMemAlloc or torch's NCCL memory pool, or switch expandable segments off in PYTORCH_CUDA_ALLOC_CONF.",
+    ),
+    Words(
+        "memory_registration",
+        r"(?i:symmetric register failed|deregister \w{1,10} buffer|Window address must be|not in a valid symmetric window)",
+        "A buffer could not be registered, or is used after it was given back.",
+        f"Register buffers of ncclMemAlloc only, on all ranks and with the same size, and deregister each once. {_REGISTER}",
+    ),
+    Words(
+        "memory_registration",
+        r"Unable to use GIN: Peermem|requires DMABUF support",
+        "The card cannot read or write the memory of the GPU (GPUDirect RDMA), which this feature needs.",
+        "Load nvidia-peermem, or use DMA-BUF (open driver, Linux 5.12 or later).",
+    ),
+)
+
+_CUDA: tuple[Words, ...] = (
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}out of memory)|Failed to CUDA (?:malloc|calloc)|Allocation failed\. No suitable space",
+        "The GPU has no memory left for NCCL's buffers.",
+        _FREE,
         "error",
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure.{0,20}out of memory)|Failed to CUDA (?:host alloc|malloc|calloc)",
-        "The GPU has no memory left for NCCL's buffers.",
-        "Leave room for NCCL: a smaller batch, fewer communicators, or a lower memory fraction of the framework. Smaller buffers "
-        "(NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS) cost bandwidth.",
+        r"Failed to CUDA host alloc|Unable to allocated pinned host memory",
+        "CUDA could not lock memory of the host.",
+        "Raise ulimit -l and the memory limit of the container, and check for other jobs on the node.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:cuda failure.{0,20}(?:driver version is insufficient|system not yet initialized|system has unsupported))|"
+        r"(?i:cuda failure (?:802|803|35)\b)",
+        "CUDA cannot start on this node: the driver is too old, or the fabric manager does not run.",
+        "Check nvidia-smi, and on machines with NVSwitch systemctl status nvidia-fabricmanager. In a container, its CUDA must fit the "
+        "driver of the host.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:invalid device|no .{0,10}device|device.{0,20}busy|CUDA-capable device))",
+        "The process uses a GPU that it does not have, or that another process holds.",
+        "Compare CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), LOCAL_RANK and the number of processes per node.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:cuda failure.{0,20}(?:no kernel image|invalid device function|PTX))|Failed to get kernel attributes|exceeds device/fn maxSharedMem",
+        "This build of NCCL has no kernels for this GPU.",
+        "Install a build of NCCL, or of PyTorch, for this generation of GPUs. For AMD, check gcnArchName and HSA_OVERRIDE_GFX_VERSION.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:illegal memory|unspecified launch|misaligned|uncorrectable|hardware|launch timed out))",
+        "A kernel failed on this GPU, usually one of the program's; NCCL is often only the first to notice.",
+        "Look for Xid errors in dmesg at that time. CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows which kernel failed; both make the job slow.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}operation not (?:supported|permitted))",
+        "The driver does not allow this kind of memory here, as in WSL2, some virtual machines, or a container without the device.",
+        "Try NCCL_CUMEM_ENABLE=0, which gives up registered and symmetric memory, then NCCL_NVLS_ENABLE=0. On machines with NVLink between "
+        f"nodes: {_IMEX}",
         "error",
     ),
     Words(
         "cuda_error",
         r"(?i:cuda failure|hip failure)",
         "A kernel or a driver call failed; NCCL is often only the first to notice.",
-        "Look for Xid errors in dmesg, and check the memory in use. CUDA_LAUNCH_BLOCKING=1 shows which kernel failed, and makes all slow.",
+        "Look for Xid errors in dmesg, and check the memory in use. CUDA_LAUNCH_BLOCKING=1 shows which kernel failed, and makes the job slow.",
         "error",
     ),
+    Words(
+        "cuda_error",
+        r"CUDA Driver version found|CUDA driver < R|CUMEM (?:Host )?(?:is )?not supported prior|requires CUDA driver|old driver, disabling"
+        r"|Retrieve .{1,60} failed with|PFN functions not found|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version"
+        r"|resolve CUDA function|CUDA runtime symbol",
+        "The driver or the CUDA library is older than this build of NCCL needs, or cannot be found.",
+        "Update the driver of the host (nvidia-smi shows its version), or install a build of NCCL for its CUDA version.",
+    ),
+    Words(
+        "cuda_error",
+        r"cu[A-Z]\w{2,30} failed|Failed to set CUDA (?:device|context)|Failed to create CUDA context|CUDA initialization failed"
+        r"|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU|DOCA (?:failure|Error)|(?:copy to|restore from) CPU backup",
+        "A call of the CUDA driver failed.",
+        "Look for the first error of this process, and for Xid errors in dmesg. Check the memory in use and the GPUs that the container has.",
+    ),
 )
+
+MEMORY: tuple[Words, ...] = (*_NVLINK, *_PEERS, *_SHARED, *_REGISTERED, *_CUDA)

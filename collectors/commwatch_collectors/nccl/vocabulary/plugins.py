@@ -1,0 +1,177 @@
+"""Warnings of network plug-ins: aws-ofi-nccl (EFA, libfabric) and how NCCL loads plug-ins."""
+
+from __future__ import annotations
+
+from commwatch_collectors.nccl.vocabulary.words import Words
+
+_GROUP = (
+    "The security group must allow all traffic from and to itself, in both directions (inbound and outbound rules that name the group), "
+    "and all instances must be in one subnet."
+)
+_DEVICES = (
+    "Run fi_info -p efa (HPE Slingshot: -p cxi) on the node and in the container. Pass /dev/infiniband in (in Kubernetes, the resource vpc.amazonaws.com/efa), "
+    "and install the EFA software with libfabric in the image."
+)
+_VERSIONS = "Use the same version of the EFA installer, libfabric and aws-ofi-nccl in the image, and the driver of that installer on the host."
+_GDR = (
+    "Use an instance type with GPUDirect RDMA, the EFA driver 1.14 or later (/sys/class/infiniband/*/device/…/gdr reads 1), libfabric 1.18 "
+    "or later, and the plug-in built for the same CUDA."
+)
+_MEMLOCK = "Raise the limit of locked memory (ulimit -l unlimited; docker run --ulimit memlock=-1)."
+
+PLUGINS: tuple[Words, ...] = (
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,400}(?i:completed with error.{0,200}(?:unreachable|err: 113|RC: (?:20|113)\b|unresponsive|never established))",
+        "The card of the peer cannot be reached over EFA: the network drops its packets, or its process has ended.",
+        f"{_GROUP} If other jobs work on these nodes, find the process that failed first.",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,400}(?i:completed with error.{0,300}(?:dest(?:ination)? ?QP|bad dest|unknown (?:peer|remote)|invalid address handle"
+        r"|remote (?:job )?abort|remote .{0,20}closed|invalid AH))",
+        "The peer's queue no longer exists: its process failed or ended first.",
+        "Find the process that failed first; its log has the reason.",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,400}(?i:completed with error.{0,300}(?:flushed|local QP in error|cancel))",
+        "This request was cancelled because an earlier one failed, or because the communicator is being closed.",
+        "Find the first request that failed, in this log or the peer's.",
+    ),
+    Words(
+        "timeout",
+        r"NET/OFI .{0,400}(?i:timed out)",
+        "The peer did not answer in time over libfabric.",
+        f"Check what the peer did at that time. {_GROUP}",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,400}completed with error|NET/OFI .{0,80}(?:cq_readerr|completion queue entries|error entry|rx buffer recv"
+        r"|[Cc]lose message complete)",
+        "A transfer over libfabric failed; the communicator is unusable from here on.",
+        "Find the process that failed first. If none did, check dmesg for the card (efa), its counters (rdma statistic), and the security group.",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,80}(?:insert (?:remote|local) address|Failed to insert (?:address|new endpoint)|address for peer)",
+        "The plug-in could not use the peer's address: the nodes have different plug-ins or cards, or cannot reach each other.",
+        f"{_VERSIONS} {_GROUP}",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,120}(?:disabling GDR|GDR disabled|GDR support reported|FI_OPT_CUDA_API_PERMITTED|GDR flush|(?:dma|DMA)-?(?:buf|BUF) support)"
+        r"|without GPUDirect RDMA support",
+        "The plug-in cannot use GPUDirect RDMA: each byte goes through host memory. That costs bandwidth and CPU time.",
+        _GDR,
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size|FI_OPT_\w{1,40}"
+        r"|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared|address vector using FI_AV_TABLE|FI_MR_ENDPOINT"
+        r"|does not support EFA|non-GDA-capable|not supported on this platform|backendVersion|GIN requires|GIN only supports|Model is not supported)",
+        "The installed libfabric, or the provider that it chose, lacks a feature that the plug-in needs.",
+        f"{_VERSIONS} Unset FI_PROVIDER, or set it to efa.",
+    ),
+    Words(
+        "setting",
+        r"NET/OFI .{0,120}(?:OFI_NCCL_\w{1,40}|NCCL_OFI_\w{1,40}|WARNING: (?:Use of )?\S{1,60}|Param \S{1,60} used|EAGER_MAX_SIZE|EARLY_COMPLETION"
+        r"|unknown transport|Invalid value for|forced rails|mr keypool size|Unrecognized histogram|Attempt to set \S{1,60} after"
+        r"|invalid print format)",
+        "A variable of the plug-in has a value that it does not accept, or no longer exists.",
+        "Correct or unset the variable that the line names (OFI_NCCL_…).",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|(?:OFI|aws-ofi-nccl) initialization failed"
+        r"|Initializing plugin"
+        r"|exception in (?:plugin init|rdma_init|sendrecv_init)|Could not find any optimal provider|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
+        r"|has not been initialized|rails?\. Expected at least|unexpected number of devices|Unexpected topo group)",
+        "The plug-in found no device of libfabric that it can use, so NCCL takes another network or fails.",
+        _DEVICES,
+    ),
+    Words(
+        "memory_registration",
+        r"NET/OFI .{0,120}(?i:(?<!de)(?<!de-)register (?:memory|dummy)|registration (?:failed|may|key|request)|call to reg_mr"
+        r"|pre-registered|MR to EP|enable MR|fi_mr_|map MR buffer|(?<!de)allocate flush buffer|to gpu flush buffer|flush buffer fd"
+        r"|MR key (?:allocation|config)|get rx_key)",
+        "The card could not register memory.",
+        f"{_MEMLOCK} For memory of GPUs: {_GDR}",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,80}(?i:(?:create|open|allocate|bind|enable|enabling|creating|initializing) .{0,60}(?:fabric|domain|endpoint|EP-|AV"
+        r"|address vector|CQ"
+        r"|completion queue|rail)|fi_getname|access domain|preparing for connection|Couldn't open)",
+        "The card refused a queue, an endpoint or another resource of libfabric.",
+        f"{_MEMLOCK} Check that all EFA devices are in the container and that no other job uses them. {_VERSIONS}",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/OFI .{0,120}(?:\bfi_(?!info|nic|dupinfo|addr|getname|mr_)\w{3,20}|Error (?:posting|in call)|Unable to post|post(?:ing)? (?:rx"
+        r"|receive)|Could not send|issue (?:read|eager)"
+        r"|Write failed|Metadata send|Failed to post|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata"
+        r"|Error in bootstrap|exception in (?:plugin|GIN) \w{1,10}:|Cannot open more connection)",
+        "A transfer or a connection over libfabric could not be started.",
+        f"Find the process that failed first. If none did: {_GROUP}",
+        "error",
+    ),
+    Words(
+        "peer_closed",
+        r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint)|non-existent (?:send|r_)?comm|Aborting due to|in-use entries"
+        r"|still held by the application)",
+        "This is a consequence: communicators were closed while transfers were under way, because the job ended or a rank failed.",
+        "If training was still running, find the rank that failed first.",
+        "info",
+    ),
+    Words(
+        "setting",
+        r"NET/OFI .{0,80}(?:NCCL_TUNER_PLUGIN|Unable to configure|Failed to set NCCL_|topology XML file|platform_type|platform priority|NVLS option"
+        r"|shared library info|configure tuner|anonymous topology)",
+        "The plug-in could not set up NCCL for this type of instance; it works, but perhaps not at full speed.",
+        "Check whether the job sets NCCL_TUNER_PLUGIN, NCCL_TOPO_FILE, NCCL_PROTO or NCCL_NVLS_ENABLE itself, and use a plug-in that knows the instance type.",
+    ),
+    Words(
+        "network_plugin",
+        r"Error: network .{0,64} not found|Failed to initialize any NET plugin|NET/Plugin.{0,80}(?:not found|[Ff]ailed|[Cc]ould not find)",
+        "The network that NCCL_NET or NCCL_NET_PLUGIN names is not there.",
+        "Unset NCCL_NET and NCCL_NET_PLUGIN, or install the plug-in that they name (its libnccl-net.so must be in LD_LIBRARY_PATH on all nodes).",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"plugin returned invalid|GIN plugin \S{1,64} returned|Error on GFD|GIN Error detected|uninitialized (?:net|gin|rma)Plugin"
+        r"|number of devices for netPlugin|CollNet sizes",
+        "A plug-in returned something that NCCL cannot use.",
+        "Update the plug-in to a version for this NCCL. NCCL_NET_PLUGIN=none (NCCL_GIN_ENABLE=0 for GIN) does without it: the network may be slower.",
+        "error",
+    ),
+    Words(
+        "setting",
+        r"NET/OFI CUDA flush enabled",
+        "The plug-in flushes data by a call of CUDA, as its setting demands; messages take longer.",
+        "Unset OFI_NCCL_CUDA_FLUSH_ENABLE.",
+        "info",
+    ),
+    Words(
+        "network_plugin",
+        r"NET/(?:FasTrak|GPUDirectTCPX)|\bTCPX",
+        "Google's network plug-in failed.",
+        "Check that its receive daemon (rxdm) runs beside the job in the version of the plug-in, and that the job's variables are those of "
+        "its nccl-env-profile.sh.",
+    ),
+    Words(
+        "network_plugin",
+        r"(?:TUNER|PROFILER|COLLNET)/Plugin.{0,120}(?:[Ff]ail|[Cc]ould not)|\bCoMMA\b",
+        "A plug-in for tuning, profiling or SHARP is not used. NCCL works without it.",
+        "Correct or unset NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN.",
+        "info",
+    ),
+)
