@@ -25,6 +25,8 @@ _ONLY_FAULTS = 2_000
 _MOST_TEXT, _OF_LONG = 400, 100
 #: Messages of a process after a warning in which a failed call of the same thread has it as its reason, and warnings of a thread that are remembered.
 _SOON, _MOST_WARNED = 32, 16
+#: Characters of the failed calls that are kept of a warning.
+_MOST_TRAIL = 400
 #: ncclResult_t that is no failure: success, and in progress.
 NO_FAILURE = (0, 7)
 _SAMPLES = 20
@@ -34,6 +36,9 @@ _MOST_TORN = 3
 _MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
 
 _F = TypeVar("_F", bound=f.Fact)
+
+
+NO_PROCESS = Process("", "", 0)
 
 
 class _Tally:
@@ -103,6 +108,8 @@ class Account:
         #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
         self._reports: set[f.Watchdog] = set()
         self._last_errors = LastErrors()
+        #: Messages whose head does not show the process.
+        self._unowned = Life(NO_PROCESS)
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
@@ -214,6 +221,7 @@ class Account:
         if message.level == "WARN":
             heard(self._warn(message, life))
         if life is None:
+            self._unowned.messages += 1
             self._take_loose(facts, message, heard)
             return
         for fact in facts:
@@ -259,7 +267,8 @@ class Account:
             known.seen.lines += 1
         elif self._has_room(of_fault=True):
             known = self.warnings[head.process, text] = replace(now, seen=self._seen())
-        if life is not None and known is not None:
+        if known is not None:
+            life = life or self._unowned
             latest = life.warned.setdefault(head.tid, [])
             latest.append((life.messages, known))
             del latest[:-_MOST_WARNED]
@@ -271,7 +280,8 @@ class Account:
             return
         reasons = [warned for at, warned in life.warned.get(tid, ()) if life.messages - at <= _SOON]
         for warned in reasons:
-            warned.failed = warned.failed or f"{trail.place} -> {trail.code}"
+            if len(warned.failed) < _MOST_TRAIL:
+                warned.failed += f"{trail.place} -> {trail.code}\n"
             if warned is not reasons[0]:
                 warned.after = warned.after or reasons[0]
 
@@ -289,6 +299,8 @@ class Account:
             if message.level or not needs_head(fact):
                 if isinstance(fact, f.Watchdog) and self._is_new(fact):
                     heard(Warned(message.text.strip(), "timeout", None, self._seen()))
+                if isinstance(fact, f.Trail):
+                    self._fail(self._unowned, fact, message.head.tid)
                 self._note(self.loose, fact)
 
     def _is_new(self, dog: f.Watchdog) -> bool:

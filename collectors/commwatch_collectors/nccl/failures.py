@@ -177,7 +177,11 @@ def _failed(log: Log) -> set[tuple[str, int] | None]:
 
     A process that failed has not waited for others, and what they wait for is that process.
     """
-    found = {w.process for w in log.account.warnings.values() if w.failed or (severity(log, w) == "error" and not is_explained(w))}
+    found = {
+        w.process
+        for w in log.account.warnings.values()
+        if w.failed or (severity(log, w) == "error" and not is_explained(w))
+    }
     found |= {process for process, trail, _ in log.account.of(f.Trail) if trail.code not in NO_FAILURE}
     return {None if process is None else (process.host, process.pid) for process in found}
 

@@ -36,7 +36,7 @@ class LastErrors:
                 self._waiting[before] = 0
             return None
         for before in list(self._waiting):
-            after = same_prefix(before, line)
+            after = same_prefix(before, line) if mark_of(before) == mark_of(line) else None
             if after is not None and (text := after.strip()):
                 del self._waiting[before]
                 return _reason(before, text)

@@ -69,7 +69,7 @@ class Warned:
     seen: Seen
     #: ``file:line`` or ``function:line`` that warned; empty where the line does not show it.
     origin: str = ""
-    #: The call that failed next on the same thread, or the exception that quotes it; empty: none is known.
+    #: The calls that failed next on the same thread (the innermost first), or the exception that quotes it; empty: none is known.
     failed: str = ""
     #: An earlier warning of the thread before the same failure.
     after: Warned | None = None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from commwatch_collectors.nccl.classes import PEER_CLOSED
+from commwatch_collectors.nccl.classes import OTHER, PEER_CLOSED
 from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.lives import Seen, Warned
 from commwatch_collectors.nccl.vocabulary.known import words_for
@@ -16,16 +16,16 @@ from commwatch_collectors.nccl.vocabulary.places import subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
 
 #: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
-_PROXY = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)")
-_PROXY_OF_PEER = re.compile(_PROXY.pattern + r"\w+ from rank \d+, retcode 6")
+_PROXY = re.compile(
+    r"\[Proxy Service \d+\] Failed to execute operation (?!Close)|Proxy Call to rank \d+ failed|while polling for opId"
+)
+_PROXY_OF_PEER = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)\w+ from rank \d+, retcode 6")
 TEARDOWN = re.compile(
     r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
 )
 SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
-_HINT = re.compile(
-    r'Missing "iommu=pt"|lib wrapper not initialized|MSCCL|Could not find real path'
-)
+_HINT = re.compile(r'Missing "iommu=pt"|lib wrapper not initialized|MSCCL|Could not find real path')
 #: No verbs library: the check ``sockets`` reports it where it matters.
 _NO_VERBS = re.compile(r"Failed to open libibverbs")
 #: Warnings that other checks report, whatever their class; hints, unless a failure follows them.
@@ -39,8 +39,12 @@ _VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
 
 
 def words_of(warned: Warned) -> Words | None:
-    """Return the entry of the vocabulary for a warning."""
-    return words_for(warned.text, warned.origin)
+    """Return the entry of the vocabulary for a warning: by the file that warned, else by those whose calls failed then."""
+    words = words_for(warned.text, warned.origin)
+    if warned.failed and (words is None or not words.file):
+        above = words_for(warned.text, warned.failed)
+        return above if above is not None and above.file else words
+    return words
 
 
 def is_explained(warned: Warned) -> bool:
@@ -79,10 +83,15 @@ def _is_before_exception(log: Log, warned: Warned) -> bool:
 
 def errors_of(log: Log, kind: str) -> list[Warned]:
     """Return the warnings of a class that are errors, except those that other checks report."""
-    found = [w for w in log.warned(kind) if _is_reason(log, w)]
+    found = [w for w in log.warned(kind) if _is_reason(log, w) and not _repeats(w)]
     # A proxy thread that failed for a rank follows from another reason, if there is one.
     causes = [w for w in found if not _PROXY.search(w.text)]
     return causes if len(causes) == len(found) or has_reason(log) else found
+
+
+def _repeats(warned: Warned) -> bool:
+    """Return whether an earlier warning of the same failure has the reason: of the same kind, or of known words where this one's are not."""
+    return warned.after is not None and words_of(warned.after) is not None and warned.kind in (warned.after.kind, OTHER)
 
 
 def _is_reason(log: Log, warned: Warned) -> bool:
@@ -113,8 +122,8 @@ def unknown(log: Log) -> Iterator[Hit]:
 def _by_place(log: Log) -> Iterable[tuple[tuple[str, str], list[Warned]]]:
     found: dict[tuple[str, str], list[Warned]] = {}
     for warned in errors_of(log, "other"):
-        if warned.after is None or words_of(warned.after) is None:
-            found.setdefault(subsystem(warned.origin or warned.failed), []).append(warned)
+        place = warned.text if warned.quoted_by is not None else warned.origin or warned.failed
+        found.setdefault(subsystem(place), []).append(warned)
     return found.items()
 
 
@@ -134,7 +143,8 @@ def hints(log: Log) -> Iterator[Hit]:
     found = log.account.warnings.values()
     yield from by_words(log, [w for w in found if is_hint(w) and not w.failed])
     yield from by_words(
-        log, [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)]
+        log,
+        [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)],
     )
 
 
@@ -217,7 +227,10 @@ def peers_lost(log: Log) -> Iterator[Hit]:
         peers = list(dict.fromkeys(address for w in found for address in _ADDRESS.findall(w.text)))
         whom = f"the process at {peers[0]}" if len(peers) == 1 else f"{len(peers)} peers ({some(peers)})"
         by = who(w.process for w in found)
-        yield Hit(f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {by}", [w.seen for w in once(found)])
+        yield Hit(
+            f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {by}",
+            [w.seen for w in once(found)],
+        )
 
 
 def peers_closed(log: Log) -> Iterator[Hit]:

@@ -148,7 +148,7 @@ _UNKNOWN = Place(
     "NCCL",
     "Search NCCL's issue tracker for the words of the line. NCCL_DEBUG=INFO shows what happened before it.",
 )
-_COMPILED = tuple((place, re.compile(place.pattern)) for place in PLACES)
+_COMPILED = tuple((place, re.compile(place.pattern, re.IGNORECASE)) for place in PLACES)
 
 
 @lru_cache(maxsize=4096)

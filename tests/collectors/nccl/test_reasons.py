@@ -1,0 +1,160 @@
+"""Reasons: a warning is the reason of the failure that follows it, whatever its words, and causes come before consequences."""
+
+from __future__ import annotations
+
+import pytest
+
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import Finding, findings
+from commwatch_collectors.nccl.last_errors import LastErrors
+from commwatch_collectors.nccl.lives import Seen
+from commwatch_collectors.nccl.order import in_time, time_of
+
+ODD = "the heap of widgets is empty"
+WARNS, FAILS = f"ant:1:2 [0] misc/widgets.cc:9 NCCL WARN {ODD}", "ant:1:2 [0] NCCL INFO misc/widgets.cc:19 -> 3"
+
+
+def found(*lines: str, files: tuple[str, ...] = ()) -> list[Finding]:
+    """The findings of lines, of one file or of one for each."""
+    account = Account()
+    for number, line in enumerate(lines, start=1):
+        account.add(line, files[number - 1] if files else "job.log", number)
+    return findings(account)
+
+
+def names(*lines: str, files: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Name and severity of each finding, in order."""
+    return [(each.name, each.severity) for each in found(*lines, files=files)]
+
+
+def test_other_messages_between() -> None:
+    """A failed call belongs to the last warnings of its thread for some messages, and not to one long before."""
+    between = ["ant:1:2 [0] NCCL INFO Setting affinity for GPU 0 to ff"] * 20
+    assert names(WARNS, *between, FAILS)[0] == ("nccl_failed", "error")
+    assert names(WARNS, *between * 4, FAILS) == [("other_warning", "warning")]
+
+
+def test_another_thread() -> None:
+    """A failed call of another thread or process is no failure of the warning."""
+    for other in ("ant:1:3 [0] NCCL INFO misc/x.cc:1 -> 3", "ant:7:2 [0] NCCL INFO misc/x.cc:1 -> 3"):
+        assert ("nccl_failed", "error") not in names(WARNS, other)
+
+
+def test_another_way() -> None:
+    """A warning after which the thread completes its init is no reason of a failure."""
+    ends = "ant:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5a rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1b000 commId 0xa1 - Init COMPLETE"
+    assert names(WARNS, FAILS, ends) == [("other_warning", "warning")]
+
+
+def test_without_a_head() -> None:
+    """A warning and a failed call without host and process are of one thread if they follow each other."""
+    assert names("[0] misc/widgets.cc:9 NCCL WARN " + ODD, "[0] NCCL INFO misc/widgets.cc:19 -> 3")[0] == (
+        "nccl_failed",
+        "error",
+    )
+
+
+def test_every_process_has_its_own() -> None:
+    """The same warning of several processes is one finding with all of them, and none of them failed silently."""
+    lines = [line.replace("ant:1:", f"ant:{pid}:") for pid in (1, 7, 8) for line in (WARNS, FAILS)]
+    (one,) = found(*lines)
+    assert one.says == f"NCCL: {ODD} (3 times); on 3 processes on ant"
+
+
+def test_subsystem_by_the_failed_calls() -> None:
+    """Where the file that warned shows no subsystem, the files whose calls failed do."""
+    cuda = "ant:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 1 'invalid argument'"
+    (one,) = found(cuda, "ant:1:2 [0] NCCL INFO transport/nvls.cc:19 -> 1", "ant:1:2 [0] NCCL INFO init.cc:1 -> 1")
+    assert "NCCL_NVLS_ENABLE=0" in one.do
+    (one,) = found(cuda, "ant:1:2 [0] NCCL INFO init.cc:1 -> 1")
+    assert "NCCL_NVLS_ENABLE=0" not in one.do
+
+
+def test_settings_that_the_remedy_names() -> None:
+    """A setting that the remedy names is shown with its value in this log."""
+    setting = "ant:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ens7"
+    (one,) = found(
+        setting,
+        "ant:1:2 [0] bootstrap.cc:98 NCCL WARN Bootstrap : no socket interface found",
+        "ant:1:2 [0] NCCL INFO init.cc:5 -> 3",
+    )
+    assert one.says.endswith("; the log has NCCL_SOCKET_IFNAME=ens7")
+
+
+def test_consequences() -> None:
+    """What follows from a cause in the log is information after it, and an error where the log has no cause."""
+    lost = (
+        "ant:1:2 [0] misc/socket.cc:5 NCCL WARN Net : Call to recv from 10.0.0.7<44> failed : Connection reset by peer"
+    )
+    fails = "ant:1:2 [0] NCCL INFO misc/socket.cc:19 -> 6"
+    assert names(lost, fails) == [("peer_lost", "error")]
+    cause = [line.replace("ant:1:", "bee:9:") for line in (WARNS, FAILS)]
+    assert names(lost, fails, *cause) == [("nccl_failed", "error"), ("peer_lost", "info")]
+
+
+def test_first_in_time() -> None:
+    """Causes come in the order of their times, across files; in one file without times, in the order of its lines."""
+    one = "[2026-05-02 07:10:{0}] ant:1:2 [0] misc/x.cc:9 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'"
+    two = "[2026-05-02 07:10:{0}] bee:1:2 [0] misc/x.cc:9 NCCL WARN Call to ibv_modify_qp failed with error No data available"
+    for first, second, order in (
+        ("11", "12", ["cuda_error", "system_error"]),
+        ("12", "11", ["system_error", "cuda_error"]),
+    ):
+        lines = [one.format(first), two.format(second)]
+        for files in (("a", "b"), ("b", "a")):
+            assert [name for name, _ in names(*lines, files=files)] == order
+    bare = [line.partition("] ")[2] for line in (one, two)]
+    assert [name for name, _ in names(*reversed(bare))] == ["system_error", "cuda_error"]
+    assert names(*bare, files=("a", "b")) == names(*reversed(bare), files=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-03 18:22:05] ant:1:2 [0] NCCL",
+        "2026-11-03T18:22:05.000Z stderr F ant:1:2",
+        "[rank4]:[E1103 18:22:05.0 ProcessGroupNCCL.cpp:1914]",
+        "2026/11/03 18:22:05 ERROR x",
+    ],
+)
+def test_time(line: str) -> None:
+    """A date with a time in front of a message is read in each form; a clock alone is no time, because days are not known."""
+    assert time_of(line) == time_of("[2026-11-03 18:22:05] x")
+    assert time_of("18:22:05 x") is None
+
+
+def test_times_of_some() -> None:
+    """Where a finding has no time, times order none; between files nothing else does."""
+    dated, bare = Seen("a", 9, "[2026-11-03 18:22:05] x"), Seen("b", 3, "x")
+    assert in_time([[dated], [bare]]) == [0.0, 0.0]
+    assert in_time([[dated], [Seen("a", 3, "x")]]) == [9.0, 3.0]
+    assert in_time([[], [bare]]) == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        (["Last error:", "no way"], [("", "no way")]),
+        (["[rank5]: Last error:", "[rank1]: Last error:", "[rank1]: one", "[rank5]: five"], [("rank1", "one"), ("rank5", "five")]),
+        (["ERROR 05-02 12:00:00 [core.py:12] Last error:", "ERROR 05-02 12:00:01 [core.py:12] no way"], [("", "no way")]),
+        (["RuntimeError('NCCL error in: x.cpp:1\\nLast error:\\nno way\\n')"], [("", "no way")]),
+        (["[rank5]: Last error:", "[rank5]: Exception raised from check at x.cpp:1"], []),
+        (["[rank5]: Last error:", "[rank5]:"], []),
+        (["Last error:"], []),
+    ],
+)  # fmt: skip
+def test_last_error(lines: list[str], quoted: list[tuple[str, str]]) -> None:
+    """NCCL's own text follows its announcement in the same line, or in the next of the same origin; PyTorch's text is none."""
+    errors = LastErrors()
+    assert [each for line in lines if (each := errors.read(line)) is not None] == quoted
+
+
+def test_announcements_are_bounded() -> None:
+    """Announcements without a text are forgotten, and there are never many."""
+    errors = LastErrors()
+    for number in range(1_000):
+        errors.read("x" * number + "Last error:")
+    assert len(errors._waiting) <= 64
+    for _ in range(60):
+        errors.read("(other)")
+    assert not errors
