@@ -44,7 +44,7 @@ _HELD_NS = tuple(range(500_000_000, 5_000_000_001, 500_000_000))
 _CUT = 0.2
 #: A rank that is late in fewer steps: one in 12 is cut off, and at least 4 periods. It must be late regularly: most distances between its
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
-_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3
+_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 2.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
