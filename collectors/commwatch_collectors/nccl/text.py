@@ -7,6 +7,8 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
+from commwatch_collectors.nccl.input.prefixes import prefix
+
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, cursor
     r"|\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links
@@ -14,11 +16,14 @@ _ANSI = re.compile(
 )
 _HOST = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 #: ``host:pid:tid [dev] origin`` before a level: CALL has no device; the origin is ``file:line``, from 2.30 with the
-#: function, from plugins ``function:line``, at TRACE with milliseconds before it.
+#: function, from plugins ``function:line`` or ``signature:line``, at TRACE with milliseconds before it.
 _HEAD = re.compile(
     rf"(?P<host>{_HOST}):(?P<pid>\d{{1,10}}):(?P<tid>\d{{1,10}})(?: \[(?P<device>-?\d{{1,6}})\])?"
-    r"(?: (?:\d+\.\d+ )?(?P<origin>[^\s:]+:\d+)(?: \([^()]*\))?)?"
+    r"(?: (?:\d+\.\d+ )?(?P<origin>[^\s:]+:\d+)(?: \([^()]*\))?"
+    r"| (?P<signature>[A-Za-z_](?:[^:]|:(?!\d)){0,400}\)(?:[^:()]|:(?!\d)){0,200}:\d{1,7}))?"
 )
+#: The function in a signature of C++.
+_FUNCTION = re.compile(r"([\w:~]+)\(")
 #: A head after other text, up to the level. Tried only where no host name can have begun before.
 _HEAD_BEFORE = re.compile(rf"(?<![A-Za-z0-9_-]){_HEAD.pattern} \Z")
 #: Where a message begins: at its level (a head may be before it, or what was left of it), at the bare version, or at
@@ -29,31 +34,6 @@ _ENDING = re.compile(
     r"(?:cuda\d+\.\d|COMPLETE|START|trees|rings|IPC|CUMEM|MNNVL|pointer|memory|direct|read|CE|GDRDMA|Shared|peer|IB|Socket)"
     r"(?=[A-Za-z0-9_-])"
 )
-_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_STAMP = (
-    rf"\[?(?:\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
-    rf"|(?:[A-Z][a-z][a-z],? )?[A-Z][a-z][a-z] {{1,2}}\d{{1,2}} {_CLOCK}(?: (?:[A-Z]{{3,4}} )?\d{{4}})?(?= |\[|\]|:)"
-    rf"|{_CLOCK}(?= |\]))\]?:?"
-)
-#: Prefixes that launchers, container runtimes and quotations add to a message.
-_LAUNCHER = re.compile(
-    r"(?:\s"
-    rf"|(?P<time>{_STAMP})"
-    r"|(?P<slurm>\d+):(?!\d)"
-    r"|\[(?P<mpi>[\w@.:-]+,[\w@.:,-]+)\](?:\[[^][]*\])?<std(?:out|err|diag)>:"
-    r"|\[(?P<rank>[A-Za-z][\w-]*?-?\d+)\]:"
-    r"|\((?P<ray>[^()]*\bpid=\d+[^()]*)\)"
-    r"|(?P<pod>\[?[\w.-]+(?:/[\w.-]+)+\]?) "
-    r"|(?P<compose>[A-Za-z][\w.-]*) +\| "
-    r"|\A(?P<pdsh>[A-Za-z][\w.-]*|\d+(?:\.\d+){3}): "
-    r"|\[(?P<mpich>\d+)\][: ]"
-    r"|(?P<syslog>[\w.-]+ [\w./-]+\[\d+\]): "
-    r"|std(?:out|err) [FP] "
-    r"|\[\d{0,3}(?:;\d{1,3})*m"  # a colour that has lost its escape
-    r"|(?P<quote>[>|`]))*"
-)
-#: Blanks, and the timestamp that NCCL itself prints.
-_NOTHING = re.compile(r"\s*(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\] ?)?")
 _OWN_TIME = re.compile(
     rf"\[2\d{{3}}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*\] (?={_HOST}:\d{{1,10}}:\d{{1,10}} |NCCL version \d)"
 )
@@ -149,24 +129,20 @@ def read_head(head: str) -> Head | None:
 
 @lru_cache(maxsize=8192)
 def _read_head(head: str) -> Head | None:
-    before = _LAUNCHER.match(head)
-    assert before is not None  # it also matches an empty text
-    found = _HEAD.fullmatch(head, before.end())
+    end, kind, tag = prefix(head)
+    found = _HEAD.fullmatch(head, end)
     if found is None:
         return None
-    kind, tag = _launcher(before)
-    return Head(Process(tag, found["host"], int(found["pid"])), int(found["tid"]), found["origin"] or "", kind)
+    return Head(Process(tag, found["host"], int(found["pid"])), int(found["tid"]), _origin(found), kind)
 
 
-def _launcher(found: re.Match[str]) -> tuple[str, str]:
-    """Return the kind of a launcher's prefix, and the part of it that identifies the process."""
-    for name, kind in (("slurm", 'slurm "N: "'), ("mpi", "mpirun"), ("rank", "rank"), ("ray", "ray")):
-        if found[name] is not None:
-            return kind, found[name]
-    for name in ("pod", "compose", "pdsh", "mpich"):
-        if found[name] is not None:
-            return "other", found[name]
-    return ("none" if _NOTHING.fullmatch(found[0]) else "other"), ""
+def _origin(head: re.Match[str]) -> str:
+    """Return ``file:line`` or ``function:line``."""
+    signature = head["signature"]
+    if signature is None:
+        return head["origin"] or ""
+    function = _FUNCTION.search(signature)
+    return signature if function is None else f"{function[1]}:{signature.rpartition(':')[2]}"
 
 
 def _split(line: str, hosts: Collection[str]) -> list[Message]:

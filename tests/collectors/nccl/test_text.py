@@ -35,6 +35,12 @@ HEADS = {
     " [3] 1234.500000 proxyMain:77 NCCL TRACE ": ("TRACE", "proxyMain:77"),
     " [3] 1234.500000 proxy.cc:77 NCCL TRACE ": ("TRACE", "proxy.cc:77"),
     " [3] NCCL ABORT ": ("ABORT", ""),
+    " [3] static int process_err_completion(nccl_net_ofi_ep_t*, fid_cq*):311 NCCL WARN ": (
+        "WARN",
+        "process_err_completion:311",
+    ),
+    " [3] virtual int ofi::ep_t::close(bool) [with T = a::b]:88 NCCL WARN ": ("WARN", "ofi::ep_t::close:88"),
+    " [3] int ofi::ep_t::post() const:9 NCCL WARN ": ("WARN", "ofi::ep_t::post:9"),
 }
 
 
@@ -87,6 +93,40 @@ PREFIXES = {
     "10.0.0.4: ": ("other", "10.0.0.4"),
     "[6] ": ("other", "6"),
     "[6]:": ("other", "6"),
+    "train-0 pytorch ": ("other", "train-0 pytorch"),
+    "+ train-0 pytorch ": ("other", "train-0 pytorch"),
+    "\x1b[36mtrain-0\x1b[0m \x1b[96mpytorch\x1b[0m ": ("other", "train-0 pytorch"),
+    "ml train-0-x7f9c pytorch-1 2026-01-05T09:10:11.1Z ": ("other", "ml train-0-x7f9c pytorch-1"),
+    "[train-0 pytorch] ": ("other", "train-0 pytorch"),
+    "[train-worker-0] ": ("other", "train-worker-0"),
+    "train.1.x7f9@node-1    | ": ("other", "train.1.x7f9@node-1"),
+    "2026-01-02 03:04:05,678 - INFO - ": ("other", ""),
+    "2026-01-02 03:04:05,678 - train.run - WARNING - ": ("other", ""),
+    "INFO:train.run:": ("other", ""),
+    "INFO: ": ("other", ""),
+    "[2026-01-02 03:04:05,678][INFO][train.run] ": ("other", ""),
+    "[2026-01-02 03:04:05,678][__main__][INFO] - ": ("other", ""),
+    "[2026-01-02 03:04:05,678] [INFO] [launch.py:300:main] ": ("other", ""),
+    "[2026-01-02 03:04:05,678] [INFO] [logging.py:96:log_dist] [Rank 3] ": ("other", "Rank 3"),
+    "2026-01-02 03:04:05.678 | INFO     | train.run:<module>:12 - ": ("other", ""),
+    "2026-01-02 03:04:05.678 | WARNING  | __main__:main:12 - ": ("other", ""),
+    "INFO 01-02 03:04:05 [worker.py:70] ": ("other", ""),
+    "INFO 01-02 03:04:05 vllm/worker.py:70] ": ("other", ""),
+    "(Worker_TP0 pid=742) INFO 01-02 03:04:05 [worker.py:70] ": ("ray", "Worker_TP0 pid=742"),
+    "[2026-01-02 03:04:05 DP0 TP1] ": ("other", "DP0 TP1"),
+    "<134>1 2026-01-02T03:04:05.678Z node-1 train 812 - - ": ("other", ""),
+    '<134>1 2026-01-02T03:04:05Z node-1 train 812 ID47 [a@1 b="c"] ': ("other", ""),
+    "<134>Jan  5 09:10:11 node-1 train[812]: ": ("other", ""),
+    "    12\t": ("other", ""),
+    "12:": ("other", ""),
+    "12:[rank3]: ": ("rank", "rank3"),
+    "12:2026-01-05T09:10:11Z ": ("other", ""),
+    "logs/rank3.log:12:": ("other", "logs/rank3.log"),
+    "logs/rank3.log:": ("other", "logs/rank3.log"),
+    "- ": ("other", ""),
+    "* ": ("other", ""),
+    "1. ": ("other", ""),
+    "  12) ": ("other", ""),
     "> ": ("other", ""),
     "> > ": ("other", ""),
     "`": ("other", ""),
@@ -227,9 +267,10 @@ def test_own_time() -> None:
 
 def test_numeric_hosts() -> None:
     """A host whose name begins with digits, or is nothing else, is no rank of slurm's."""
-    for host in ("10", "4node", "0-a"):
-        (message,) = messages(f"{host}:345:678 [0] NCCL INFO x")
-        assert message.head.process == Process("", host, 345)
+    for host in ("10", "4node", "0-a", "10.0.0.4", "a.b"):
+        for between in (" [0] NCCL INFO x", " NCCL CALL x"):
+            (message,) = messages(f"{host}:345:678{between}")
+            assert message.head.process == Process("", host, 345)
 
 
 def test_a_time_is_no_head() -> None:
@@ -277,7 +318,8 @@ def test_orphan_setting() -> None:
 
 
 HOSTILE = [
-    "a", "1", "A_A", ":", "[", "a.a", "a:1:", "NCCL INFO ", f"{HEAD} NCCL ", "NCCL version 2", "\x1b[0", "\x1b]0", "(a pid=1) ",
+    "a", "1", "A_A", ":", "[", "a.a", "a:1:",
+    "a:1:1 a)", "a:1:1 a(", "a-a ", "[a ", "a -", "- ", "INFO:", "NCCL INFO ", f"{HEAD} NCCL ", "NCCL version 2", "\x1b[0", "\x1b]0", "(a pid=1) ",
     "2026-01-05 09:10:11 ", "comm 0x1 rank 1 nranks 1 commId 0x1 ", "Channel 0 : 0[0] -> 1[1] via SHM", "A: opCount 1 sendbuff x ",
     "Rank 1] last enqueued", "RAS declaring peer ", "a/a.cc:1 -> ", "connect returned ", "[0]={", "ranks [", "Cuda failure '",
 ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The forms in which a log arrives: prefixes, records of other programs, wrapped lines."""
