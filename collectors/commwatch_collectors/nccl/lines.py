@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 
+from commwatch_collectors.nccl.input.records import messages, without_ray
+
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
 _BLOCK = 1 << 20
@@ -78,7 +80,14 @@ def apart(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
-    """Yield all lines of a stream as ``Lines.feed`` does; for a damaged archive the lines before the damage, then raise its error."""
+    """Yield the lines of a stream as ``Lines.feed`` does, without what others than NCCL and PyTorch have put around them.
+
+    For a damaged archive, yield the lines before the damage, then raise its error.
+    """
+    return without_ray(messages(_physical(stream)))
+
+
+def _physical(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
     lines = Lines()
     try:
         while block := stream.read1(_BLOCK):
