@@ -49,7 +49,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "unlink": [SCRATCH],
     },
     "agent/commwatch_agent/commands/doctor.py": {"bind": [NETWORK]},
-    "agent/commwatch_agent/commands/explain.py": {"glob": [TYPED, TYPED], "open": [TYPED]},
+    "agent/commwatch_agent/commands/explain.py": {"glob": [TYPED]},
     "agent/commwatch_agent/commands/gpu_proof.py": {
         "NamedTemporaryFile": [SCRATCH],
         "TemporaryDirectory": [SCRATCH],
@@ -60,6 +60,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "write_text": [SCRATCH],
     },
     "agent/commwatch_agent/commands/gpu_proof_rows.py": {"run": [PROGRAM]},
+    "agent/commwatch_agent/commands/log_files.py": {"glob": [TYPED], "open": [TYPED], "walk": [TYPED]},
     "agent/commwatch_agent/commands/native_hook.py": {"Popen": [OURS], "open": [TYPED], "run": [OURS]},
     "agent/commwatch_agent/commands/nccl_debug.py": {"read_text": [KERNEL], "rmdir": [STATE, STATE]},
     "agent/commwatch_agent/commands/output_filter.py": {"CDLL": [SYSTEM], "listdir": [STATE]},
@@ -71,6 +72,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "rmtree": [SCRATCH, STATE],
         "unlink": [STATE],
     },
+    "agent/commwatch_agent/core/unpacking.py": {"GzipFile": [OPENED]},
     "agent/commwatch_agent/daemon.py": {"unlink": [STATE]},
     "agent/commwatch_agent/deploy/chart.py": {"write_text": [TYPED]},
     "agent/commwatch_agent/deploy/hooks_wheel.py": {

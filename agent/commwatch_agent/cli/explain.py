@@ -17,7 +17,12 @@ def add_parser(commands: Any) -> None:
         description="Explain the debug output of NCCL and RCCL: topology, choices, and problems. "
         "Exit code 1 if it has errors.",
     )
-    explain.add_argument("logs", nargs="+", metavar="LOG", help="log files (also gzip), globs, or - for standard input")
+    explain.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="log files (also gzip, bzip2, xz, zip, tar), folders, globs, or - for standard input",
+    )
     explain.add_argument("--json", action="store_true", help="print everything as JSON")
     explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
 

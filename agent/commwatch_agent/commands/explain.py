@@ -3,68 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
-import gzip
-import io
 import json
 import os
 import textwrap
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from commwatch.wire.errors import UsageError
+from commwatch_agent.commands.log_files import expand, read
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, size
-from commwatch_agent.core.unpacking import Unpacking, UnpacksToMore
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.belonging import OF_FAULTS
+from commwatch_collectors.nccl.facts import Speaks
 from commwatch_collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.lines import lines_of
 from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
-
-
-class UnreadableLog(UsageError):
-    """A log cannot be read; the message names it and gives the reason."""
-
-
-def expand(patterns: Iterable[str]) -> list[str]:
-    """Return the files that ``patterns`` name, each once; ``-`` is standard input.
-
-    Raises:
-        UnreadableLog: a pattern matches nothing, or all matches are directories.
-    """
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        if pattern == "-" or os.path.exists(pattern):  # noqa: PTH110 - False where the folder may not be entered
-            found[pattern] = None
-            continue
-        matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute patterns, too
-        if not matching:
-            raise UnreadableLog(f"{pattern}: {_why_not(pattern)}")
-        found.update(dict.fromkeys(matching))
-    files = (name for name in found if name == "-" or not os.path.isdir(name))  # noqa: PTH112 - as above
-    return list(files) or _nothing(found)
-
-
-def _why_not(path: str) -> str:
-    """Return why there is no file with this name."""
-    try:
-        os.stat(path)  # noqa: PTH116
-    except OSError as error:
-        if error.errno != errno.ENOENT and error.strerror is not None:
-            return error.strerror
-    return "no such file"
-
-
-def _nothing(found: Iterable[str]) -> list[str]:
-    raise UnreadableLog(f"{', '.join(found)}: is a directory; name the files in it: {next(iter(found))}/*")
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
@@ -74,34 +33,6 @@ def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
         with contextlib.suppress(OSError):
             found[path] = Path(path).stat()
     return found
-
-
-def read(names: Iterable[str], account: Account) -> list[str]:
-    """Read the logs into ``account``; return remarks on damaged logs, which are read up to the damage.
-
-    Raises:
-        UnreadableLog: a log cannot be read.
-    """
-    damaged = []
-    for name in names:
-        try:
-            with _opened(name) as stream:
-                account.add_lines(lines_of(stream), name)
-        except UnpacksToMore as error:
-            damaged.append(f"{name}: {error}; read up to there")
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            damaged.append(f"{name}: a damaged gzip file; read as far as it goes")
-        except OSError as error:
-            raise UnreadableLog(f"{name}: {error.strerror or error}") from None
-    return damaged
-
-
-@contextlib.contextmanager
-def _opened(name: str) -> Iterator[io.BufferedIOBase]:
-    with contextlib.ExitStack() as opened:
-        plain = opened.enter_context(open(0 if name == "-" else name, "rb", closefd=name != "-"))
-        packed = plain.peek(2)[:2] == b"\x1f\x8b"
-        yield opened.enter_context(Unpacking(plain)) if packed else plain
 
 
 def as_json(account: Account, names: list[str]) -> dict[str, Any]:
@@ -147,7 +78,7 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
     if not account.levels["INFO"] and not label_values["library"].startswith("none"):
         yield from _row("", "No topology: it requires NCCL_DEBUG=INFO.", width)
     yield ""
-    yield from _findings(found, width)
+    yield from _findings(account, found, width)
 
 
 def _amount(account: Account) -> str:
@@ -244,9 +175,29 @@ def _choice(choice: ChoiceView) -> str:
     return f"{choice.collective + ' ' if choice.collective else ''}{sizes}: {choice.algo}/{choice.proto}"
 
 
-def _findings(found: list[Finding], width: int) -> Iterator[str]:
+def _nothing_found(account: Account) -> str:
+    """Return what a log without findings is worth: lines that were read, or none."""
+    loose = {
+        kind: sum(seen.lines for seen in found.values()) for kind, found in account.loose.items() if kind is not Speaks
+    }
+    of_torch = sum(lines for kind, lines in loose.items() if kind in OF_FAULTS)
+    of_nccl = sum(account.levels.values()) or sum(loose.values()) - of_torch
+    if not of_nccl + of_torch:
+        return (
+            "No line of NCCL, RCCL, PyTorch, Gloo, MPI or UCX was recognised, so this text shows nothing about communication. "
+            "NCCL prints its lines with NCCL_DEBUG=INFO."
+        )
+    counts = [
+        f"{number:,} line{'s' * (number > 1)} of {name}"
+        for number, name in ((of_nccl, "NCCL"), (of_torch, "PyTorch"))
+        if number
+    ]
+    return f"No findings in {' and '.join(counts)}."
+
+
+def _findings(account: Account, found: list[Finding], width: int) -> Iterator[str]:
     if not found:
-        yield "No findings."
+        yield from textwrap.wrap(_nothing_found(account), width, break_on_hyphens=False)
         return
     counts = [(sum(finding.severity == severity for finding in found), severity) for severity in SEVERITIES]
     yield "Findings: " + ", ".join(
@@ -284,8 +235,9 @@ def explain(patterns: list[str], json_wanted: bool) -> int:
     Raises:
         UnreadableLog: a log does not exist or cannot be read.
     """
-    names, account = expand(patterns), Account()
-    for remark in read(names, account):
+    files, account = expand(patterns), Account()
+    names, remarks = read(files.names, account, files.found)
+    for remark in remarks:
         terminal_text.complain(remark)
     found = findings(account)
     if json_wanted:

@@ -29,7 +29,7 @@ from commwatch.wire.errors import UsageError
 from commwatch.wire.identity import JOB_VARIABLES, RUN_VARIABLE, job_id, make_private_dir, probe_mark, ring_prefix
 from commwatch.wire.ring_reader import BadRing, RingReader
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.commands import explain, native_hook, nccl_debug
+from commwatch_agent.commands import explain, log_files, native_hook, nccl_debug
 from commwatch_agent.commands.output_filter import Passing
 from commwatch_agent.commands.progress import Progress, is_terminal, say
 from commwatch_agent.commands.script_names import script_name
@@ -450,8 +450,8 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         return
     account = Account()
     try:
-        explain.read(sizes, account)
-    except explain.UnreadableLog as error:
+        log_files.read(sizes, account, frozenset(sizes))
+    except log_files.UnreadableLog as error:
         say(f"commwatch: {error}")
     serious = [finding for finding in findings(account) if finding.severity != "info"]
     for finding in serious[:_MOST_FINDINGS]:

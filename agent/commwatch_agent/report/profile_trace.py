@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from commwatch.wire import bounded
 from commwatch.wire import events as ev
@@ -200,7 +200,7 @@ class _Fit:
 def unpacked(path: Path) -> Iterator[IO[str]]:
     """Yield the text of a compressed trace; reads raise ``UnpacksToMore`` beyond the limits."""
     with path.open("rb") as packed, Unpacking(packed, MOST_BYTES) as plain:
-        yield io.TextIOWrapper(plain, encoding="utf-8", errors="replace")
+        yield io.TextIOWrapper(cast("IO[bytes]", plain), encoding="utf-8", errors="replace")
 
 
 def base_ns_anywhere(file: IO[str]) -> int:

@@ -5,7 +5,6 @@ A text has about 32 KiB of lines, because one line at a time takes longer; its r
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 
@@ -84,15 +83,18 @@ def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
 
     For a damaged archive, yield the lines before the damage, then raise its error.
     """
-    return without_ray(messages(_physical(stream)))
+    errors: list[Exception] = []
+    yield from without_ray(messages(_physical(stream, errors)))
+    if errors:
+        raise errors[0]
 
 
-def _physical(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
+def _physical(stream: BufferedIOBase, errors: list[Exception]) -> Iterator[tuple[int, str]]:
+    """Yield the lines as they are in the stream; what ends the reading before the end is added to ``errors``."""
     lines = Lines()
     try:
         while block := stream.read1(_BLOCK):
             yield from lines.feed(block)
-    except (EOFError, OSError, zlib.error):
-        yield from lines.end()
-        raise
+    except Exception as error:
+        errors.append(error)
     yield from lines.end()

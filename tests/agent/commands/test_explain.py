@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.commands.explain import read
+from commwatch_agent.commands.explain import text
+from commwatch_agent.commands.log_files import read
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.facts import Via
 from tests.helpers import PATIENCE_S, clean_env, commwatch
@@ -77,7 +78,7 @@ def test_healthy(healthy: Path) -> None:
     done = commwatch("explain", healthy)
     assert (done.returncode, done.stderr) == (0, "")
     for expected in ("NCCL 2.27.3, CUDA 12.9", "node1", "mlx5_0:1/IB", "GPUDirect RDMA on all connections", "NCCL_IB_HCA=mlx5_0",
-                     "0xabc (2 ranks)", "2 nodes", "2 channels", "NET/IB 2", "AllReduce 1 MiB: RING/LL128", "No findings."):  # fmt: skip
+                     "0xabc (2 ranks)", "2 nodes", "2 channels", "NET/IB 2", "AllReduce 1 MiB: RING/LL128", "No findings in 19 lines of NCCL."):  # fmt: skip
         assert expected in done.stdout
     assert len(done.stdout.splitlines()) <= 40
 
@@ -156,7 +157,7 @@ def test_damaged_archive(broken: Path, tmp_path: Path) -> None:
     cut.write_bytes(gzip.compress(text)[:-1000])
     done = commwatch("explain", cut)
     assert done.returncode == 1
-    assert done.stderr == f"commwatch: {cut}: a damaged gzip file; read as far as it goes\n"
+    assert done.stderr == f"commwatch: {cut}: a damaged compressed file; read as far as it goes\n"
     assert "Cuda failure" in done.stdout
 
 
@@ -183,15 +184,35 @@ def test_asked_wrongly(tmp_path: Path, name: str) -> None:
     assert str(tmp_path / name).rstrip("/") in done.stderr
 
 
-def test_no_nccl_at_all(tmp_path: Path) -> None:
-    """A file without a line of NCCL's, binary or empty, has nothing to say."""
-    for data in (b"", bytes(range(256)) * 500, b"step 1\nstep 2\n"):
-        path = tmp_path / "other"
-        path.write_bytes(data)
-        done = commwatch("explain", path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "0 NCCL messages" in done.stdout
-        assert "No findings." in done.stdout
+@pytest.mark.parametrize("data", [b"", b"step 1\nstep 2\n", b"[rank0]: loss 0.5\n", b"export NCCL_DEBUG=INFO\n"])
+def test_nothing_recognised(tmp_path: Path, data: bytes) -> None:
+    """A text without a line of NCCL or PyTorch is no healthy log: the output says that, and what would print such lines."""
+    path = tmp_path / "other"
+    path.write_bytes(data)
+    done = commwatch("explain", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 NCCL messages" in done.stdout
+    assert "No line of NCCL, RCCL, PyTorch, Gloo, MPI or UCX was recognised" in done.stdout
+    assert "NCCL_DEBUG=INFO" in done.stdout
+    assert "No findings" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "amount"),
+    [
+        ([said(0, "Using network IB")] * 1204, "1,204 lines of NCCL"),
+        (["NCCL version 2.27.3+cuda12.9"], "1 line of NCCL"),
+        (["[rank0]: ValueError: x", "[rank1]: ValueError: y"], "2 lines of PyTorch"),
+        ([said(0, "Using network IB"), "[rank0]: ValueError: x"], "1 line of NCCL and 1 line of PyTorch"),
+    ],
+    ids=["nccl", "version", "torch", "both"],
+)
+def test_no_findings(lines: list[str], amount: str) -> None:
+    """That there are no findings is stated with the number of lines that were recognised."""
+    account = Account()
+    for number, line in enumerate(lines, 1):
+        account.add(line, "log", number)
+    assert f"No findings in {amount}." in text(account, ["log"], [])
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from random import Random
+from typing import IO, cast
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_whole() -> None:
     with Unpacking(packed) as plain:
         assert b"".join(iter(lambda: plain.read1(4096), b"")) == data + data[:1000]
     packed.seek(0)
-    with io.TextIOWrapper(Unpacking(packed), encoding="latin-1", newline="") as text:
+    with io.TextIOWrapper(cast("IO[bytes]", Unpacking(packed)), encoding="latin-1", newline="") as text:
         assert text.read().encode("latin-1") == data + data[:1000]
     assert not packed.closed
 
