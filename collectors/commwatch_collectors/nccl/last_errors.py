@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from commwatch_collectors.nccl.text import mark_of, same_prefix
+from commwatch_collectors.nccl.input.prefixes import prefix
 
 ANNOUNCES = "Last error:"
 #: Lines between the announcement and the text, which other ranks may have written; and announcements that wait at a time.
 _MOST_BETWEEN, _MOST_WAITING = 50, 64
 #: Text in that place that is PyTorch's, because NCCL gave none.
 _NO_REASON = re.compile(r"Exception raised from|frame #|Traceback|terminate called|\[rank\d+\]|[\"')\s]*$")
+_DIGIT = re.compile(r"\d")
 
 
 class LastErrors:
@@ -36,7 +37,7 @@ class LastErrors:
                 self._waiting[before] = 0
             return None
         for before in list(self._waiting):
-            after = same_prefix(before, line) if mark_of(before) == mark_of(line) else None
+            after = _after(before, line)
             if after is not None and (text := after.strip()):
                 del self._waiting[before]
                 return _reason(before, text)
@@ -46,5 +47,21 @@ class LastErrors:
         return None
 
 
+def _after(before: str, line: str) -> str | None:
+    """Return ``line`` without its prefix, if that is of the same origin as ``before``, or differs from it in digits only; else ``None``."""
+    length, _, mark = prefix(line)
+    if mark != prefix(before)[2]:
+        return None
+    start = line[: len(before)]
+    is_alike = _DIGIT.sub("0", start) == _DIGIT.sub("0", before)
+    return (
+        line[len(before) :]
+        if is_alike
+        else line[length:]
+        if length and not before[prefix(before)[0] :].strip()
+        else None
+    )
+
+
 def _reason(before: str, text: str) -> tuple[str, str] | None:
-    return None if _NO_REASON.match(text) else (mark_of(before), text)
+    return None if _NO_REASON.match(text) else (prefix(before)[2], text)

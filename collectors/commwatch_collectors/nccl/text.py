@@ -37,7 +37,6 @@ _ENDING = re.compile(
 _OWN_TIME = re.compile(
     rf"\[2\d{{3}}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*\] (?={_HOST}:\d{{1,10}}:\d{{1,10}} |NCCL version \d)"
 )
-_DIGIT = re.compile(r"\d")
 #: Characters; a longer head is other text that contains one.
 _MOST_HEAD = 600
 
@@ -98,23 +97,6 @@ def parse_line(line: str, hosts: Collection[str] = ()) -> list[Message]:
     if "NCCL" not in line:
         return [Message("", line)]
     return _split(line, hosts)
-
-
-def same_prefix(prefix: str, line: str) -> str | None:
-    """Return ``line`` without a prefix that differs from ``prefix`` in digits only; ``None`` if it has none."""
-    start = line[: len(prefix)]
-    return line[len(prefix) :] if _DIGIT.sub("0", start) == _DIGIT.sub("0", prefix) else None
-
-
-def mark_of(prefix: str) -> str:
-    """Return the launcher's mark in the text before a message: ``rank5``, a pod, a Ray worker; empty if there is none.
-
-    >>> mark_of("[rank5]: ")
-    'rank5'
-    """
-    found = _LAUNCHER.match(prefix)
-    assert found is not None  # it also matches an empty text
-    return _launcher(found)[1]
 
 
 def has_own_time(line: str) -> bool:
