@@ -261,7 +261,7 @@ class Account:
 
     def _warn(self, message: Message, life: Life | None) -> Warned:
         text, head = message.text.strip(), message.head
-        now = Warned(text, warning_class(text, head.origin), head.process, self._seen(), head.origin)
+        now = Warned(text, warning_class(text, head.origin), head.process, self._seen(), head.origin, _uses_mnnvl(life))
         known = self.warnings.get((head.process, text))
         if known is not None:
             known.seen.lines += 1
@@ -436,6 +436,14 @@ class Account:
                     yield life.process, fact, seen
         for fact, seen in self.loose.of(kind).items():
             yield None, fact, seen
+
+
+def _uses_mnnvl(life: Life | None) -> bool:
+    """Return whether a process has said that it uses NVLink between nodes."""
+    if life is None:
+        return False
+    found = (life.facts, *life.pending.values(), *(member.facts for member in life.members))
+    return any(fact.used and fact.clique_size > 1 for facts in found for fact in facts.of(f.Mnnvl))
 
 
 def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:

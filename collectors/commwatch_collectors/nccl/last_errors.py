@@ -49,18 +49,11 @@ class LastErrors:
 
 def _after(before: str, line: str) -> str | None:
     """Return ``line`` without its prefix, if that is of the same origin as ``before``, or differs from it in digits only; else ``None``."""
-    length, _, mark = prefix(line)
-    if mark != prefix(before)[2]:
-        return None
-    start = line[: len(before)]
-    is_alike = _DIGIT.sub("0", start) == _DIGIT.sub("0", before)
-    return (
-        line[len(before) :]
-        if is_alike
-        else line[length:]
-        if length and not before[prefix(before)[0] :].strip()
-        else None
-    )
+    mark, start = prefix(before)[2], line[: len(before)]
+    if prefix(start)[2] == mark and _DIGIT.sub("0", start) == _DIGIT.sub("0", before):
+        return line[len(before) :]
+    length, _, other = prefix(line)
+    return line[length:] if mark and mark == other else None
 
 
 def _reason(before: str, text: str) -> tuple[str, str] | None:

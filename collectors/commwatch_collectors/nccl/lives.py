@@ -69,6 +69,8 @@ class Warned:
     seen: Seen
     #: ``file:line`` or ``function:line`` that warned; empty where the line does not show it.
     origin: str = ""
+    #: The process uses NVLink between nodes.
+    between_nodes: bool = False
     #: The calls that failed next on the same thread (the innermost first), or the exception that quotes it; empty: none is known.
     failed: str = ""
     #: An earlier warning of the thread before the same failure.

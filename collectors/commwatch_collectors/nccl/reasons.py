@@ -28,7 +28,7 @@ DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed
 _HINT = re.compile(r'Missing "iommu=pt"|lib wrapper not initialized|MSCCL|Could not find real path')
 #: No verbs library: the check ``sockets`` reports it where it matters.
 _NO_VERBS = re.compile(r"Failed to open libibverbs")
-#: Warnings that other checks report, whatever their class; hints, unless a failure follows them.
+#: Warnings that other checks report, whatever their class, as hints and closed connections.
 _EXPLAINED = (TEARDOWN, _PROXY_OF_PEER, SHARP, DEVICE, _NO_VERBS)
 #: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
 _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
@@ -39,18 +39,14 @@ _VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
 
 
 def words_of(warned: Warned) -> Words | None:
-    """Return the entry of the vocabulary for a warning: by the file that warned, else by those whose calls failed then."""
-    words = words_for(warned.text, warned.origin)
-    if warned.failed and (words is None or not words.file):
-        above = words_for(warned.text, warned.failed)
-        return above if above is not None and above.file else words
-    return words
+    """Return the entry of the vocabulary for a warning: by the files whose calls failed then, else by the one that warned."""
+    above = words_for(warned.text, f"{'mnnvl.cc ' * warned.between_nodes}{warned.failed}")
+    return above if above is not None and above.file else words_for(warned.text, warned.origin)
 
 
 def is_explained(warned: Warned) -> bool:
     """Return whether another check reports the warning."""
-    is_hint_only = is_hint(warned) and not warned.failed
-    return is_hint_only or is_of_peer(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
+    return is_hint(warned) or is_of_peer(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
 
 
 def is_of_peer(warned: Warned) -> bool:
@@ -141,7 +137,7 @@ def known_alone(log: Log) -> Iterator[Hit]:
 def hints(log: Log) -> Iterator[Hit]:
     """Warnings that are advice."""
     found = log.account.warnings.values()
-    yield from by_words(log, [w for w in found if is_hint(w) and not w.failed])
+    yield from by_words(log, [w for w in found if is_hint(w)])
     yield from by_words(
         log,
         [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)],
