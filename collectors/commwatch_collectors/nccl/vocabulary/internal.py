@@ -11,12 +11,19 @@ _REPORT = (
 
 INTERNAL: tuple[Words, ...] = (
     Words(
-        "peer_closed",
+        "consequence",
         r"communicator encountered a fatal error|ncclAsyncJobComplete: job|commReclaim:|destroys proxy resource error|ncclCommSetAsyncError"
         r"|hostStreamPlanCallback\(\) failed|proxyDestroy failed|Legacy IPC cleanup|Barrier failed|barrier failed|handle exchange incomplete",
         "This is a consequence: the communicator failed before, and is being cleaned up.",
         "Find the first error of this process, or the rank that failed first.",
         "info",
+    ),
+    Words(
+        "consequence",
+        r"NET/OFI (?:Context progress failed|Failed to (?:process CQ|free|close|delete)|Unable to (?:free|close|deallocate)"
+        r"|Failed call to (?:process_pending|check_post|dereg)|Error (?:de-registering|retrieving) MR)",
+        "This is a consequence: a transfer of the plug-in failed before, or its resources are being given back.",
+        "Find the first error of this process, or the rank that failed first.",
     ),
     Words(
         "internal",

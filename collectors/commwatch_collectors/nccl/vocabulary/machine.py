@@ -51,7 +51,7 @@ MACHINE: tuple[Words, ...] = (
         r"|Add (?:NVLink|XGMI|PCI Link|C2c)|reverse path|rev link|localHostHash|unique busId|parent is NULL even after|busId of child"
         r"|hwloc|PCI (?:attributes|speed|NIC|bridge|tag)|topology|[Tt]opo group|link (?:speed|width)|device property"
         r"|link properties files|node # \d{1,9}|topo/nodes|device index not found|find NIC for rank|local path from gpu|[Nn]o path computed"
-        r"|CPU tag|NIC info|num_rails|expected index|Bridge is missing",
+        r"|CPU tag|NIC info|fi_nic|group NICs|num_rails|expected index|Bridge is missing",
         "NCCL or a plug-in did not find a device of this machine where it looked: /sys is incomplete, or devices are hidden.",
         _TOPOLOGY,
     ),
@@ -98,7 +98,8 @@ MACHINE: tuple[Words, ...] = (
     Words(
         "system_error",
         r"[Ff]ailed to malloc|malloc\(size|Allocation failed$|calloc\(|malloc\(|[Cc]ould not allocate|[Ff]ailed to allocate|[Uu]nable to allocate"
-        r"|Couldn't allocate|[Aa]llocation (?:of|failed)|allocation failed|malloc failed|calloc failed|[Uu]nable to duplicate|std::bad_alloc",
+        r"|Couldn't allocate|[Aa]llocation (?:of|failed)|allocation failed|malloc failed|calloc failed|[Uu]nable to duplicate|calloc f(?:or"
+        r"|ailure)|Allocation failure|\(re\)allocate|fi_dupinfo|creating duplicate|Mutex initialization|system page size|std::bad_alloc",
         "The host has no memory left for this process.",
         "Raise the memory limit of the container or job, and look for the out-of-memory killer in dmesg.",
         "error",
@@ -145,7 +146,7 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "system_error",
-        r"Socket creation failed|Call to (?!recv\b|send\b)\S{1,60}(?: \w{1,20}){0,2} ?failed|Poll failed|MsgQueueGetId|close failed: "
+        r"Socket creation failed|Call to (?!recv\b|send\b|nccl_ofi)\S{1,60}(?: \w{1,20}){0,2} ?failed|Poll failed|MsgQueueGetId|close failed: "
         r"|Error opening file|Error reading file"
         r"|std::random_device|Unable to open \S{1,256}, not dumping",
         "A call to the system failed. The text after it says why.",

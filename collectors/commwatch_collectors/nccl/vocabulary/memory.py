@@ -137,7 +137,7 @@ _PEERS: tuple[Words, ...] = (
     ),
     Words(
         "peer_to_peer",
-        r"UDS: |IPC: |[Pp]roxyC(?:all|lient)\w{0,24} call to|Get listenSock fd fails|\[Proxy Service UDS\] Poll",
+        r"UDS: |IPC: |[Pp]roxyC(?:all|lient)\w{0,24} call to|Get listenSock fd fails|Failed to get FD from|\[Proxy Service UDS\] Poll",
         "Processes of one node exchange handles of GPU memory over a local socket, and this failed.",
         "Find out whether the other process ended first. In containers, share the network and PID namespaces of the node "
         "(--net=host --pid=host), and check ulimit -n. NCCL_CUMEM_ENABLE=0 does without these sockets.",
@@ -298,8 +298,9 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"cu[A-Z]\w{2,30} failed|Failed to set CUDA (?:device|context)|Failed to create CUDA context|CUDA initialization failed"
-        r"|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU|DOCA (?:failure|Error)|(?:copy to|restore from) CPU backup",
+        r"[cC]u[A-Z]\w{2,30} failed|Failed to set CUDA (?:device|context)|Failed to create CUDA context|CUDA initialization failed"
+        r"|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU|gpu_mem_alloc|h2d copy|DOCA (?:failure|Error)|(?:copy to"
+        r"|restore from) CPU backup",
         "A call of the CUDA driver failed.",
         "Look for the first error of this process, and for Xid errors in dmesg. Check the memory in use and the GPUs that the container has.",
     ),

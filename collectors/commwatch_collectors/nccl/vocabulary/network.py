@@ -171,7 +171,7 @@ _SOCKETS: tuple[Words, ...] = (
         "error",
     ),
     Words(
-        "peer_closed",
+        "consequence",
         r"Call to (?:recv|send)\b.{0,200} failed.{0,40}timed out",
         "The node at that address does not answer any more: it is down, or the network between the two is broken.",
         "Check that node first (power, dmesg, the scheduler's log), then the interface and the switch.",
@@ -216,7 +216,7 @@ _SOCKETS: tuple[Words, ...] = (
         "error",
     ),
     Words(
-        "peer_closed",
+        "consequence",
         r"Connection closed by remote peer|Call to (?:recv|send)\b.{0,200} failed|socket progress error|Socket recv failed",
         "This is a consequence: the process at the other end failed or ended first.",
         "Find the process at that address; its log has the reason.",

@@ -72,7 +72,8 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size|FI_OPT_\w{1,40}"
+        r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size|Could not set \S{1,40}\. RC"
+        r"|FI_OPT_\w{1,40}"
         r"|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared|address vector using FI_AV_TABLE|FI_MR_ENDPOINT"
         r"|does not support EFA|non-GDA-capable|not supported on this platform|backendVersion|GIN requires|GIN only supports|Model is not supported)",
         "The installed libfabric, or the provider that it chose, lacks a feature that the plug-in needs.",
@@ -88,7 +89,7 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|(?:OFI|aws-ofi-nccl) initialization failed"
+        r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|aws-ofi-nccl initialization failed|provider capabilities"
         r"|Initializing plugin"
         r"|exception in (?:plugin init|rdma_init|sendrecv_init)|Could not find any optimal provider|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
         r"|has not been initialized|rails?\. Expected at least|unexpected number of devices|Unexpected topo group)",
@@ -117,15 +118,15 @@ PLUGINS: tuple[Words, ...] = (
         "network_plugin",
         r"NET/OFI .{0,120}(?:\bfi_(?!info|nic|dupinfo|addr|getname|mr_)\w{3,20}|Error (?:posting|in call)|Unable to post|post(?:ing)? (?:rx"
         r"|receive)|Could not send|issue (?:read|eager)"
-        r"|Write failed|Metadata send|Failed to post|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata"
+        r"|Write failed|Metadata send|Failed to post|Call to post_with|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata"
         r"|Error in bootstrap|exception in (?:plugin|GIN) \w{1,10}:|Cannot open more connection)",
         "A transfer or a connection over libfabric could not be started.",
         f"Find the process that failed first. If none did: {_GROUP}",
         "error",
     ),
     Words(
-        "peer_closed",
-        r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint)|non-existent (?:send|r_)?comm|Aborting due to|in-use entries"
+        "consequence",
+        r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint)|non-existent (?:send |r_)?comm|Aborting due to|in-use entries"
         r"|still held by the application)",
         "This is a consequence: communicators were closed while transfers were under way, because the job ended or a rank failed.",
         "If training was still running, find the rank that failed first.",

@@ -43,6 +43,6 @@ KINDS: dict[str, str] = {
     "setting": "a setting is invalid",
     "invalid_usage": "a wrong use of NCCL",
     "internal": "NCCL's own state is broken",
-    "peer_closed": "a peer closed its connection",
+    "consequence": "a consequence of an earlier failure",
     "other": "a warning of NCCL",
 }
