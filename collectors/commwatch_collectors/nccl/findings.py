@@ -213,6 +213,15 @@ RULES: tuple[Rule, ...] = (
         "Search NCCL's issue tracker for the words of the line.",
         reasons.unknown,
     ),
+    Rule(
+        "earlier_failure",
+        "error",
+        "a call failed because of an earlier failure",
+        "The communicator had failed before this line. The cause is not in this log.",
+        "Find the first error of this process, or the rank that failed first.",
+        reasons.earlier_failures,
+        CONSEQUENCE,
+    ),
     # -- warnings ---------------------------------------------------------------------------------
     Rule(
         "socket_transport",
@@ -362,6 +371,14 @@ RULES: tuple[Rule, ...] = (
         "This is a consequence: the peer failed or ended first.",
         "Find the rank that failed first; its log has the reason.",
         reasons.peers_closed,
+    ),
+    Rule(
+        "clean_up",
+        "info",
+        "what a failed or ending process leaves",
+        "Communicators were closed while work was under way.",
+        "If training was still running, find the rank that failed first.",
+        reasons.clean_ups,
     ),
     Rule(
         "connection_retried",

@@ -8,13 +8,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from commwatch_collectors.nccl.classes import OTHER, PEER_CLOSED
+from commwatch_collectors.nccl.classes import CONSEQUENCE, OTHER
 from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.lives import Seen, Warned
 from commwatch_collectors.nccl.vocabulary.known import words_for
 from commwatch_collectors.nccl.vocabulary.places import subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
 
+#: A peer's own end, seen from here.
+_PEER = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b|socket progress error|Socket recv failed")
 #: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
 _PROXY = re.compile(
     r"\[Proxy Service \d+\] Failed to execute operation (?!Close)|Proxy Call to rank \d+ failed|while polling for opId"
@@ -46,13 +48,13 @@ def words_of(warned: Warned) -> Words | None:
 
 def is_explained(warned: Warned) -> bool:
     """Return whether another check reports the warning."""
-    return is_hint(warned) or is_of_peer(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
+    return is_hint(warned) or follows(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
 
 
-def is_of_peer(warned: Warned) -> bool:
-    """Return whether the warning says that a peer closed its connection."""
+def follows(warned: Warned) -> bool:
+    """Return whether the warning follows from an earlier failure: of a peer, or of this process."""
     words = words_of(warned)
-    return words is not None and words.kind == PEER_CLOSED
+    return words is not None and words.kind == CONSEQUENCE
 
 
 def is_hint(warned: Warned) -> bool:
@@ -213,24 +215,45 @@ def _version(code: int) -> str:
 
 
 def _of_peers(log: Log) -> list[Warned]:
-    return [w for w in log.account.warnings.values() if is_of_peer(w) or _PROXY_OF_PEER.search(w.text)]
+    found = log.account.warnings.values()
+    return [w for w in found if (follows(w) and _PEER.search(w.text)) or _PROXY_OF_PEER.search(w.text)]
+
+
+def _of_others(log: Log) -> list[Warned]:
+    found = log.account.warnings.values()
+    return [w for w in found if follows(w) and not _PEER.search(w.text) and not TEARDOWN.search(w.text)]
+
+
+def _has_failed(log: Log, warned: Iterable[Warned]) -> bool:
+    return any(w.failed or _is_before_exception(log, w) for w in warned)
 
 
 def peers_lost(log: Log) -> Iterator[Hit]:
     """Calls that failed because peers had closed their connections or ended, with the addresses of these."""
     found = _of_peers(log)
-    if any(w.failed or _is_before_exception(log, w) for w in found):
+    if _has_failed(log, found):
         peers = list(dict.fromkeys(address for w in found for address in _ADDRESS.findall(w.text)))
         whom = f"the process at {peers[0]}" if len(peers) == 1 else f"{len(peers)} peers ({some(peers)})"
-        by = who(w.process for w in found)
-        yield Hit(
-            f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {by}",
-            [w.seen for w in once(found)],
-        )
+        says = f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {who(w.process for w in found)}"
+        yield Hit(says, [w.seen for w in once(found)])
 
 
 def peers_closed(log: Log) -> Iterator[Hit]:
     """A peer closed its connection, which failed no call."""
     found = _of_peers(log)
-    if not any(w.failed or _is_before_exception(log, w) for w in found):
+    if not _has_failed(log, found):
+        yield from by_words(log, found)
+
+
+def earlier_failures(log: Log) -> Iterator[Hit]:
+    """Calls that failed because this process had failed before."""
+    found = _of_others(log)
+    if _has_failed(log, found):
+        yield from by_words(log, found)
+
+
+def clean_ups(log: Log) -> Iterator[Hit]:
+    """Warnings at the end of a process, with no failed call."""
+    found = _of_others(log)
+    if not _has_failed(log, found):
         yield from by_words(log, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch_collectors.nccl.classes import CLASSES, OTHER, warning_class
+from commwatch_collectors.nccl.classes import OTHER, warning_class
 
 AT = "10.0.0.7<4411>"
 WARNINGS = {

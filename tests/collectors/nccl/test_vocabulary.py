@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.findings import SEVERITIES
+from commwatch_collectors.nccl.vocabulary import known
 from commwatch_collectors.nccl.vocabulary.known import WORDS, words_for
 from commwatch_collectors.nccl.vocabulary.places import PLACES, subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
@@ -140,6 +141,18 @@ def test_any_text(text: str, origin: str) -> None:
 
 
 def test_long_text() -> None:
-    """Of a long text the beginning counts."""
+    """Of a long text the beginning counts, where the words of a warning are."""
     assert words_for("x" * 5000 + "Duplicate GPU detected", "") is None
     assert words_for("Duplicate GPU detected" + "x" * 100_000, "") is not None
+
+
+def test_repeated_words() -> None:
+    """Warnings that differ in pointers and counters alone are searched once: a flood of them costs little."""
+    for number in range(1000):
+        assert (
+            words_for(f"Proxy response for opId={hex(number << 20)} of {number + 10**6} is late", "proxy.cc:5")
+            is not None
+        )
+        if not number:
+            searched = known._words_for.cache_info().misses
+    assert known._words_for.cache_info().misses == searched

@@ -29,7 +29,7 @@ _VERSIONS: tuple[Words, ...] = (
     ),
     Words(
         "version_mismatch",
-        r"NCCL library (?:is too old|is not backwards)|compiled with too old version|needs to be recompiled",
+        r"NCCL library (?:version )?(?:is too old|is not backwards)|too old version of NCCL|needs to be recompiled",
         "The program was compiled for another version of NCCL than the one that it runs with.",
         f"{_REBUILD} {_SAME}",
         "error",
@@ -63,6 +63,7 @@ _RANKS: tuple[Words, ...] = (
     Words(
         "mismatch",
         r"mixed local (?:Net|CollNet) device counts|does not match the parent|netName \S{1,64} is different|number of remote (?:control )?rails"
+        r"|number of rails\. Expected|requires NIC \d{1,9} but|Wrong number of NICs"
         r"|Detected mixed",
         "Ranks have different numbers or kinds of network devices.",
         "Compare the cards of the nodes (ibstat, fi_info -p efa), NCCL_IB_HCA and NCCL_NET. NCCL_IGNORE_NET_MISMATCH=1 goes on at the pace "
@@ -103,7 +104,8 @@ _USAGE: tuple[Words, ...] = (
     ),
     Words(
         "invalid_usage",
-        r"uncaptured or all captured|can be CUDA graph captured|captured in a graph|captured by the expected graph|Blocking and nonblocking"
+        r"uncaptured or all captured|can be CUDA graph captured|captured in a graph|captured by the expected graph"
+        r"|communicators in graph mode|mixing different streams|Blocking and nonblocking"
         r"|graphStreamOrdering=0",
         "Calls of one group mix streams that a CUDA graph captures with others, or kinds of communicators.",
         "Capture all calls of a group in the same graph, and begin and end the group inside it.",
@@ -135,8 +137,15 @@ _USAGE: tuple[Words, ...] = (
     ),
     Words(
         "invalid_usage",
+        r"[Tt]oo many (?:async|aggregated|collectives|work elements)",
+        "One group has more operations than this version of NCCL allows.",
+        "Use smaller groups, or a newer version of NCCL.",
+        "error",
+    ),
+    Words(
+        "invalid_usage",
         r"ncclPutSignal|ncclSignal:|ncclWaitSignal|is invalid \(must be 0\)|within valid range of ranks|valid lsaSize|member of the LSA team"
-        r"|needs to be valid|size=0x\w{1,16} extends|RMA (?:CE )?is not init|matching window|GIN resources|did not request GIN|worldGinBarrier",
+        r"|needs to be valid|size=\w{1,18} extends|RMA (?:CE )?is not init|matching window|GIN resources|did not request GIN|worldGinBarrier",
         "A call of the interface for one-sided communication or for kernels has wrong arguments.",
         _ORDER,
         "error",
@@ -153,7 +162,7 @@ _USAGE: tuple[Words, ...] = (
 _SETTINGS: tuple[Words, ...] = (
     Words(
         "setting",
-        r"[Nn]o algorithm/protocol available",
+        r"[Nn]o algorithm/protocol available|no symmetric kernel available",
         "NCCL_ALGO and NCCL_PROTO leave no way to run this collective.",
         "Unset NCCL_ALGO and NCCL_PROTO, or add Ring to NCCL_ALGO and Simple to NCCL_PROTO.",
         "error",
@@ -161,7 +170,8 @@ _SETTINGS: tuple[Words, ...] = (
     Words(
         "setting",
         r"[Uu]nrecognized (?:element|prefix) token|entries except the first must have a prefix|NCCL_NET_MERGE_POLICY|NCCL_NET_FORCE_MERGE"
-        r"|fused NIC|Only matched \d{1,9} devices|netDevs policy|network devices = -?\d{1,9} for policy|merge (?:too many|incompatible|net|virtual)"
+        r"|fused NIC|Only matched \d{1,9} devices|netDevs policy|network devices = -?\d{1,9} for policy|[Mm]erg(?:e|ing) (?:too many"
+        r"|multiple|incompatible|net|virtual)|find net with name"
         r"|Fusing NET",
         "A list of algorithms, protocols or network devices in the environment is not valid here.",
         "Correct or unset NCCL_ALGO, NCCL_PROTO, NCCL_NETDEVS_POLICY, NCCL_NET_MERGE_LEVEL or NCCL_NET_FORCE_MERGE.",
@@ -170,9 +180,16 @@ _SETTINGS: tuple[Words, ...] = (
         "setting",
         r"Invali[dg] config|Invalid NCCL_|is being ignored because|is ignored due to|Unsetting|is too small\. Minimum|is too big\. Limiting"
         r"|Invalid \S{1,40} -?\d{1,9} \(m|User asked for a (?:min|max)imum|[Cc][Tt][Aa]s -?\d{1,9} is larger|is not a valid value"
-        r"|Ignoring SHM locality|invalid netGdrLevel|Duplicate (?:option|registration)|set to invalid value",
+        r"|Ignoring SHM locality|invalid netGdrLevel|Duplicate (?:option|registration)|set to invalid value|has invalid value",
         "A setting has a value that NCCL does not accept; it uses its own instead, or fails.",
         _SETTING,
+    ),
+    Words(
+        "setting",
+        r"CC On, Multi-GPU CC Off",
+        "Confidential computing protects each GPU, but not the data between GPUs.",
+        "Nothing needs to be done for the job. Protected PCIe or Multi-GPU CC of the driver covers these links, too.",
+        "info",
     ),
     Words(
         "setting",
@@ -183,8 +200,10 @@ _SETTINGS: tuple[Words, ...] = (
     ),
     Words(
         "setting",
-        r"Multi-rank|GIN is disabled|no GIN|No (?:GIN|RMA)-capable|(?:GIN|RMA) not supported|do(?:es)? not support (?:symmetric|multimem|RMA)"
-        r"|not all ranks in the communicator support GIN|NCCL_GIN_CONNECTION|host RMA is not supported|[Rr]ma connect|strong signals|VA signals"
+        r"NCCL_GIN_NCONTEXTS|IB device \S{1,64} not found|support GDAKI|plugin v\d{1,3} does not|GIN_IB_PROXY|GIN is disabled|no GIN"
+        r"|No (?:GIN|RMA)-capable|(?:GIN|RMA) not supported|do(?:es)? not support (?:symmetric|multimem|RMA)"
+        r"|not all ranks in the communicator support GIN|NCCL_GIN_CONNECTION|host RMA is not supported|(?:[Rr]ma|[Gg]in) connect"
+        r"|backend type mismatch|device type mismatch|strong signals|VA signals"
         r"|plugin does not support|requires GIN PROXY|currently does not support VAs|Hierarchical CE|RMA backend not found",
         "The program uses device-side or one-sided communication, which this machine, its network plug-in or a setting does not allow.",
         f"Check NCCL_GIN_ENABLE, NCCL_GIN_TYPE and the network (GIN needs InfiniBand or a plug-in with GIN). {_SYMMETRIC}",

@@ -16,8 +16,10 @@ from commwatch_collectors.nccl.vocabulary.words import Words
 #: All entries, the first match wins.
 WORDS: tuple[Words, ...] = (*PLUGINS, *MEMORY, *NETWORK, *CALLS, *MACHINE, *INTERNAL)
 _COMPILED = tuple((words, re.compile(words.pattern), re.compile(words.file) if words.file else None) for words in WORDS)
-#: Characters that are matched: NCCL's own buffer is shorter, so later text is not NCCL's.
-_MOST_TEXT = 4096
+#: Characters that are matched: the words of a warning are at its beginning.
+_MOST_TEXT = 1024
+#: Pointers and counters, by which many warnings of one kind differ.
+_VARIES = re.compile(r"0x[0-9a-f]{1,32}|\d{4,32}")
 
 
 def words_for(text: str, origin: str) -> Words | None:
@@ -27,7 +29,7 @@ def words_for(text: str, origin: str) -> Words | None:
         text: the warning, without its head.
         origin: the file or function that printed it; empty if that is not known.
     """
-    return _words_for(text[:_MOST_TEXT], origin[:_MOST_TEXT])
+    return _words_for(_VARIES.sub("0000", text[:_MOST_TEXT]), origin[:_MOST_TEXT])
 
 
 @lru_cache(maxsize=4096)

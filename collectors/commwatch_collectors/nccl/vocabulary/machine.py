@@ -63,7 +63,7 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "topology",
-        r"No transport found for rank",
+        r"No transport found",
         "Two ranks have no way to exchange data: no P2P, no shared memory, and no network.",
         "Look for settings that switch them off (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_NET, NCCL_NET_DISABLE_INTRA), and let the "
         "containers of one node share /dev/shm.",
@@ -71,14 +71,14 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "system_error",
-        r"Failed to open libnvidia-ml|libnvidia-ml\.so|Failed to load nvml",
+        r"libnvidia-ml\.so|No NVML,|Failed to load nvml",
         "The driver's library (NVML) is missing, so NCCL does not see the GPUs.",
         "Start the container with the NVIDIA runtime (--gpus all), with utility in NVIDIA_DRIVER_CAPABILITIES.",
         "error",
     ),
     Words(
         "system_error",
-        r"nvml\w{3,60}\(.{0,80}failed|from NVML device",
+        r"nvml\w{3,60}\(.{0,80}failed|NVML failure|from NVML device",
         "The driver's library (NVML) failed: its version differs from the driver's, or a GPU has dropped out.",
         "Run nvidia-smi on the node. A 'version mismatch' needs a reboot or a restart of the container; for a lost GPU look for Xid in dmesg.",
         "error",
@@ -99,7 +99,8 @@ MACHINE: tuple[Words, ...] = (
         "system_error",
         r"[Ff]ailed to malloc|malloc\(size|Allocation failed$|calloc\(|malloc\(|[Cc]ould not allocate|[Ff]ailed to allocate|[Uu]nable to allocate"
         r"|Couldn't allocate|[Aa]llocation (?:of|failed)|allocation failed|malloc failed|calloc failed|[Uu]nable to duplicate|calloc f(?:or"
-        r"|ailure)|Allocation failure|\(re\)allocate|fi_dupinfo|creating duplicate|Mutex initialization|system page size|std::bad_alloc",
+        r"|ailure)|Allocation failure|\(re\)allocate|fi_dupinfo|creating duplicate|Mutex initialization|system page size"
+        r"|[Mm]emory allocation|[Ff]ailed to calloc|std::bad_alloc",
         "The host has no memory left for this process.",
         "Raise the memory limit of the container or job, and look for the out-of-memory killer in dmesg.",
         "error",
@@ -132,7 +133,7 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "other",
-        r"Cannot initialize CollNet|CollNet currently only supports",
+        r"Cannot initialize CollNet|CollNet currently only supports|CollNet is not supported or fails",
         "SHARP (CollNet) cannot be used, and NCCL does without it.",
         "Check that the aggregation manager (sharp_am) runs and has room for the job. Otherwise unset NCCL_COLLNET_ENABLE.",
         "info",

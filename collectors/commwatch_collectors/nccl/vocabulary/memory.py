@@ -108,7 +108,8 @@ _PEERS: tuple[Words, ...] = (
     ),
     Words(
         "peer_to_peer",
-        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle|[Uu]anble to get IPC handle|Unable to get IPC handle|Uanble to get pointer information",
+        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle|CUDA IPC handle|[Uu]anble to get IPC handle|Unable to get IPC handle"
+        r"|Uanble to get pointer information",
         "A GPU could not share its memory with another GPU of the node.",
         f"Let the containers of one node share the IPC namespace (--ipc=host). {_AMD} On NVIDIA, try NCCL_CUMEM_ENABLE=1 or 0. {_P2P_OFF}",
         "error",
@@ -131,7 +132,8 @@ _PEERS: tuple[Words, ...] = (
         "cuda_error",
         r"(?i:(?:cuda|hip) failure)",
         "A GPU could not share its memory with another GPU of the node (P2P).",
-        f"Let the containers of one node share the IPC namespace (--ipc=host), and pass all its GPUs to each. {_IOMMU} {_AMD} {_P2P_OFF}",
+        "Let each process see all GPUs of the node (in Slurm, not --gpus-per-task but --gpus-per-node), and let containers share the IPC "
+        f"namespace (--ipc=host). {_IOMMU} {_AMD} {_P2P_OFF}",
         "error",
         r"(?<!net_ib/)\bp2p\.cc",
     ),
@@ -169,10 +171,19 @@ _SHARED: tuple[Words, ...] = (
     ),
     Words(
         "shm",
-        r"shared memory|Could not map \S{0,200} size|shm_open|shm (?:close|unlink)|shm_unlink|ShmObject|barrier memory",
+        r"shared memory|Could not map (?:\S{0,200} size|/|\S{1,200}$)|shm_open|shm (?:close|unlink)|shm_unlink|ShmObject|barrier memory",
         "A segment of /dev/shm could not be made, mapped or removed.",
         "Check its size and owner (df -h /dev/shm, ls -l /dev/shm): docker run --shm-size=16g makes it larger. Remove the files of killed "
         f"jobs (/dev/shm/nccl-*). {_SHM_OFF}",
+    ),
+    Words(
+        "shm",
+        r"Call to (?:open|ftruncate|mmap|fallocate|mkstemp) failed",
+        "A segment of /dev/shm could not be made or opened.",
+        "Check its size and owner (df -h /dev/shm, ls -l /dev/shm), and let the containers of one node share it (--ipc=host) or give them "
+        f"different host names. {_SHM_OFF}",
+        "error",
+        r"(?:^|/)shm\.|shmutils",
     ),
     Words(
         "cuda_error",
@@ -216,7 +227,8 @@ _REGISTERED: tuple[Words, ...] = (
     ),
     Words(
         "memory_registration",
-        r"(?i:symmetric register failed|deregister \w{1,10} buffer|Window address must be|not in a valid symmetric window)",
+        r"(?i:symmetric register failed|register fails|register userbuff|register sendbuff|symmetric registration requirements"
+        r"|deregister \w{1,10} buffer|Window address must be|not in a valid symmetric window)",
         "A buffer could not be registered, or is used after it was given back.",
         f"Register buffers of ncclMemAlloc only, on all ranks and with the same size, and deregister each once. {_REGISTER}",
     ),
@@ -292,13 +304,15 @@ _CUDA: tuple[Words, ...] = (
         "cuda_error",
         r"CUDA Driver version found|CUDA driver < R|CUMEM (?:Host )?(?:is )?not supported prior|requires CUDA driver|old driver, disabling"
         r"|Retrieve .{1,60} failed with|PFN functions not found|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version"
-        r"|resolve CUDA function|CUDA runtime symbol",
+        r"|resolve CUDA function|CUDA runtime symbol|CUDA (?:Driver )?library|CUDA missing symbol|load symbol cu|Insufficient driver"
+        r"|installed CUDA driver|support this CUDA version",
         "The driver or the CUDA library is older than this build of NCCL needs, or cannot be found.",
         "Update the driver of the host (nvidia-smi shows its version), or install a build of NCCL for its CUDA version.",
     ),
     Words(
         "cuda_error",
-        r"[cC]u[A-Z]\w{2,30} failed|Failed to set CUDA (?:device|context)|Failed to create CUDA context|CUDA initialization failed"
+        r"[cC]u(?:da)?[A-Z]\w{2,40} failed|CUDA device count|current CUDA device|Failed to set CUDA (?:device|context)"
+        r"|Failed to create CUDA context|CUDA initialization failed"
         r"|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU|gpu_mem_alloc|h2d copy|DOCA (?:failure|Error)|(?:copy to"
         r"|restore from) CPU backup",
         "A call of the CUDA driver failed.",

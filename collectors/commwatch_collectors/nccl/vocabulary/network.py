@@ -56,7 +56,7 @@ _CARDS: tuple[Words, ...] = (
         "The two cards could not be connected in time: the peer's card does not answer on this network.",
         "Check that the peer's address can be reached from this card (on RoCE: ping -I INTERFACE ADDRESS, the VLAN and its gateway; on "
         "InfiniBand: ibping, the subnet manager). If NCCL_IB_GID_INDEX is set, check it (show_gids). Choose cards of one network with "
-        "NCCL_IB_HCA.",
+        "NCCL_IB_HCA. Where only cards of the same number reach each other (rails), set NCCL_CROSS_NIC=0.",
         "error",
     ),
     Words(
@@ -126,7 +126,8 @@ _CARDS: tuple[Words, ...] = (
     ),
     Words(
         "setting",
-        r"Resiliency is enabled on a \w{1,10} communicator|NCCL_IB_SUBNET_PREFIX_LEN|plane ID|NET/IB: Ip address|message batch size \d{1,9} exceeds",
+        r"Resiliency (?:is enabled on a \w{1,10} communicator|requires)|NCCL_IB_SUBNET_PREFIX_LEN|plane ID|NET/IB: Ip address"
+        r"|message batch size \d{1,9} exceeds",
         "A setting of InfiniBand or RoCE does not fit this machine.",
         "Correct or unset the variable in the line (NCCL_IB_RESILIENCY_PORT_FAILOVER, NCCL_IB_SUBNET_PREFIX_LEN, NCCL_IB_ADDR_RANGE, plane ids).",
     ),
@@ -187,7 +188,7 @@ _SOCKETS: tuple[Words, ...] = (
     ),
     Words(
         "connection_refused",
-        r"(?:^|: )(?i:connect to |connect returned )|Call to connect returned|ncclOsSocketPollConnect to |exceeded retries",
+        r"(?:^|: )(?i:connect to |connect returned )|Call to connect returned|PollConnect to |exceeded retries",
         "The process at that address does not run any more or not yet, or the network blocks the connection.",
         "Look at that process first: did it fail? If the address is not of the network that the nodes share (172.17.… is docker0's), set "
         "NCCL_SOCKET_IFNAME. Otherwise check firewalls and routes.",
@@ -195,7 +196,7 @@ _SOCKETS: tuple[Words, ...] = (
     ),
     Words(
         "bootstrap",
-        r"wrong (?:magic|type) |socketPollConnect poll\(\)|Accept failed: |TryAccept: exceeded",
+        r"wrong (?:magic|type) |socketPollConnect poll\(\)|TryAccept: get errno|Accept failed: |TryAccept: exceeded",
         "Another program, or another job, connected to a port of this job.",
         "Give each job its own MASTER_PORT and NCCL_COMM_ID, end processes of an earlier run, and keep port scanners away.",
     ),

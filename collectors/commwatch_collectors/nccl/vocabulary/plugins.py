@@ -72,7 +72,8 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size|Could not set \S{1,40}\. RC"
+        r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size"
+        r"|Could not set \S{1,40}\. RC"
         r"|FI_OPT_\w{1,40}"
         r"|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared|address vector using FI_AV_TABLE|FI_MR_ENDPOINT"
         r"|does not support EFA|non-GDA-capable|not supported on this platform|backendVersion|GIN requires|GIN only supports|Model is not supported)",
@@ -91,7 +92,8 @@ PLUGINS: tuple[Words, ...] = (
         "network_plugin",
         r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|aws-ofi-nccl initialization failed|provider capabilities"
         r"|Initializing plugin"
-        r"|exception in (?:plugin init|rdma_init|sendrecv_init)|Could not find any optimal provider|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
+        r"|exception in (?:plugin init|rdma_init|sendrecv_init)|(?:Could not|Couldn't) find any optimal provider|Only EFA provider"
+        r"|OFI call failed|find plugin protocol|Device creation failed|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
         r"|has not been initialized|rails?\. Expected at least|unexpected number of devices|Unexpected topo group)",
         "The plug-in found no device of libfabric that it can use, so NCCL takes another network or fails.",
         _DEVICES,
@@ -117,7 +119,7 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "network_plugin",
         r"NET/OFI .{0,120}(?:\bfi_(?!info|nic|dupinfo|addr|getname|mr_)\w{3,20}|Error (?:posting|in call)|Unable to post|post(?:ing)? (?:rx"
-        r"|receive)|Could not send|issue (?:read|eager)"
+        r"|receive)|Could not send|send connect message|issue (?:read|eager)"
         r"|Write failed|Metadata send|Failed to post|Call to post_with|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata"
         r"|Error in bootstrap|exception in (?:plugin|GIN) \w{1,10}:|Cannot open more connection)",
         "A transfer or a connection over libfabric could not be started.",
@@ -126,7 +128,8 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "consequence",
-        r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint)|non-existent (?:send |r_)?comm|Aborting due to|in-use entries"
+        r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint|domain)|with outstanding requests"
+        r"|non-existent (?:send |r_)?comm|Aborting due to|in-use entries"
         r"|still held by the application)",
         "This is a consequence: communicators were closed while transfers were under way, because the job ended or a rank failed.",
         "If training was still running, find the rank that failed first.",
@@ -134,7 +137,8 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "setting",
-        r"NET/OFI .{0,80}(?:NCCL_TUNER_PLUGIN|Unable to configure|Failed to set NCCL_|topology XML file|platform_type|platform priority|NVLS option"
+        r"NET/OFI .{0,80}(?:NCCL_TUNER_PLUGIN|NCCL_PROTO (?:was set|env)|tuner plugin can not|Unable to configure|(?:Failed|Unable"
+        r"|Error) (?:to )?set(?:ting)? NCCL_|topology XML file|platform_type|platform priority|NVLS option"
         r"|shared library info|configure tuner|anonymous topology)",
         "The plug-in could not set up NCCL for this type of instance; it works, but perhaps not at full speed.",
         "Check whether the job sets NCCL_TUNER_PLUGIN, NCCL_TOPO_FILE, NCCL_PROTO or NCCL_NVLS_ENABLE itself, and use a plug-in that knows the instance type.",
@@ -148,7 +152,7 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"plugin returned invalid|GIN plugin \S{1,64} returned|Error on GFD|GIN Error detected|uninitialized (?:net|gin|rma)Plugin"
+        r"plugin returned invalid|GIN plugin \S{1,64} returned|Error on GFD|GIN Error (?:detected|on gin)|uninitialized (?:net|gin|rma)Plugin"
         r"|number of devices for netPlugin|CollNet sizes",
         "A plug-in returned something that NCCL cannot use.",
         "Update the plug-in to a version for this NCCL. NCCL_NET_PLUGIN=none (NCCL_GIN_ENABLE=0 for GIN) does without it: the network may be slower.",
@@ -156,21 +160,29 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "setting",
-        r"NET/OFI CUDA flush enabled",
-        "The plug-in flushes data by a call of CUDA, as its setting demands; messages take longer.",
-        "Unset OFI_NCCL_CUDA_FLUSH_ENABLE.",
+        r"NET/OFI (?:CUDA flush (?:enabled|requested)|NIC_DUP_CONNS)",
+        "A setting asks the plug-in for flushes by CUDA or for copies of connections, which is slower or not possible here.",
+        "Unset OFI_NCCL_CUDA_FLUSH_ENABLE and OFI_NCCL_NIC_DUP_CONNS.",
         "info",
     ),
     Words(
         "network_plugin",
-        r"NET/(?:FasTrak|GPUDirectTCPX)|\bTCPX",
+        r"NET/(?:FasTrak|GPUDirectTCPX)|\bTCPX|fastrak",
         "Google's network plug-in failed.",
-        "Check that its receive daemon (rxdm) runs beside the job in the version of the plug-in, and that the job's variables are those of "
-        "its nccl-env-profile.sh.",
+        "Check that its receive daemon (rxdm) runs beside the job, in the version of the plug-in and with hostNetwork, and that the job's "
+        "variables are those of its nccl-env-profile.sh.",
     ),
     Words(
         "network_plugin",
-        r"(?:TUNER|PROFILER|COLLNET)/Plugin.{0,120}(?:[Ff]ail|[Cc]ould not)|\bCoMMA\b",
+        r"Cannot get incoming CPU|Maximum retry reached for (?:accept|connect)",
+        "Google's plug-in Fast Socket did not find the best queue for a connection, and uses another one.",
+        "Nothing needs to be done.",
+        "info",
+        r"fastsocket",
+    ),
+    Words(
+        "network_plugin",
+        r"Profiler init failed|(?:TUNER|PROFILER|COLLNET)/Plugin.{0,120}(?:[Ff]ail|[Cc]ould not)|\bCoMMA\b",
         "A plug-in for tuning, profiling or SHARP is not used. NCCL works without it.",
         "Correct or unset NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN.",
         "info",
