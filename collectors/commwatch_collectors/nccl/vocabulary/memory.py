@@ -257,11 +257,19 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:cuda failure.{0,20}(?:driver version is insufficient|system not yet initialized|system has unsupported))|"
-        r"(?i:cuda failure (?:802|803|35)\b)",
-        "CUDA cannot start on this node: the driver is too old, or the fabric manager does not run.",
-        "Check nvidia-smi, and on machines with NVSwitch systemctl status nvidia-fabricmanager. In a container, its CUDA must fit the "
-        "driver of the host.",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:driver version is insufficient|API call is not supported in the installed|forward compatib))|"
+        r"(?i:cuda failure (?:35|36|46|804)\b)",
+        "The driver of the node is older than the CUDA that the library or torch was built for.",
+        "Upgrade the driver (nvidia-smi shows the CUDA version that it supports), or use builds of torch and NCCL for an older CUDA. In a "
+        "container the driver is the host's.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
+        r"(?i:cuda failure.{0,20}(?:system not yet initialized|system has unsupported))|(?i:cuda failure (?:802|803)\b)",
+        "CUDA cannot start on this node: the fabric manager does not run, or does not fit the driver.",
+        "Check nvidia-smi, and on machines with NVSwitch systemctl status nvidia-fabricmanager: it needs the version of the driver. Then "
+        "start the job again.",
         "error",
     ),
     Words(

@@ -157,8 +157,16 @@ _SOCKETS: tuple[Words, ...] = (
     ),
     Words(
         "setting",
+        r"[Uu]nsupported (?:IP|address) family|with family \d{1,6} is neither",
+        "NCCL has no address of this node or of rank 0: the interface that a setting names does not exist here or has no address.",
+        "Compare NCCL_SOCKET_IFNAME with the interfaces of the node (ip -br addr), and NCCL_SOCKET_FAMILY with their addresses; NCCL_COMM_ID, if "
+        "it is set, with the address of rank 0.",
+        "error",
+    ),
+    Words(
+        "setting",
         r"Invalid NCCL_COMM_ID|No valid .{0,40}port>? pair|Net : string is null|error encountered when getting address info"
-        r"|[Uu]nsupported (?:IP|address) family|with family \d{1,6} is neither|should not be called when NCCL_COMM_ID",
+        r"|should not be called when NCCL_COMM_ID",
         "The address of rank 0 is not valid, or its name cannot be resolved on this node.",
         "Correct NCCL_COMM_ID (or unset it) and NCCL_SOCKET_FAMILY; getent hosts NAME shows whether a name can be resolved.",
         "error",
