@@ -14,7 +14,9 @@ from commwatch_collectors.nccl.vocabulary import known
 from commwatch_collectors.nccl.vocabulary.known import WORDS, words_for
 from commwatch_collectors.nccl.vocabulary.places import PLACES, subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
+from tests.collectors.nccl.sites import text_of
 from tests.collectors.nccl.test_classes import WARNINGS
+from tests.collectors.nccl.test_sites import LISTS, rows
 from tests.helpers import examples
 
 OFI = "static int process_err_completion(nccl_net_ofi_ep_t*, fid_cq*):311"
@@ -70,6 +72,14 @@ def test_entries(words: Words) -> None:
         assert "  " not in sentence
     for expression in (pattern, file):
         assert unbounded(expression) == []
+
+
+def test_no_entry_is_hidden() -> None:
+    """Each entry is the first that fits some warning of the lists or of the tests."""
+    texts = [(text, origin) for text, origin, *_ in REMEDIES]
+    texts += [(text, "") for forms in WARNINGS.values() for text in forms]
+    texts += [(text_of(call), file) for path in LISTS for file, call, _ in rows(path)]
+    assert set(WORDS) - {words_for(text, origin) for text, origin in texts} == set()
 
 
 def unbounded(expression: str) -> list[str]:

@@ -66,8 +66,8 @@ _RANKS: tuple[Words, ...] = (
         r"|number of rails\. Expected|requires NIC \d{1,9} but|Wrong number of NICs"
         r"|Detected mixed",
         "Ranks have different numbers or kinds of network devices.",
-        "Compare the cards of the nodes (ibstat, fi_info -p efa), NCCL_IB_HCA and NCCL_NET. NCCL_IGNORE_NET_MISMATCH=1 goes on at the pace "
-        "of the node with the fewest.",
+        "Compare the cards of the nodes (ibstat, fi_info -p efa), NCCL_IB_HCA and NCCL_NET, and that each "
+        "container may open the same cards. NCCL_IGNORE_NET_MISMATCH=1 only hides this, and the job can hang.",
         "error",
     ),
     Words(

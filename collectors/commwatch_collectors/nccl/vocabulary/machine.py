@@ -42,7 +42,7 @@ MACHINE: tuple[Words, ...] = (
         "topology",
         r"[Cc]ould not find real path",
         "The container's /sys does not show where a device is, so NCCL guesses its place.",
-        "Mount /sys of the host if the choice of network cards is poor. Otherwise nothing needs to be done.",
+        "Mount /sys of the host into the container. A virtual machine needs NCCL_TOPO_FILE, a description that its provider has.",
         "info",
     ),
     Words(

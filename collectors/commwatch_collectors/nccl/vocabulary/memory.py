@@ -100,13 +100,6 @@ _PEERS: tuple[Words, ...] = (
         "goes on at the speed of PCIe.",
     ),
     Words(
-        "cuda_error",
-        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle.{0,80}(?:Cuda|HIP) failure",
-        "A GPU could not share its memory with another GPU of the node.",
-        f"Let the containers of one node share the IPC namespace (--ipc=host). {_AMD} {_P2P_OFF}",
-        "error",
-    ),
-    Words(
         "peer_to_peer",
         r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle|CUDA IPC handle|[Uu]anble to get IPC handle|Unable to get IPC handle"
         r"|Uanble to get pointer information",
@@ -310,8 +303,15 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
+        r"Retrieve .{1,60} failed with|PFN functions not found",
+        "The driver lacks functions that this build of NCCL can use, and NCCL does without them.",
+        "Update the driver of the host if NCCL fails afterwards. Otherwise nothing needs to be done.",
+        "info",
+    ),
+    Words(
+        "cuda_error",
         r"CUDA Driver version found|CUDA driver < R|CUMEM (?:Host )?(?:is )?not supported prior|requires CUDA driver|old driver, disabling"
-        r"|Retrieve .{1,60} failed with|PFN functions not found|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version"
+        r"|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version"
         r"|resolve CUDA function|CUDA runtime symbol|CUDA (?:Driver )?library|CUDA missing symbol|load symbol cu|Insufficient driver"
         r"|installed CUDA driver|support this CUDA version",
         "The driver or the CUDA library is older than this build of NCCL needs, or cannot be found.",

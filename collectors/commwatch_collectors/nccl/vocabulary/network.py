@@ -204,9 +204,17 @@ _SOCKETS: tuple[Words, ...] = (
     ),
     Words(
         "bootstrap",
-        r"wrong (?:magic|type) |socketPollConnect poll\(\)|TryAccept: get errno|Accept failed: |TryAccept: exceeded",
-        "Another program, or another job, connected to a port of this job.",
-        "Give each job its own MASTER_PORT and NCCL_COMM_ID, end processes of an earlier run, and keep port scanners away.",
+        r"wrong (?:magic|type) ",
+        "A connection came to a port of this job that was meant for another: of another job, another program, or a node with the same name.",
+        "Give each job its own MASTER_PORT and NCCL_COMM_ID, end processes of an earlier run, give nodes different host names, and keep port "
+        "scanners away.",
+    ),
+    Words(
+        "system_error",
+        r"socketPollConnect poll\(\)|TryAccept: get errno|Accept failed: |TryAccept: exceeded",
+        "A connection could not be accepted. The text after it says why.",
+        "If a process failed before, this is a consequence. Otherwise check ulimit -n.",
+        "error",
     ),
     Words(
         "mismatch",
@@ -249,14 +257,14 @@ _SERVICE: tuple[Words, ...] = (
     ),
     Words(
         "system_error",
-        r"\[Service thread\]|\[Proxy Service \d{1,9}\] Failed to execute operation Close",
+        r"\[Service thread\](?! Error .{0,40}=(?:Init|SharedInit|Setup|Connect))|\[Proxy Service \d{1,9}\] Failed to execute operation Close",
         "Service threads lost their peers. This is normal when a job ends, and a sign of a dead rank if training was still running.",
         "Nothing needs to be done if it happened at the end. Otherwise find the rank that failed first.",
         "info",
     ),
     Words(
         "system_error",
-        r"\[Proxy [Ss]ervice",
+        r"\[Proxy [Ss]ervice|\[Service thread\]|Proxy Call to rank",
         "This is a consequence: NCCL's service thread could not do what a rank asked for.",
         "The reason is in the warning before it, or in the log of the rank that it names.",
         "error",

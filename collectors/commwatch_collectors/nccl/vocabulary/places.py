@@ -116,7 +116,7 @@ PLACES: tuple[Place, ...] = (
         "do without it: collectives use more copies.",
     ),
     Place(
-        r"plugin|tuner|profiler",
+        r"plugin|tuner|profiler|ucx",
         "plug-ins",
         "Check that NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN name plug-ins for this version of NCCL; unset them to do "
         "without.",

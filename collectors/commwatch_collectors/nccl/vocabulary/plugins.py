@@ -1,4 +1,4 @@
-"""Warnings of network plug-ins: aws-ofi-nccl (EFA, libfabric) and how NCCL loads plug-ins."""
+"""Warnings of plug-ins: for libfabric and EFA (aws-ofi-nccl), of NVIDIA (SHARP, UCX), of Google, and how NCCL loads them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from commwatch_collectors.nccl.vocabulary.words import Words
 
 _GROUP = (
     "The security group must allow all traffic from and to itself, in both directions (inbound and outbound rules that name the group), "
-    "and all instances must be in one subnet."
+    "and all instances must be in one availability zone."
 )
 _DEVICES = (
-    "Run fi_info -p efa (HPE Slingshot: -p cxi) on the node and in the container. Pass /dev/infiniband in (in Kubernetes, the resource vpc.amazonaws.com/efa), "
-    "and install the EFA software with libfabric in the image."
+    "Run fi_info -p efa (HPE Slingshot: -p cxi) on the node and in the container. Pass in /dev/infiniband (in Kubernetes, the resource "
+    "vpc.amazonaws.com/efa), and install the EFA software with libfabric in the image."
 )
 _VERSIONS = "Use the same version of the EFA installer, libfabric and aws-ofi-nccl in the image, and the driver of that installer on the host."
 _GDR = (
-    "Use an instance type with GPUDirect RDMA, the EFA driver 1.14 or later (/sys/class/infiniband/*/device/…/gdr reads 1), libfabric 1.18 "
-    "or later, and the plug-in built for the same CUDA."
+    "GPUDirect RDMA needs an instance type that has it (such as p4d and p5), a current EFA driver, libfabric 1.18 or later, and a plug-in "
+    "that was built with CUDA."
 )
 _MEMLOCK = "Raise the limit of locked memory (ulimit -l unlimited; docker run --ulimit memlock=-1)."
 
 PLUGINS: tuple[Words, ...] = (
+    Words(
+        "other",
+        r"",
+        "Google's profiler plug-in (CoMMA) records less. Communication is not affected.",
+        "Nothing needs to be done for the job. NCCL_PROFILER_PLUGIN=none does without CoMMA.",
+        "info",
+        r"\.rs\b",
+    ),
     Words(
         "network_plugin",
         r"NET/OFI .{0,400}(?i:completed with error.{0,200}(?:unreachable|err: 113|RC: (?:20|113)\b|unresponsive|never established))",
@@ -73,8 +81,7 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "network_plugin",
         r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size"
-        r"|Could not set \S{1,40}\. RC"
-        r"|FI_OPT_\w{1,40}"
+        r"|Could not set \S{1,40}\. RC|FI_OPT_\w{1,40}"
         r"|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared|address vector using FI_AV_TABLE|FI_MR_ENDPOINT"
         r"|does not support EFA|non-GDA-capable|not supported on this platform|backendVersion|GIN requires|GIN only supports|Model is not supported)",
         "The installed libfabric, or the provider that it chose, lacks a feature that the plug-in needs.",
@@ -91,8 +98,7 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "network_plugin",
         r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|aws-ofi-nccl initialization failed|provider capabilities"
-        r"|Initializing plugin"
-        r"|exception in (?:plugin init|rdma_init|sendrecv_init)|(?:Could not|Couldn't) find any optimal provider|Only EFA provider"
+        r"|Initializing plugin|exception in (?:plugin init|rdma_init|sendrecv_init)|(?:Could not|Couldn't) find any optimal provider|Only EFA provider"
         r"|OFI call failed|find plugin protocol|Device creation failed|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
         r"|has not been initialized|rails?\. Expected at least|unexpected number of devices|Unexpected topo group)",
         "The plug-in found no device of libfabric that it can use, so NCCL takes another network or fails.",
@@ -104,14 +110,13 @@ PLUGINS: tuple[Words, ...] = (
         r"|pre-registered|MR to EP|enable MR|fi_mr_|map MR buffer|(?<!de)allocate flush buffer|to gpu flush buffer|flush buffer fd"
         r"|MR key (?:allocation|config)|get rx_key)",
         "The card could not register memory.",
-        f"{_MEMLOCK} For memory of GPUs: {_GDR}",
+        f"{_MEMLOCK} {_GDR}",
         "error",
     ),
     Words(
         "network_plugin",
         r"NET/OFI .{0,80}(?i:(?:create|open|allocate|bind|enable|enabling|creating|initializing) .{0,60}(?:fabric|domain|endpoint|EP-|AV"
-        r"|address vector|CQ"
-        r"|completion queue|rail)|fi_getname|access domain|preparing for connection|Couldn't open)",
+        r"|address vector|CQ|completion queue|rail)|fi_getname|access domain|preparing for connection|Couldn't open)",
         "The card refused a queue, an endpoint or another resource of libfabric.",
         f"{_MEMLOCK} Check that all EFA devices are in the container and that no other job uses them. {_VERSIONS}",
         "error",
@@ -129,8 +134,7 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "consequence",
         r"NET/OFI .{0,80}(?:with inflight requests|inactive (?:communicator|endpoint|domain)|with outstanding requests"
-        r"|non-existent (?:send |r_)?comm|Aborting due to|in-use entries"
-        r"|still held by the application)",
+        r"|non-existent (?:send |r_)?comm|Aborting due to|in-use entries|still held by the application)",
         "This is a consequence: communicators were closed while transfers were under way, because the job ended or a rank failed.",
         "If training was still running, find the rank that failed first.",
         "info",
@@ -141,11 +145,12 @@ PLUGINS: tuple[Words, ...] = (
         r"|Error) (?:to )?set(?:ting)? NCCL_|topology XML file|platform_type|platform priority|NVLS option"
         r"|shared library info|configure tuner|anonymous topology)",
         "The plug-in could not set up NCCL for this type of instance; it works, but perhaps not at full speed.",
-        "Check whether the job sets NCCL_TUNER_PLUGIN, NCCL_TOPO_FILE, NCCL_PROTO or NCCL_NVLS_ENABLE itself, and use a plug-in that knows the instance type.",
+        "Check whether the job sets NCCL_TUNER_PLUGIN, NCCL_TOPO_FILE, NCCL_PROTO or NCCL_NVLS_ENABLE itself, and use a plug-in that knows the "
+        "instance type.",
     ),
     Words(
         "network_plugin",
-        r"Error: network .{0,64} not found|Failed to initialize any NET plugin|NET/Plugin.{0,80}(?:not found|[Ff]ailed|[Cc]ould not find)",
+        r"Error: network .{0,64} not found|Failed to initialize any NET plugin",
         "The network that NCCL_NET or NCCL_NET_PLUGIN names is not there.",
         "Unset NCCL_NET and NCCL_NET_PLUGIN, or install the plug-in that they name (its libnccl-net.so must be in LD_LIBRARY_PATH on all nodes).",
         "error",
@@ -182,9 +187,30 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"Profiler init failed|(?:TUNER|PROFILER|COLLNET)/Plugin.{0,120}(?:[Ff]ail|[Cc]ould not)|\bCoMMA\b",
-        "A plug-in for tuning, profiling or SHARP is not used. NCCL works without it.",
-        "Correct or unset NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN.",
+        r"\bSHARP:? (?:allgather|Allgather|allreduce|reduce_scat|regmr|deregmr|group create|int8|unsupported)|sharp_coll_\w{1,40} failed",
+        "SHARP could not run a collective or register memory in the switches.",
+        "Check the log of the aggregation manager (sharp_am). NCCL_COLLNET_ENABLE=0 does without SHARP: large all-reduces between nodes become slower.",
+        "error",
+    ),
+    Words(
+        "network_plugin",
+        r"UCX error|UCX_TLS|NET[/ ]UCX|\bucx_\w{1,20}|UCX (?:endpoint|am)|UCT (?:iface|listener)",
+        "NVIDIA's plug-in uses UCX, and UCX failed.",
+        "Find the process that failed first. Compare UCX_TLS and UCX_NET_DEVICES with the cards (ucx_info -d). NCCL_PLUGIN_P2P=ib, or "
+        "NCCL_NET_PLUGIN=none, does without UCX.",
+        "error",
+    ),
+    Words(
+        "setting",
+        r"NCCL_PLUGIN_P2P|PCI relaxed order memory access requested",
+        "A setting for NVIDIA's plug-in has a value that it does not accept; it uses another one.",
+        "Correct or unset NCCL_PLUGIN_P2P and NCCL_IB_PCI_RELAXED_ORDERING.",
+    ),
+    Words(
+        "network_plugin",
+        r"Profiler init failed",
+        "A plug-in for profiling is not used. NCCL works without it.",
+        "Correct or unset NCCL_PROFILER_PLUGIN.",
         "info",
     ),
 )

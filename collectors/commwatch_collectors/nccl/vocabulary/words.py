@@ -36,7 +36,7 @@ KINDS: dict[str, str] = {
     "nvlink_sharp": "NVLink SHARP or NVLink between nodes could not be set up",
     "shm": "shared memory could not be set up",
     "peer_to_peer": "GPUs cannot access each other's memory",
-    "network_plugin": "the network plug-in failed",
+    "network_plugin": "a network plug-in failed",
     "memory_registration": "memory could not be registered",
     "topology": "NCCL could not use the topology of the machine",
     "bootstrap": "ranks could not find each other at the start",
