@@ -15,8 +15,8 @@ _IMEX = (
     "(in Kubernetes, a ComputeDomain)."
 )
 _IOMMU = (
-    "Check nvidia-smi topo -p2p r. In a bare machine, switch ACS off in the BIOS or the PCIe switches, and use iommu=pt; in a virtual "
-    "machine, ATS."
+    "Check nvidia-smi topo -p2p r. On bare metal, switch ACS off in the BIOS or the PCIe switches, and boot with iommu=pt; in a virtual "
+    "machine, enable ATS."
 )
 _AMD = "On AMD, boot with iommu=pt and amd_iommu=on, and set HSA_FORCE_FINE_GRAIN_PCIE=1."
 _P2P_OFF = "NCCL_P2P_DISABLE=1 copies through host memory instead, which is much slower."
@@ -29,6 +29,10 @@ _REGISTER = (
     "Raise the limit of locked memory (ulimit -l unlimited; docker run --ulimit memlock=-1). For memory of GPUs, load nvidia-peermem, "
     "or use DMA-BUF (open driver, Linux 5.12 or later)."
 )
+#: Errors of CUDA and HIP that an earlier kernel caused, wherever they are noticed.
+_KERNEL = r"(?:illegal|unspecified launch|misaligned|uncorrectable|hardware|launch timed out)"
+_OF_FILE = rf"(?i:(?:cuda|hip) failure(?!.{{0,20}}{_KERNEL}))"
+_OF_FILE_WITH_MEMORY = rf"(?i:(?:cuda|hip) failure(?!.{{0,20}}(?:out of memory|{_KERNEL})))"
 
 _NVLINK: tuple[Words, ...] = (
     Words(
@@ -75,15 +79,15 @@ _NVLINK: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:cuda failure)",
+        _OF_FILE,
         "CUDA refused a call for NVLink SHARP (NVLS): it could not make, bind or map multicast memory.",
-        f"{_FABRIC} {_NVLS_OFF}",
+        f"{_FABRIC} If the text is 'out of memory', check the memory of the GPUs as well. {_NVLS_OFF}",
         "error",
         r"nvls|multicast",
     ),
     Words(
         "cuda_error",
-        r"(?i:cuda failure)",
+        _OF_FILE,
         "CUDA refused to share memory between nodes over NVLink (MNNVL).",
         f"{_IMEX} {_MNNVL_OFF}",
         "error",
@@ -123,7 +127,7 @@ _PEERS: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure)",
+        _OF_FILE_WITH_MEMORY,
         "A GPU could not share its memory with another GPU of the node (P2P).",
         "Let each process see all GPUs of the node (in Slurm, not --gpus-per-task but --gpus-per-node), and let containers share the IPC "
         f"namespace (--ipc=host). {_IOMMU} {_AMD} {_P2P_OFF}",
@@ -132,7 +136,7 @@ _PEERS: tuple[Words, ...] = (
     ),
     Words(
         "peer_to_peer",
-        r"UDS: |IPC: |[Pp]roxyC(?:all|lient)\w{0,24} call to|Get listenSock fd fails|Failed to get FD from|\[Proxy Service UDS\] Poll",
+        r"UDS: |[Pp]roxyC(?:all|lient)\w{0,24} call to|Get listenSock fd fails|Failed to get FD from|\[Proxy Service UDS\] Poll",
         "Processes of one node exchange handles of GPU memory over a local socket, and this failed.",
         "Find out whether the other process ended first. In containers, share the network and PID namespaces of the node "
         "(--net=host --pid=host), and check ulimit -n. NCCL_CUMEM_ENABLE=0 does without these sockets.",
@@ -180,7 +184,7 @@ _SHARED: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure)",
+        _OF_FILE_WITH_MEMORY,
         "The GPU could not register shared memory of the node.",
         "Check the memory in use, ulimit -l, and that no old job holds the GPU (nvidia-smi). NCCL_CUMEM_HOST_ENABLE=0 uses /dev/shm "
         f"instead of CUDA's own host memory. {_SHM_OFF}",
@@ -267,6 +271,13 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
+        r"(?i:(?:cuda|hip) failure.{0,20}initialization error)",
+        "CUDA cannot start in this process: it was forked from one that used CUDA already, or the driver does not answer.",
+        "Start workers with spawn instead of fork (torch.multiprocessing), and do not use CUDA before. Check nvidia-smi in the container.",
+        "error",
+    ),
+    Words(
+        "cuda_error",
         r"(?i:(?:cuda|hip) failure.{0,20}(?:invalid device|no .{0,10}device|device.{0,20}busy|CUDA-capable device))",
         "The process uses a GPU that it does not have, or that another process holds.",
         "Compare CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), LOCAL_RANK and the number of processes per node.",
@@ -281,7 +292,7 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure.{0,20}(?:illegal memory|unspecified launch|misaligned|uncorrectable|hardware|launch timed out))",
+        rf"(?i:(?:cuda|hip) failure.{{0,20}}{_KERNEL})",
         "A kernel failed on this GPU, usually one of the program's; NCCL is often only the first to notice.",
         "Look for Xid errors in dmesg at that time. CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer shows which kernel failed; both make the job slow.",
         "error",
