@@ -5,7 +5,7 @@ from __future__ import annotations
 from commwatch_collectors.nccl.vocabulary.words import Words
 
 _SAME = "Use one image or environment on all nodes. Look for a second libnccl in LD_LIBRARY_PATH and in the Python environment."
-_MONITOR = (
+_DIFFERS = (
     "Look for a branch around the collective that depends on rank or data. TORCH_DISTRIBUTED_DEBUG=DETAIL names the first collective "
     "that differs."
 )
@@ -57,17 +57,16 @@ _RANKS: tuple[Words, ...] = (
         r"|identical segment configurations|same size on|\bmismatch in (?:rank count|info)",
         "One rank calls a different collective, passes a different size or buffer, or uses a different order: the job hangs, or data is "
         "corrupted.",
-        _MONITOR,
+        _DIFFERS,
         "error",
     ),
     Words(
         "mismatch",
-        r"mixed local (?:Net|CollNet) device counts|does not match the parent|netName \S{1,64} is different|number of remote (?:control )?rails"
-        r"|number of rails\. Expected|requires NIC \d{1,9} but|Wrong number of NICs"
-        r"|Detected mixed",
+        r"mixed local (?:Net|CollNet) device counts|does not match the parent|netName \S{1,64} is different"
+        r"|number of remote (?:control )?rails|number of rails\. Expected|requires NIC \d{1,9} but|Wrong number of NICs|Detected mixed",
         "Ranks have different numbers or kinds of network devices.",
-        "Compare the cards of the nodes (ibstat, fi_info -p efa), NCCL_IB_HCA and NCCL_NET, and that each "
-        "container may open the same cards. NCCL_IGNORE_NET_MISMATCH=1 only hides this, and the job can hang.",
+        "Compare the cards of the nodes (ibstat, fi_info -p efa), NCCL_IB_HCA and NCCL_NET, and the devices that each container "
+        "may open. NCCL_IGNORE_NET_MISMATCH=1 only hides this, and the job can hang.",
         "error",
     ),
     Words(
@@ -105,8 +104,7 @@ _USAGE: tuple[Words, ...] = (
     Words(
         "invalid_usage",
         r"uncaptured or all captured|can be CUDA graph captured|captured in a graph|captured by the expected graph"
-        r"|communicators in graph mode|mixing different streams|Blocking and nonblocking"
-        r"|graphStreamOrdering=0",
+        r"|communicators in graph mode|mixing different streams|Blocking and nonblocking|graphStreamOrdering=0",
         "Calls of one group mix streams that a CUDA graph captures with others, or kinds of communicators.",
         "Capture all calls of a group in the same graph, and begin and end the group inside it.",
         "error",
@@ -129,8 +127,8 @@ _USAGE: tuple[Words, ...] = (
     ),
     Words(
         "invalid_usage",
-        r"[Ii]nvalid (?:rank (?:requested|specified)|device \d|device count) ?|improper usage of|rank \d{1,9} exceeds|ncclCommGrow:|ncclGroupEnd: not"
-        r"|bcastGrowHandle",
+        r"[Ii]nvalid (?:rank (?:requested|specified)|device \d|device count)|improper usage of|rank \d{1,9} exceeds|ncclCommGrow:"
+        r"|ncclGroupEnd: not|bcastGrowHandle",
         "A communicator is created with ranks or devices that do not fit together.",
         "Check RANK, WORLD_SIZE, LOCAL_RANK and the number of GPUs that the process sees (CUDA_VISIBLE_DEVICES).",
         "error",
@@ -144,8 +142,9 @@ _USAGE: tuple[Words, ...] = (
     ),
     Words(
         "invalid_usage",
-        r"ncclPutSignal|ncclSignal:|ncclWaitSignal|is invalid \(must be 0\)|within valid range of ranks|valid lsaSize|member of the LSA team"
-        r"|needs to be valid|size=\w{1,18} extends|RMA (?:CE )?is not init|matching window|GIN resources|did not request GIN|worldGinBarrier",
+        r"ncclPutSignal|ncclSignal:|ncclWaitSignal|is invalid \(must be 0\)|within valid range of ranks|valid lsaSize"
+        r"|member of the LSA team|needs to be valid|size=\w{1,18} extends|RMA (?:CE )?is not init|matching window|GIN resources"
+        r"|did not request GIN|worldGinBarrier",
         "A call of the interface for one-sided communication or for kernels has wrong arguments.",
         _ORDER,
         "error",
@@ -171,8 +170,7 @@ _SETTINGS: tuple[Words, ...] = (
         "setting",
         r"[Uu]nrecognized (?:element|prefix) token|entries except the first must have a prefix|NCCL_NET_MERGE_POLICY|NCCL_NET_FORCE_MERGE"
         r"|fused NIC|Only matched \d{1,9} devices|netDevs policy|network devices = -?\d{1,9} for policy|[Mm]erg(?:e|ing) (?:too many"
-        r"|multiple|incompatible|net|virtual)|find net with name"
-        r"|Fusing NET",
+        r"|multiple|incompatible|net|virtual)|find net with name|Fusing NET",
         "A list of algorithms, protocols or network devices in the environment is not valid here.",
         "Correct or unset NCCL_ALGO, NCCL_PROTO, NCCL_NETDEVS_POLICY, NCCL_NET_MERGE_LEVEL or NCCL_NET_FORCE_MERGE.",
     ),
@@ -195,7 +193,7 @@ _SETTINGS: tuple[Words, ...] = (
         "setting",
         r"NPKIT|NPKit|NUMA auto balancing|Missing \"HSA_FORCE",
         "A setting of the system or of RCCL makes collectives slower or uneven.",
-        "Follow the line: sysctl kernel.numa_balancing=0, HSA_FORCE_FINE_GRAIN_PCIE=1, NPKIT_DUMP_DIR.",
+        "Set what the line names: sysctl kernel.numa_balancing=0, HSA_FORCE_FINE_GRAIN_PCIE=1, NPKIT_DUMP_DIR.",
         "info",
     ),
     Words(
@@ -203,8 +201,8 @@ _SETTINGS: tuple[Words, ...] = (
         r"NCCL_GIN_NCONTEXTS|IB device \S{1,64} not found|support GDAKI|plugin v\d{1,3} does not|GIN_IB_PROXY|GIN is disabled|no GIN"
         r"|No (?:GIN|RMA)-capable|(?:GIN|RMA) not supported|do(?:es)? not support (?:symmetric|multimem|RMA)"
         r"|not all ranks in the communicator support GIN|NCCL_GIN_CONNECTION|host RMA is not supported|(?:[Rr]ma|[Gg]in) connect"
-        r"|backend type mismatch|device type mismatch|strong signals|VA signals"
-        r"|plugin does not support|requires GIN PROXY|currently does not support VAs|Hierarchical CE|RMA backend not found",
+        r"|backend type mismatch|device type mismatch|strong signals|VA signals|plugin does not support|requires GIN PROXY"
+        r"|currently does not support VAs|Hierarchical CE|RMA backend not found",
         "The program uses device-side or one-sided communication, which this machine, its network plug-in or a setting does not allow.",
         f"Check NCCL_GIN_ENABLE, NCCL_GIN_TYPE and the network (GIN needs InfiniBand or a plug-in with GIN). {_SYMMETRIC}",
     ),

@@ -27,8 +27,8 @@ INTERNAL: tuple[Words, ...] = (
     ),
     Words(
         "internal",
-        r"(?i:internal error|has bugs|pass NULL|wrong socket state|socket state \(|unexpected socket state|list loop|opId|proxy append|proxyOps? )"
-        r"|Unknown (?:pattern|command|message type|unit)|invalid socket|out of bounds|does not loop back|does not contain rank"
+        r"(?i:internal error|has bugs|pass NULL|wrong socket state|socket state \(|unexpected socket state|list loop|opId|proxy append"
+        r"|proxyOps? )|Unknown (?:pattern|command|message type|unit)|invalid socket|out of bounds|does not loop back|does not contain rank"
         r"|posted incorrect receive info|should not be reached|Inactive op",
         "A check of the library on its own state failed: a bug, or a consequence of an earlier failure.",
         _REPORT,

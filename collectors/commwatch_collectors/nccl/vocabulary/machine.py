@@ -8,6 +8,9 @@ _TOPOLOGY = (
     "Compare lspci, nvidia-smi topo -m and /sys in the container with a node that works, and pass in all GPUs of the node. "
     "NCCL_TOPO_DUMP_FILE=FILE writes what NCCL found."
 )
+_SHARP = (
+    "Check that the aggregation manager (sharp_am) runs and has room for the job. Otherwise unset NCCL_COLLNET_ENABLE."
+)
 _MSCCL = "RCCL_MSCCL_ENABLE=0 does without these algorithms: small collectives take longer."
 
 MACHINE: tuple[Words, ...] = (
@@ -22,7 +25,7 @@ MACHINE: tuple[Words, ...] = (
         "other",
         r"MSCCL\+\+: (?:Cannot enable|Feature not enabled)",
         "RCCL does without MSCCL++. That is not a fault.",
-        "Nothing needs to be done. RCCL_MSCCLPP_ENABLE=0 asks for nothing, and removes the line.",
+        "Nothing needs to be done. RCCL_MSCCLPP_ENABLE=0 removes the line.",
         "info",
     ),
     Words(
@@ -33,8 +36,8 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "setting",
-        r"XML (?:Parse|Mismatch|Topology|Graph|Import|Export)|XML parser|XML (?:sub)?nodes|XML graph file|Attribute \S{1,64} of node|KV Convert"
-        r"|Error : (?:value|name) .{0,256}too long|system node not found in XML|Could not open XML|not dumping topology",
+        r"XML (?:Parse|Mismatch|Topology|Graph|Import|Export)|XML parser|XML (?:sub)?nodes|XML graph file|Attribute \S{1,64} of node"
+        r"|KV Convert|Error : (?:value|name) .{0,256}too long|system node not found in XML|Could not open XML|not dumping topology",
         "A file that describes the topology or the graphs is missing or not valid.",
         "Unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or write them again with this version of NCCL. On a cloud, its plug-in may set them.",
     ),
@@ -47,11 +50,11 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "topology",
-        r"could not find CPU|Unknown CPU architecture|find (?:CPU|GPU/CPU|DEV|PCI SW|GPU) |unable to find GPU"
-        r"|Add (?:NVLink|XGMI|PCI Link|C2c)|reverse path|rev link|localHostHash|unique busId|parent is NULL even after|busId of child"
-        r"|hwloc|PCI (?:attributes|speed|NIC|bridge|tag)|topology|[Tt]opo group|link (?:speed|width)|device property"
-        r"|link properties files|node # \d{1,9}|topo/nodes|device index not found|find NIC for rank|local path from gpu|[Nn]o path computed"
-        r"|CPU tag|NIC info|fi_nic|group NICs|num_rails|expected index|Bridge is missing",
+        r"could not find CPU|Unknown CPU architecture|find (?:CPU|GPU/CPU|DEV|PCI SW|GPU) |unable to find GPU|Add (?:NVLink|XGMI|PCI Link"
+        r"|C2c)|reverse path|rev link|localHostHash|unique busId|parent is NULL even after|busId of child|hwloc|PCI (?:attributes|speed|NIC"
+        r"|bridge|tag)|topology|[Tt]opo group|link (?:speed|width)|device property|link properties files|node # \d{1,9}|topo/nodes"
+        r"|device index not found|find NIC for rank|local path from gpu|[Nn]o path computed|CPU tag|NIC info|fi_nic|group NICs|num_rails"
+        r"|expected index|Bridge is missing",
         "NCCL or a plug-in did not find a device of this machine where it looked: /sys is incomplete, or devices are hidden.",
         _TOPOLOGY,
     ),
@@ -97,10 +100,10 @@ MACHINE: tuple[Words, ...] = (
     ),
     Words(
         "system_error",
-        r"[Ff]ailed to malloc|malloc\(size|Allocation failed$|calloc\(|malloc\(|[Cc]ould not allocate|[Ff]ailed to allocate|[Uu]nable to allocate"
-        r"|Couldn't allocate|[Aa]llocation (?:of|failed)|allocation failed|malloc failed|calloc failed|[Uu]nable to duplicate|calloc f(?:or"
-        r"|ailure)|Allocation failure|\(re\)allocate|fi_dupinfo|creating duplicate|Mutex initialization|system page size"
-        r"|[Mm]emory allocation|[Ff]ailed to calloc|std::bad_alloc",
+        r"[Ff]ailed to malloc|malloc\(size|Allocation failed$|calloc\(|malloc\(|[Cc]ould not allocate|[Ff]ailed to allocate"
+        r"|[Uu]nable to allocate|Couldn't allocate|[Aa]llocation (?:of|failed)|allocation failed|malloc failed|calloc failed"
+        r"|[Uu]nable to duplicate|calloc f(?:or|ailure)|Allocation failure|\(re\)allocate|fi_dupinfo|creating duplicate"
+        r"|Mutex initialization|system page size|[Mm]emory allocation|[Ff]ailed to calloc|std::bad_alloc",
         "The host has no memory left for this process.",
         "Raise the memory limit of the container or job, and look for the out-of-memory killer in dmesg.",
         "error",
@@ -129,27 +132,19 @@ MACHINE: tuple[Words, ...] = (
         "system_error",
         r"SHARP coll init error",
         "SHARP could not start a job in the switches, and NCCL does without it.",
-        "Check that the aggregation manager (sharp_am) runs and has room for the job. Otherwise unset NCCL_COLLNET_ENABLE.",
+        _SHARP,
     ),
     Words(
         "other",
         r"Cannot initialize CollNet|CollNet currently only supports|CollNet is not supported or fails",
         "SHARP (CollNet) cannot be used, and NCCL does without it.",
-        "Check that the aggregation manager (sharp_am) runs and has room for the job. Otherwise unset NCCL_COLLNET_ENABLE.",
+        _SHARP,
         "info",
     ),
     Words(
-        "timeout",
-        r"(?i:message queue timed out)",
-        "Ranks of one node did not reach each other in time.",
-        "Check what the other ranks of the node did at that time.",
-        "error",
-    ),
-    Words(
         "system_error",
-        r"Socket creation failed|Call to (?!recv\b|send\b|nccl_ofi)\S{1,60}(?: \w{1,20}){0,2} ?failed|Poll failed|MsgQueueGetId|close failed: "
-        r"|Error opening file|Error reading file"
-        r"|std::random_device|Unable to open \S{1,256}, not dumping",
+        r"Socket creation failed|Call to (?!recv\b|send\b|nccl_ofi)\S{1,60}(?: \w{1,20}){0,2} ?failed|Poll failed|MsgQueueGetId"
+        r"|close failed: |Error opening file|Error reading file|std::random_device|Unable to open \S{1,256}, not dumping",
         "A call to the system failed. The text after it says why.",
         "Check the job's limits (ulimit -n, -u and -l) and devices in the container. If a peer ended before, this is a consequence.",
         "error",

@@ -254,8 +254,8 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure.{0,20}(?:driver version is insufficient|API call is not supported in the installed|forward compatib))|"
-        r"(?i:cuda failure (?:35|36|46|804)\b)",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:driver version is insufficient|API call is not supported in the installed|forward compatib))"
+        r"|(?i:cuda failure (?:35|36|804)\b)",
         "The driver of the node is older than the CUDA that the library or torch was built for.",
         "Upgrade the driver (nvidia-smi shows the CUDA version that it supports), or use builds of torch and NCCL for an older CUDA. In a "
         "container the driver is the host's.",
@@ -285,7 +285,8 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:cuda failure.{0,20}(?:no kernel image|invalid device function|PTX))|Failed to get kernel attributes|exceeds device/fn maxSharedMem",
+        r"(?i:cuda failure.{0,20}(?:no kernel image|invalid device function|PTX))|Failed to get kernel attributes"
+        r"|exceeds device/fn maxSharedMem",
         "This build of NCCL has no kernels for this GPU.",
         "Install a build of NCCL, or of PyTorch, for this generation of GPUs. For AMD, check gcnArchName and HSA_OVERRIDE_GFX_VERSION.",
         "error",
@@ -322,18 +323,16 @@ _CUDA: tuple[Words, ...] = (
     Words(
         "cuda_error",
         r"CUDA Driver version found|CUDA driver < R|CUMEM (?:Host )?(?:is )?not supported prior|requires CUDA driver|old driver, disabling"
-        r"|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version"
-        r"|resolve CUDA function|CUDA runtime symbol|CUDA (?:Driver )?library|CUDA missing symbol|load symbol cu|Insufficient driver"
-        r"|installed CUDA driver|support this CUDA version",
+        r"|CUDA Runtime library|driver entry point|(?:CUDA|HIP) (?:runtime|driver) version|resolve CUDA function|CUDA runtime symbol"
+        r"|CUDA (?:Driver )?library|CUDA missing symbol|load symbol cu|Insufficient driver|installed CUDA driver|support this CUDA version",
         "The driver or the CUDA library is older than this build of NCCL needs, or cannot be found.",
         "Update the driver of the host (nvidia-smi shows its version), or install a build of NCCL for its CUDA version.",
     ),
     Words(
         "cuda_error",
         r"[cC]u(?:da)?[A-Z]\w{2,40} failed|CUDA device count|current CUDA device|Failed to set CUDA (?:device|context)"
-        r"|Failed to create CUDA context|CUDA initialization failed"
-        r"|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU|gpu_mem_alloc|h2d copy|DOCA (?:failure|Error)|(?:copy to"
-        r"|restore from) CPU backup",
+        r"|Failed to create CUDA context|CUDA initialization failed|stream capture mode|sync (?:host|device)Stream error|CUDA context; GPU"
+        r"|gpu_mem_alloc|h2d copy|DOCA (?:failure|Error)|(?:copy to|restore from) CPU backup",
         "A call of the CUDA driver failed.",
         "Look for the first error of this process, and for Xid errors in dmesg. Check the memory in use and the GPUs that the container has.",
     ),

@@ -23,8 +23,7 @@ _CARDS: tuple[Words, ...] = (
     ),
     Words(
         "ib_completion_error",
-        r"Detected \d{1,9} failed devices|The error is fatal|Maximum number of probing|replacement QP|replace QP"
-        r"|functional device",
+        r"Detected \d{1,9} failed devices|The error is fatal|Maximum number of probing|replacement QP|replace QP|functional device",
         "A card has failed, and NCCL could not move its traffic to another one.",
         "Look for the first error of a transfer or a card before this line. Check that card and its link (ibstat, dmesg) on both sides.",
         "error",

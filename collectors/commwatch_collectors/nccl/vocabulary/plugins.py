@@ -73,34 +73,35 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"NET/OFI .{0,120}(?:disabling GDR|GDR disabled|GDR support reported|FI_OPT_CUDA_API_PERMITTED|GDR flush|(?:dma|DMA)-?(?:buf|BUF) support)"
-        r"|without GPUDirect RDMA support",
+        r"NET/OFI .{0,120}(?:disabling GDR|GDR disabled|GDR support reported|FI_OPT_CUDA_API_PERMITTED|GDR flush|(?:dma|DMA)-?(?:buf"
+        r"|BUF) support)|without GPUDirect RDMA support",
         "The plug-in cannot use GPUDirect RDMA: each byte goes through host memory. That costs bandwidth and CPU time.",
         _GDR,
     ),
     Words(
         "network_plugin",
         r"NET/OFI .{0,80}(?:requires at least libfabric|immediate data, required|does not provide enough tag bits|MR key size"
-        r"|Could not set \S{1,40}\. RC|FI_OPT_\w{1,40}"
-        r"|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared|address vector using FI_AV_TABLE|FI_MR_ENDPOINT"
-        r"|does not support EFA|non-GDA-capable|not supported on this platform|backendVersion|GIN requires|GIN only supports|Model is not supported)",
+        r"|Could not set \S{1,40}\. RC|FI_OPT_\w{1,40}|EMULATED_WRITE|fi_open_ops|FI_PROGRESS_AUTO|not compiled with|not declared"
+        r"|address vector using FI_AV_TABLE|FI_MR_ENDPOINT|does not support EFA|non-GDA-capable|not supported on this platform"
+        r"|backendVersion|GIN requires|GIN only supports|Model is not supported)",
         "The installed libfabric, or the provider that it chose, lacks a feature that the plug-in needs.",
         f"{_VERSIONS} Unset FI_PROVIDER, or set it to efa.",
     ),
     Words(
         "setting",
-        r"NET/OFI .{0,120}(?:OFI_NCCL_\w{1,40}|NCCL_OFI_\w{1,40}|WARNING: (?:Use of )?\S{1,60}|Param \S{1,60} used|EAGER_MAX_SIZE|EARLY_COMPLETION"
-        r"|unknown transport|Invalid value for|forced rails|mr keypool size|Unrecognized histogram|Attempt to set \S{1,60} after"
-        r"|invalid print format)",
+        r"NET/OFI .{0,120}(?:OFI_NCCL_\w{1,40}|NCCL_OFI_\w{1,40}|WARNING: (?:Use of )?\S{1,60}|Param \S{1,60} used|EAGER_MAX_SIZE"
+        r"|EARLY_COMPLETION|unknown transport|Invalid value for|forced rails|mr keypool size|Unrecognized histogram"
+        r"|Attempt to set \S{1,60} after|invalid print format)",
         "A variable of the plug-in has a value that it does not accept, or no longer exists.",
         "Correct or unset the variable that the line names (OFI_NCCL_…).",
     ),
     Words(
         "network_plugin",
-        r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|aws-ofi-nccl initialization failed|provider capabilities"
-        r"|Initializing plugin|exception in (?:plugin init|rdma_init|sendrecv_init)|(?:Could not|Couldn't) find any optimal provider|Only EFA provider"
-        r"|OFI call failed|find plugin protocol|Device creation failed|initialize (?:sendrecv|rdma|\S{1,20}) protocol"
-        r"|has not been initialized|rails?\. Expected at least|unexpected number of devices|Unexpected topo group)",
+        r"NET/OFI .{0,80}(?:fi_getinfo|Unable to find a protocol|Insufficient Libfabric|aws-ofi-nccl initialization failed"
+        r"|provider capabilities|Initializing plugin|exception in (?:plugin init|rdma_init|sendrecv_init)|(?:Could not"
+        r"|Couldn't) find any optimal provider|Only EFA provider|OFI call failed|find plugin protocol|Device creation failed"
+        r"|initialize (?:sendrecv|rdma|\S{1,20}) protocol|has not been initialized|rails?\. Expected at least|unexpected number of devices"
+        r"|Unexpected topo group)",
         "The plug-in found no device of libfabric that it can use, so NCCL takes another network or fails.",
         _DEVICES,
     ),
@@ -124,9 +125,9 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "network_plugin",
         r"NET/OFI .{0,120}(?:\bfi_(?!info|nic|dupinfo|addr|getname|mr_)\w{3,20}|Error (?:posting|in call)|Unable to post|post(?:ing)? (?:rx"
-        r"|receive)|Could not send|send connect message|issue (?:read|eager)"
-        r"|Write failed|Metadata send|Failed to post|Call to post_with|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata"
-        r"|Error in bootstrap|exception in (?:plugin|GIN) \w{1,10}:|Cannot open more connection)",
+        r"|receive)|Could not send|send connect message|issue (?:read|eager)|Write failed|Metadata send|Failed to post|Call to post_with"
+        r"|CM connect failed|bootstrap (?:ring|allgather)|exchange connect metadata|Error in bootstrap|exception in (?:plugin"
+        r"|GIN) \w{1,10}:|Cannot open more connection)",
         "A transfer or a connection over libfabric could not be started.",
         f"Find the process that failed first. If none did: {_GROUP}",
         "error",
@@ -142,8 +143,8 @@ PLUGINS: tuple[Words, ...] = (
     Words(
         "setting",
         r"NET/OFI .{0,80}(?:NCCL_TUNER_PLUGIN|NCCL_PROTO (?:was set|env)|tuner plugin can not|Unable to configure|(?:Failed|Unable"
-        r"|Error) (?:to )?set(?:ting)? NCCL_|topology XML file|platform_type|platform priority|NVLS option"
-        r"|shared library info|configure tuner|anonymous topology)",
+        r"|Error) (?:to )?set(?:ting)? NCCL_|topology XML file|platform_type|platform priority|NVLS option|shared library info"
+        r"|configure tuner|anonymous topology)",
         "The plug-in could not set up NCCL for this type of instance; it works, but perhaps not at full speed.",
         "Check whether the job sets NCCL_TUNER_PLUGIN, NCCL_TOPO_FILE, NCCL_PROTO or NCCL_NVLS_ENABLE itself, and use a plug-in that knows the "
         "instance type.",
@@ -157,8 +158,8 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
-        r"plugin returned invalid|GIN plugin \S{1,64} returned|Error on GFD|GIN Error (?:detected|on gin)|uninitialized (?:net|gin|rma)Plugin"
-        r"|number of devices for netPlugin|CollNet sizes",
+        r"plugin returned invalid|GIN plugin \S{1,64} returned|Error on GFD|GIN Error (?:detected|on gin)|uninitialized (?:net|gin"
+        r"|rma)Plugin|number of devices for netPlugin|CollNet sizes",
         "A plug-in returned something that NCCL cannot use.",
         "Update the plug-in to a version for this NCCL. NCCL_NET_PLUGIN=none (NCCL_GIN_ENABLE=0 for GIN) does without it: the network may be slower.",
         "error",
