@@ -37,9 +37,16 @@ _OF_FILE_WITH_MEMORY = rf"(?i:(?:cuda|hip) failure(?!.{{0,20}}(?:out of memory|{
 _NVLINK: tuple[Words, ...] = (
     Words(
         "nvlink_sharp",
+        r"(?i:NVLink SHARP.{0,80}out of memory)",
+        "The GPU has no memory left for NVLink SHARP (NVLS), or the fabric manager did not allow the binding.",
+        f"Check the memory in use, and leave room for NCCL. {_FABRIC} {_NVLS_OFF}",
+        "error",
+    ),
+    Words(
+        "nvlink_sharp",
         r"(?i:NVLink SHARP|NVLS\) Multicast|multimem pointer requested|Multicast support requested)",
         "The driver could not set up multicast memory for NVLink SHARP (NVLS).",
-        f"{_FABRIC} If the text is 'out of memory', check the memory of the GPUs as well. {_NVLS_OFF}",
+        f"{_FABRIC} {_NVLS_OFF}",
         "error",
     ),
     Words(
@@ -79,9 +86,17 @@ _NVLINK: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
+        r"(?i:cuda failure.{0,20}out of memory)",
+        "The GPU has no memory left for NVLink SHARP (NVLS).",
+        f"{_FREE} {_NVLS_OFF}",
+        "error",
+        r"nvls|multicast",
+    ),
+    Words(
+        "cuda_error",
         _OF_FILE,
         "CUDA refused a call for NVLink SHARP (NVLS): it could not make, bind or map multicast memory.",
-        f"{_FABRIC} If the text is 'out of memory', check the memory of the GPUs as well. {_NVLS_OFF}",
+        f"{_FABRIC} {_NVLS_OFF}",
         "error",
         r"nvls|multicast",
     ),
@@ -105,10 +120,17 @@ _PEERS: tuple[Words, ...] = (
     ),
     Words(
         "peer_to_peer",
-        r"(?:cuda|hip)Ipc(?:Get|Open)MemHandle|CUDA IPC handle|[Uu]anble to get IPC handle|Unable to get IPC handle"
+        r"hipIpc(?:Get|Open)MemHandle",
+        "A GPU could not share its memory with another GPU of the node.",
+        f"{_AMD} Let the containers of one node share the IPC namespace (--ipc=host). {_P2P_OFF}",
+        "error",
+    ),
+    Words(
+        "peer_to_peer",
+        r"cudaIpc(?:Get|Open)MemHandle|CUDA IPC handle|[Uu]anble to get IPC handle|Unable to get IPC handle"
         r"|Uanble to get pointer information",
         "A GPU could not share its memory with another GPU of the node.",
-        f"Let the containers of one node share the IPC namespace (--ipc=host). {_AMD} On NVIDIA, try NCCL_CUMEM_ENABLE=1 or 0. {_P2P_OFF}",
+        f"Let the containers of one node share the IPC namespace (--ipc=host). NCCL_CUMEM_ENABLE=1 shares memory in another way. {_P2P_OFF}",
         "error",
     ),
     Words(

@@ -60,6 +60,11 @@ PLACES: tuple[Place, ...] = (
         "does without them: TCP sockets reach a small part of their bandwidth.",
     ),
     Place(
+        r"transport/net\.",
+        "connections over the network (NET)",
+        f"{_FIRST} Otherwise check the cards of both nodes, and NCCL_NET.",
+    ),
+    Place(
         r"net_socket",
         "the network over TCP sockets (NET/Socket)",
         _NETWORK,
@@ -116,7 +121,7 @@ PLACES: tuple[Place, ...] = (
         "do without it: collectives use more copies.",
     ),
     Place(
-        r"plugin|tuner|profiler|ucx",
+        r"plugin|tuner|profiler|ucx|\bnet\.cc",
         "plug-ins",
         "Check that NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN name plug-ins for this version of NCCL; unset them to do "
         "without.",
@@ -154,5 +159,7 @@ _COMPILED = tuple((place, re.compile(place.pattern, re.IGNORECASE)) for place in
 @lru_cache(maxsize=4096)
 def subsystem(place: str) -> tuple[str, str]:
     """Return a name for people and the remedy for unknown words, of a file (``transport/net_ib.cc:420``) or a plug-in's function."""
-    found = next((known for known, pattern in _COMPILED if pattern.search(place)), _UNKNOWN)
+    # RCCL prints the path of its build, which has names of its own.
+    file = place.rpartition("/src/")[2]
+    found = next((known for known, pattern in _COMPILED if pattern.search(file)), _UNKNOWN)
     return found.name, found.do
