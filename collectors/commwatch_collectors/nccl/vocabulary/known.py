@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from commwatch_collectors.nccl.vocabulary.calls import CALLS
 from commwatch_collectors.nccl.vocabulary.internal import INTERNAL
@@ -15,7 +15,6 @@ from commwatch_collectors.nccl.vocabulary.words import Words
 
 #: All entries, the first match wins.
 WORDS: tuple[Words, ...] = (*PLUGINS, *MEMORY, *NETWORK, *CALLS, *MACHINE, *INTERNAL)
-_COMPILED = tuple((words, re.compile(words.pattern), re.compile(words.file) if words.file else None) for words in WORDS)
 #: Characters that are matched: the words of a warning are at its beginning.
 _MOST_TEXT = 1024
 #: Pointers and counters, by which many warnings of one kind differ.
@@ -32,9 +31,12 @@ def words_for(text: str, origin: str) -> Words | None:
     return _words_for(_VARIES.sub("0000", text[:_MOST_TEXT]), origin[:_MOST_TEXT])
 
 
+@cache
+def _compiled() -> list[tuple[Words, re.Pattern[str], re.Pattern[str]]]:
+    """Return the entries with their patterns: compiled at the first warning, not at the import."""
+    return [(words, re.compile(words.pattern), re.compile(words.file)) for words in WORDS]
+
+
 @lru_cache(maxsize=4096)
 def _words_for(text: str, origin: str) -> Words | None:
-    for words, pattern, file in _COMPILED:
-        if (file is None or file.search(origin)) and pattern.search(text):
-            return words
-    return None
+    return next((words for words, pattern, file in _compiled() if file.search(origin) and pattern.search(text)), None)
