@@ -31,10 +31,20 @@ OF_FAULTS: frozenset[type] = frozenset(
         f.RasDead,
         f.Watchdog,
         f.Progress,
+        f.Relayed,
+        f.Stuck,
+        f.CommTimeout,
         f.TorchError,
         f.Speaks,
         f.Raised,
         f.Desync,
+        f.Barrier,
+        f.Gloo,
+        f.Store,
+        f.Died,
+        f.ElasticReport,
+        f.Xid,
+        f.Ucx,
     )
 )
 

@@ -22,10 +22,11 @@ _MOST_SETS = 256
 
 
 class Hit(NamedTuple):
-    """One result of a check: one line of text, and the log lines that show it; what it means and what to do, if its rule has not the right words."""
+    """One result of a check: one line of text, and the log lines that show it."""
 
     says: str
     evidence: Sequence[Seen]
+    #: Instead of the rule's, if this case has a meaning and a remedy of its own.
     means: str = ""
     do: str = ""
 

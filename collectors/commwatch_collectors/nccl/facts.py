@@ -6,6 +6,47 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from commwatch_collectors.nccl.beside.facts import (
+    Barrier,
+    CommTimeout,
+    Desync,
+    Died,
+    ElasticReport,
+    Gloo,
+    Progress,
+    Raised,
+    Relayed,
+    Speaks,
+    Store,
+    Stuck,
+    TorchError,
+    Ucx,
+    Watchdog,
+    Where,
+    Xid,
+)
+
+#: The facts of other programs' lines, which are used from here as well.
+__all__ = [
+    "Barrier",
+    "CommTimeout",
+    "Desync",
+    "Died",
+    "ElasticReport",
+    "Gloo",
+    "Progress",
+    "Raised",
+    "Relayed",
+    "Speaks",
+    "Store",
+    "Stuck",
+    "TorchError",
+    "Ucx",
+    "Watchdog",
+    "Where",
+    "Xid",
+]
+
 
 class Version(NamedTuple):
     """The version of the library."""
@@ -350,61 +391,6 @@ class RasDead(NamedTuple):
     text: str
 
 
-class Where(NamedTuple):
-    """Whose line of PyTorch it is, as far as the line shows. Only GUIDs are the same in all processes: they number groups apart."""
-
-    job_rank: int | None = None
-    pg: str = ""
-    guid: str = ""
-
-
-class Watchdog(NamedTuple):
-    """PyTorch's watchdog has found a collective past its time-out; ``rank`` is the rank in the process group."""
-
-    rank: int
-    seq: int | None
-    op: str
-    numel_in: int | None
-    numel_out: int | None
-    timeout_ms: int | None
-    ran_ms: int
-    where: Where = Where()
-
-
-class Progress(NamedTuple):
-    """Progress of a rank in a process group, as PyTorch prints it after a time-out; -1: none yet."""
-
-    rank: int
-    enqueued: int
-    completed: int
-    where: Where = Where()
-
-
-class Speaks(NamedTuple):
-    """A rank of the job has printed a line (PyTorch marks each line with the rank)."""
-
-    rank: int
-
-
-class Raised(NamedTuple):
-    """A rank ended with a Python exception."""
-
-    rank: int
-    error: str
-
-
-class TorchError(NamedTuple):
-    """PyTorch's exception for an NCCL call that failed."""
-
-    reason: str
-
-
-class Desync(NamedTuple):
-    """A line of PyTorch's report on ranks whose collectives differ."""
-
-    text: str
-
-
 # fmt: off
 Fact = (
     Version | Build | Rccl | Driver | Plugin | Env | CommConfig
@@ -412,6 +398,8 @@ Fact = (
     | Init | End | InitTime | Layout | Mnnvl
     | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
     | System | Pattern | Paths | Algo | Kernel | Coll | Call
-    | Trail | Retry | CudaFailure | RasDead | Watchdog | Progress | TorchError | Speaks | Raised | Desync
+    | Trail | Retry | CudaFailure | RasDead
+    | Watchdog | Progress | Relayed | Stuck | CommTimeout | TorchError | Speaks | Raised | Desync
+    | Barrier | Gloo | Store | Died | ElasticReport | Xid | Ucx
 )
 # fmt: on

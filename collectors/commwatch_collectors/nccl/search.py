@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.forms import FORMS, Form
+from commwatch_collectors.nccl.beside.form import Form
+from commwatch_collectors.nccl.forms import FORMS
 
 #: Parts that several needles share: a text without a part is not searched for these needles.
 _SHARED_PARTS = ("-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap")

@@ -67,7 +67,7 @@ TORCH: list[Case] = [
         "2.4..",
         "[rank3]:[E1003 22:26:03.467 ProcessGroupNCCL.cpp:633] [PG ID 0 PG GUID 0(default_pg) Rank 3] "
         f"{DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
-        (CAUGHT._replace(where=f.Where(3, "0", "0")), f.Speaks(3)),
+        (CAUGHT._replace(where=f.Where(3, "0", "0", "default_pg")), f.Speaks(3)),
     ),
     (
         "2.4..",
@@ -78,7 +78,7 @@ TORCH: list[Case] = [
     (
         "2.6..",
         f"[rank9]:[PG ID 2 PG GUID dp:split:1f(dp) Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
-        (CAUGHT._replace(where=f.Where(9, "2", "dp:split:1f")), f.Speaks(9)),
+        (CAUGHT._replace(where=f.Where(9, "2", "dp:split:1f", "dp")), f.Speaks(9)),
     ),
     (
         "exception",
@@ -124,21 +124,25 @@ TORCH: list[Case] = [
     (
         "2.3",
         "[Rank 3] Timeout at NCCL work: 41, last enqueued NCCL work: 44, last completed NCCL work: 40.",
-        (f.Progress(3, 44, 40),),
+        (f.Progress(3, 44, 40, why="time-out", work=41),),
     ),
     (
         "2.5..",
         "[PG ID 0 PG GUID 0 Rank 3]  failure detected by watchdog at work sequence id: 41 PG status: "
         "last enqueued work: 44, last completed work: 40",
-        (f.Progress(3, 44, 40, SCOPED),),
+        (f.Progress(3, 44, 40, SCOPED, "failure", 41),),
     ),
     (
         "2.4..",
         "[PG 0 Rank 3] Received a dump signal due to a collective timeout from  rank 2 and we will try our best to dump the "
         "debug info. Last enqueued NCCL work: -1, last completed NCCL work: -1.",
-        (f.Progress(3, -1, -1, f.Where(None, "0")),),
+        (f.Progress(3, -1, -1, f.Where(None, "0"), "dump", source=2),),
     ),
-    ("2.4..", "[PG 0 Rank 3] Observed flight recorder dump signal from another rank via TCPStore.", ()),
+    (
+        "2.4..",
+        "[PG 0 Rank 3] Observed flight recorder dump signal from another rank via TCPStore.",
+        (f.Relayed(3, f.Where(None, "0")),),
+    ),
     (
         "debug detail",
         "ranks [1, 3] are the lagging ranks that caused it",

@@ -57,7 +57,7 @@ def test_one_rank_is_silent() -> None:
 def test_equal_reports_of_twin_groups() -> None:
     """Equal reports of two groups are of four ranks, and none of them is suspected."""
     assert says(*(report(job, job % 2, 50, gpus(1, 1 + job // 2), ran_ms=600_012 + job % 2) for job in range(4))) == [
-        f"not finished in process group {group} after 600 s: ALLREDUCE with SeqNum 50 on ranks {ranks}; "
+        f"not finished in process group {group} after 600 s: ALLREDUCE with SeqNum 50 on ranks {ranks}, group mesh; "
         "each rank in the log waits, perhaps in different process groups"
         for group, ranks in ((1, "0-1"), (2, "2-3"))
     ]
@@ -73,7 +73,7 @@ def test_progress_of_one_group() -> None:
     """A rank that launched less than the others of its group is suspected, with its rank in the job."""
     found = says(report(4, 0, 7, gpus(1, 5)), report(6, 1, 40, gpus(1, 5)))
     assert found == [
-        "not finished after 600 s: ALLREDUCE with SeqNum 7 on rank 4, ALLREDUCE with SeqNum 40 on rank 6; "
+        "not finished after 600 s: ALLREDUCE with SeqNum 7 on rank 4, ALLREDUCE with SeqNum 40 on rank 6, group mesh; "
         "rank 4 had launched least: look there first"
     ]
 

@@ -1,0 +1,187 @@
+"""Line forms of processes that end: PyTorch's exceptions, launchers, Slurm, MPI, UCX, the kernel. Rules for patterns: ``forms.py``."""
+
+from __future__ import annotations
+
+import re
+
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.form import Form, integer, made
+
+#: Where the last line of a traceback begins: a text may quote an exception that was handled.
+_START = r"(?:\A|(?<=[\])|>`:])|(?<=\dZ))[\t ]{0,8}(?:\d{1,6}: {1,3})?"
+_MARKS = (
+    (re.compile(r"\[rank(\d{1,9})\]:", re.ASCII), "rank {}"),
+    (re.compile(r"\[\d{1,9},(\d{1,9})\](?:\[[^\]]{0,80}\])?<std(?:out|err|diag)>", re.ASCII), "rank {}"),
+    (re.compile(r"\[[Rr]ank (\d{1,9})\]", re.ASCII), "rank {}"),
+    (re.compile(r"\A *(\d{1,6}): ", re.ASCII), "task {}"),
+    (re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})\]:", re.ASCII), "local rank {}"),
+    (re.compile(r"\(\w{1,80} pid=(\d{1,10})", re.ASCII), "pid {}"),
+)
+#: Signal -> kind.
+_SIGNALS = {4: "signal", 6: "abort", 7: "shm", 8: "signal", 9: "killed", 11: "segfault"}
+_NAMED = {
+    "Killed": ("killed", "was killed"),
+    "Out Of Memory": ("host memory", "ran out of the node's memory"),
+    "Bus error": ("shm", "ended with a bus error"),
+    "Segmentation fault": ("segfault", "ended with a segmentation fault"),
+    "Aborted": ("abort", "aborted"),
+}
+
+
+def _who(text: str) -> str:
+    """Return which process printed a line, as far as its marks show it."""
+    for pattern, words in _MARKS:
+        if found := pattern.search(text):
+            return words.format(found[1])
+    return ""
+
+
+def _raised(kind: str, needle: str, pattern: str) -> Form:
+    """Return a form of an exception; its first group is what is said of it."""
+    return made(needle, _START + pattern, lambda m: f.Died(kind, _who(m.string), f"raised {m[1].strip().rstrip('.')}"))
+
+
+def _died(kind: str, needle: str, pattern: str, did: str) -> Form:
+    """Return a form of a line about this process."""
+    return made(needle, pattern, lambda m: f.Died(kind, _who(m.string), did))
+
+
+def _exit(code: int, who: str) -> f.Fact | None:
+    """Return what an exit code says; ``None`` for an ordinary end, and for SIGTERM and SIGINT, which come from the launcher."""
+    signal = -code if code < 0 else code - 128 if code > 128 else 0
+    if code == 0 or signal in (2, 15):
+        return None
+    did = f"was ended by signal {signal}" if signal else f"ended with exit code {code}"
+    return f.Died(_SIGNALS.get(signal, "signal") if signal else "exit", who, did)
+
+
+def _worker(match: re.Match[str]) -> f.Fact | None:
+    return _exit(integer(match[1]), f"local rank {match[2]} (pid {match[3]})")
+
+
+def _mpi(match: re.Match[str]) -> f.Fact | None:
+    return _exit(-integer(match[3]), f"rank {match[1]} on {match[2]}")
+
+
+def _slurm(match: re.Match[str]) -> f.Fact | None:
+    who = f"{match[2]} {match[3]} on {match[1]}"
+    if match[5]:
+        return _exit(integer(match[5]), who)
+    return f.Died(_NAMED[match[4]][0], who, _NAMED[match[4]][1])
+
+
+def _loader(match: re.Match[str]) -> f.Fact:
+    kind, did = _NAMED.get(match[1], ("killed", "ended by a signal"))
+    mark = _who(match.string)
+    return f.Died(kind if kind != "killed" else "host memory", f"a data loader's worker{mark and ' of '}{mark}", did)
+
+
+def _xid(match: re.Match[str]) -> f.Fact:
+    return f.Xid(integer(match[3]), match[2], match[1] or "")
+
+
+FORMS: tuple[Form, ...] = (
+    # exceptions
+    _raised(
+        "gpu memory",
+        "CUDA out of memory",
+        r"((?:torch\.(?:cuda\.)?)?(?:OutOfMemoryError|RuntimeError)): CUDA out of memory",
+    ),
+    _raised(
+        "gpu memory", "CUDA error: out of memory", r"((?:\w{1,40}\.){0,4}\w{1,40}Error: CUDA error: out of memory)"
+    ),
+    _raised(
+        "gpu memory",
+        "HIP out of memory",
+        r"((?:torch\.(?:cuda\.)?)?(?:OutOfMemoryError|RuntimeError)): HIP out of memory",
+    ),
+    _raised(
+        "cuda",
+        "CUDA error: ",
+        r"((?:\w{1,40}\.){0,4}\w{1,40}Error: CUDA error: (?!out of memory|invalid device ordinal|initialization)\w[\w ,'-]{0,120})",
+    ),
+    made(
+        "terminated with exception: CUDA error",
+        r"watchdog thread terminated with exception: (CUDA error: \w[\w ,'-]{0,120})",
+        lambda m: f.Died("cuda", _who(m.string), f"failed with {m[1].strip()}"),
+    ),
+    _raised(
+        "shm",
+        "torch_",
+        r"(\w{1,40}Error: unable to (?:write to|mmap|open|resize|allocate) [^\n]{0,80}?/torch_\w{1,80}>?[^\n]{0,120})",
+    ),
+    _raised(
+        "disk",
+        "No space left on device",
+        r"((?:\w{1,40}\.){0,4}\w{1,40}Error: (?!unable to)[^\n]{0,120}?No space left on device)",
+    ),
+    _raised(
+        "ddp",
+        "finished reduction",
+        r"(RuntimeError: Expected to have finished reduction in the prior iteration)",
+    ),
+    made(
+        "is killed by signal",
+        r"DataLoader worker \(pid \d{1,10}\) is killed by signal: ([A-Z][\w ]{1,40})",
+        _loader,
+    ),
+    # launchers
+    made("failed (exitcode", r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,9}) \(pid: (\d{1,10})\)", _worker),
+    made("Root Cause", r"Root Cause \(first observed failure\)", lambda m: f.ElasticReport("root", "")),
+    made("host  ", r"\bhost {2,8}: (\S{1,200})", lambda m: f.ElasticReport("host", m[1])),
+    made("(local_rank", r"\brank {2,8}: (\d{1,9}) \(local_rank", lambda m: f.ElasticReport("rank", m[1])),
+    made("exitcode  ", r"\bexitcode {1,8}: (-?\d{1,9} \(pid: \d{1,10}\))", lambda m: f.ElasticReport("exitcode", m[1])),
+    made(
+        "noticed that process rank",
+        r"(?<=noticed that )process rank (\d{1,9}) with PID \d{1,10} on node (\S{1,200}) exited on signal (\d{1,3})",
+        _mpi,
+    ),
+    made(
+        "MPI_ABORT was invoked",
+        r"MPI_ABORT was invoked on rank (\d{1,9})",
+        lambda m: f.Died("abort", f"rank {m[1]}", "called MPI_Abort"),
+    ),
+    made("KILLED BY SIGNAL", r"KILLED BY SIGNAL: (\d{1,3})", lambda m: _exit(-integer(m[1]), "a process")),
+    made(
+        "srun: error: ",
+        r"srun: error: (\S{1,200}): (tasks?) ([\d,-]{1,200}): "
+        r"(Killed|Out Of Memory|Bus error|Segmentation fault|Aborted|Exited with exit code (\d{1,3}))",
+        _slurm,
+    ),
+    _died(
+        "host memory", "oom", r"Detected \d{1,9} oom[-_]kill event", "was killed for lack of memory in its Slurm step"
+    ),
+    _died(
+        "host memory",
+        "Out of memory: Killed process",
+        r"Out of memory: Killed process",
+        "was killed by the kernel for lack of memory",
+    ),
+    _died(
+        "host memory",
+        "Memory cgroup out of memory",
+        r"Memory cgroup out of memory: Kill",
+        "was killed by the kernel for lack of memory in its cgroup",
+    ),
+    _died("host memory", "OOMKilled", r"\bOOMKilled\b", "was killed for lack of memory in its container"),
+    _died(
+        "limit",
+        "DUE TO TIME LIMIT",
+        r"CANCELLED AT \S{1,40} DUE TO TIME LIMIT",
+        "reached the time limit of its Slurm job",
+    ),
+    _died("node", "DUE TO NODE FAILURE", r"CANCELLED AT \S{1,40} DUE TO NODE FAILURE", "was lost with its node"),
+    _died("limit", "DUE TO PREEMPTION", r"CANCELLED AT \S{1,40} DUE TO PREEMPTION", "was preempted by Slurm"),
+    # the kernel, UCX
+    made(
+        "NVRM: Xid",
+        r"(?:(\S{1,200}) kernel: (?:\[[\d. ]{1,40}\] )?)?NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})\b",
+        _xid,
+    ),
+    made("UCX  ERROR", r"UCX  ERROR ([^\n]{1,300})", lambda m: f.Ucx(m[1].strip())),
+    made(
+        "Transport retry count exceeded",
+        r"(?<!ERROR )Transport retry count exceeded on \S{1,80}",
+        lambda m: f.Ucx(m[0]),
+    ),
+)

@@ -1,0 +1,262 @@
+"""Line forms of PyTorch, torchcomms and Gloo, 1.12 to 2.15. ``forms.py`` has those of NCCL, and the rules for patterns."""
+
+from __future__ import annotations
+
+import re
+
+from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.form import Form, form, integer, made
+
+_WORK = re.compile(r"\b(\w+)(?:\(ms\))?=(\[[^\]]*\]|\w+)", re.ASCII)
+
+
+def _watchdog(match: re.Match[str]) -> f.Fact | None:
+    work = dict(_WORK.findall(match[2]))
+    if "OpType" not in work:
+        return None
+    seq, numel_in, numel_out, timeout = (
+        _count(work.get(key, "")) for key in ("SeqNum", "NumelIn", "NumelOut", "Timeout")
+    )
+    where = _where(match.string)
+    return f.Watchdog(integer(match[1]), seq, work["OpType"], numel_in, numel_out, timeout, integer(match[3]), where)
+
+
+def _count(digits: str) -> int | None:
+    """Return a count; ``None`` if there is none: coalesced operations print -1 without its sign."""
+    return int(digits) if digits.isdecimal() and len(digits) < 19 else None
+
+
+_MARK = re.compile(r"\[rank(\d+)\]:", re.ASCII)
+_SCOPE = re.compile(r"\[PG (?:ID )?(\d+)(?:\s*PG GUID ([^\s(\]]+))?(?: ?\(([^()\]]{0,200})\))?", re.ASCII)
+
+
+def _where(text: str) -> f.Where:
+    """Return what marks and scopes show, where a text has one of them: it may hold several lines that were glued."""
+    marks, scopes = set(_MARK.findall(text)), set(_SCOPE.findall(text))
+    return f.Where(integer(marks.pop()) if len(marks) == 1 else None, *(scopes.pop() if len(scopes) == 1 else ()))
+
+
+_FAILED_AT = re.compile(r"(Timeout at [A-Z]{3,8}|detected by watchdog at) work(?: sequence id)?: (\d+)", re.ASCII)
+_SIGNAL = re.compile(r"dump signal due to a collective timeout from (?: ?rank (\d+)|this local rank)", re.ASCII)
+
+
+def _progress(match: re.Match[str]) -> f.Fact:
+    before, work, source, why = match[2], None, None, ""
+    if at := _FAILED_AT.search(before):
+        why, work = "time-out" if at[1][0] == "T" else "failure", integer(at[2])
+    elif signal := _SIGNAL.search(before):
+        why, source = "dump", integer(signal[1]) if signal[1] else None
+    counts = integer(match[1]), integer(match[3]), integer(match[4])
+    return f.Progress(*counts, _where(match.string), why, work, source)
+
+
+def _stuck(needle: str, words: str, gil: bool = False) -> Form:
+    return made(
+        needle,
+        rf"Rank (\d+)\].{{0,200}}?{words}",
+        lambda m: f.Stuck(integer(m[1]), integer(m[2]) if m[2] else None, gil, _where(m.string)),
+    )
+
+
+def _comm_timeout(match: re.Match[str]) -> f.Fact:
+    where = _where(match.string)._replace(name=match[2] or "")
+    return f.CommTimeout(integer(match[1]), integer(match[3]) if match[3] else None, where)
+
+
+_SIDE = re.compile(
+    r"(?:\A|, but )Rank (\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(", re.ASCII
+)
+_FIELDS = {
+    "as number": re.compile(r"SequenceNumber=(\d+)", re.ASCII),
+    "calls": re.compile(r"OpType=(\w+)", re.ASCII),
+    "with shape": re.compile(r"TensorShape=\[([^\]]{0,1000})\]", re.ASCII),
+    "of": re.compile(r"TensorDtypes=(\w+)", re.ASCII),
+}
+
+
+def _mismatch(match: re.Match[str]) -> f.Fact:
+    """Return both sides as one sentence: what they call, and what differs."""
+    sides = list(_SIDE.finditer(match[1]))
+    if len(sides) != 2:
+        return f.Desync(f"Detected mismatch between collectives on ranks. {match[1]}".strip())
+    ends = sides[1].start(), len(match[1])
+    found = []
+    for side, end in zip(sides, ends, strict=True):
+        body = match[1][side.end() : end]
+        values = {name: value[1] for name, pattern in _FIELDS.items() if (value := pattern.search(body))}
+        found.append((side[1], values))
+    differ = [name for name in _FIELDS if found[0][1].get(name) != found[1][1].get(name)]
+    return f.Desync("; ".join(_called(rank, values, differ) for rank, values in found))
+
+
+def _called(rank: str, values: dict[str, str], differ: list[str]) -> str:
+    parts = [f"rank {rank} calls {values.get('calls', 'a collective')}"]
+    if "with shape" in values:
+        parts.append(f"with shape [{values['with shape']}]")
+    if "of" in values and (not differ or "of" in differ or "with shape" in differ):
+        parts.append(f"of {values['of']}")
+    if "as number" in values:
+        parts.append(f"as number {values['as number']}")
+    return " ".join(parts)
+
+
+def _barrier(match: re.Match[str]) -> f.Fact:
+    return f.Barrier(tuple(integer(rank) for rank in re.findall(r"\d+", match[1])), integer(match[2]))
+
+
+_GLOO = r"\[?[\w./-]{0,200}gloo/[\w./-]{1,200}:\d{1,6}\]? "
+_PEER = r"\[([^\]]{1,80})\](:\d{1,5})?"
+
+
+def _store(kind: str, needle: str, pattern: str) -> Form:
+    """Return a form of TCPStore: its text is the whole match. Warnings are no failures: PyTorch tries again, or ends."""
+    return made(needle, pattern, lambda m: None if _WARNS.search(m.string, 0, m.start()) else f.Store(kind, m[0]))
+
+
+_WARNS = re.compile(r"\[W[\d ]")
+
+FORMS: tuple[Form, ...] = (
+    made(
+        "Watchdog",
+        r"Rank (\d+)\] Watchdog caught collective operation timeout: Work[A-Z]{3,8}\(([^()]{0,1000}(?:\(ms\)=\d+)?[^()]{0,200})\) ran for (\d+) milliseconds",
+        _watchdog,
+    ),
+    made(
+        "ast enqueued",
+        r"Rank (\d+)\](.{0,600}?)[Ll]ast enqueued(?: [A-Z]{3,8})? work: (-?\d+), last completed(?: [A-Z]{3,8})? work: (-?\d+)",
+        _progress,
+    ),
+    form("NCCL error in", r"NCCL error in: [^\s,]{1,400}, (?P<reason>[^,(]{1,80}?)(?: \(|,|$)", f.TorchError),
+    form("NCCL error: ", r"exception[^:]{0,60}: NCCL error: (?P<reason>[^,(]{1,80}?)(?: \(|,|$)", f.TorchError),
+    form(
+        "sync error",
+        r"\[rank=\d{1,9}\].{0,100}?(?:nccl hit async error(?: on rank \d{1,9})?|Async error on rank \d{1,9}): "
+        r"(?P<reason>[^,(]{1,80}?)(?: \(|,|$)",
+        f.TorchError,
+    ),
+    made(
+        "from another rank",
+        r"Rank (\d+)\] Observed flight recorder dump signal from another rank",
+        lambda m: f.Relayed(integer(m[1]), _where(m.string)),
+    ),
+    _stuck("watchdog got stuck", r"watchdog got stuck for (\d+) seconds"),
+    _stuck("Heartbeat monitor", r"Heartbeat monitor timed out!()"),
+    _stuck("watchdog hang", r"due to \w{1,40} watchdog hang()"),
+    _stuck("Could not acquire GIL", r"Could not acquire GIL()", gil=True),
+    made(
+        "[rank=",
+        r"\[rank=(\d{1,9})\](?:\[name=([^\]]{0,200})\])? "
+        r"(?:Operation timed out after (\d{1,15}) ms|.{0,100}?(?:due to timeout|watchdog detected operation timeout))",
+        _comm_timeout,
+    ),
+    form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
+    made(
+        "[rank",
+        r"(?<=\[rank)(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.{0,200})",  # not the whole text: others follow
+        lambda m: f.Raised(integer(m[1]), m[2].strip()[:200]),
+    ),
+    # ranks whose collectives differ
+    made(
+        "lagging ranks",
+        r"(ranks \[[^\]]{0,2000}\] are the lagging ranks.{0,400})",
+        lambda m: f.Desync(m[1].strip()),
+    ),
+    made(
+        "collective #",
+        r"(\[[\d, .]+\] (?:joined but didn't finish|finished) collective #\d+.{0,400})",
+        lambda m: f.Desync(m[1].strip()),
+    ),
+    made("Detected mismatch", r"Detected mismatch between collectives on ranks\. ?(.{0,6000})", _mismatch),
+    form(
+        "DDP expects same model", r"(?P<text>DDP expects same model across all ranks, but .{1,200}? params)\b", f.Desync
+    ),
+    form(
+        "appears not to match",
+        r"(?P<text>\[?(?:Rank \d{1,9}\]?: )?params\[\d{1,9}\] in this process with (?:sizes|strides) \[[^\]]{0,1000}\] "
+        r"appears not to match (?:sizes|strides) of the same param in process \d{1,9})",
+        f.Desync,
+    ),
+    made(
+        "preamble.length",
+        r"op\.(?:preamble\.)?n?length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})",
+        lambda m: f.Desync(f"Gloo received {m[1]} bytes where {m[2]} were expected: ranks pass different sizes"),
+    ),
+    # monitored barriers
+    made(
+        "failed to pass monitoredBarrier",
+        r"Ranks? (\d[\d, ]{0,4000}) failed to pass monitoredBarrier in (\d{1,15}) ms",
+        _barrier,
+    ),
+    made(
+        "timed out in monitoredBarrier",
+        r"Rank \d{1,9} timed out in monitoredBarrier after (\d{1,15}) ms",
+        lambda m: f.Barrier((), integer(m[1])),
+    ),
+    made(
+        "reached monitoredBarrier",
+        r"successfully reached monitoredBarrier, but received errors",
+        lambda m: f.Barrier((), None),
+    ),
+    # Gloo
+    made(
+        "closed by peer [",
+        rf"(Connection closed by peer) {_PEER}",
+        lambda m: f.Gloo("closed", m[1], m[2] + (m[3] or "")),
+    ),
+    made(
+        "gloo/",
+        rf"{_GLOO}(?:\w[\w ]{{0,40}} )?{_PEER}: (Connection reset by peer|Broken pipe)",
+        lambda m: f.Gloo("closed", m[3], m[1] + (m[2] or "")),
+    ),
+    made(
+        "gloo/",
+        rf"{_GLOO}(?:\w[\w ]{{0,40}} )?{_PEER}: (Connection refused|No route to host|Network is unreachable)",
+        lambda m: f.Gloo("refused", m[3], m[1] + (m[2] or "")),
+    ),
+    made(
+        "Timed out waiting ",
+        r"Timed out waiting \d{1,15} ?ms for (?:send|recv|\w{1,20}) operations? to complete",
+        lambda m: f.Gloo("timed out", m[0]),
+    ),
+    made("connectFullMesh", r"Gloo connectFullMesh failed with .{0,300}", lambda m: f.Gloo("refused", m[0].strip())),
+    made(
+        "gloo/",
+        rf"{_GLOO}(?:Connect timeout|connect timed out)(?: {_PEER})?",
+        lambda m: f.Gloo("timed out", "a connection timed out", m[1] or ""),
+    ),
+    made("nable to find", r"Unable to find (?:interface|address) for: \S{1,80}", lambda m: f.Gloo("interface", m[0])),
+    # TCPStore
+    _store(
+        "connect",
+        "client socket has timed out",
+        r"The client socket has timed out after \w{1,20} while trying to connect to \([^)]{1,200}\)",
+    ),
+    _store(
+        "connect",
+        "client socket has failed",
+        r"The client socket has failed to connect to any network address of \([^)]{1,200}\)",
+    ),
+    _store(
+        "port", "server socket has failed", r"The server socket has failed to (?:listen on any|bind to any)[^\[]{1,200}"
+    ),
+    _store(
+        "join",
+        "waiting for clients",
+        r"Timed out after \d{1,9} seconds waiting for clients\. \d{1,9}/\d{1,9} clients joined",
+    ),
+    _store(
+        "join",
+        "store based barrier",
+        r"Timed out initializing process group in store based barrier.{1,200}?worker_count=\d{1,9}",
+    ),
+    made(
+        "retrieving ncclUniqueId",
+        r"\[(\d{1,9})\] is setting up NCCL communicator and retrieving ncclUniqueId from \[(\d{1,9})\].{0,200}?got error: (.{1,200})",
+        lambda m: f.Store("id", f"rank {m[1]} waited for the NCCL id from rank {m[2]}: {m[3].strip()}"),
+    ),
+    _store("key", "wait timeout after", r"wait timeout after \d{1,15}ms, keys: \S{1,200}"),
+    _store("lost", "Connection was likely closed", r"[Ff]ailed to recv, got 0 bytes\. Connection was likely closed"),
+    _store("lost", "recvValue", r"recvValue(?:WithTimeout)? failed on SocketImpl\([^)]{1,300}\): [^\[(]{1,100}"),
+    _store("lost", "sendBytes", r"sendBytes failed on SocketImpl\([^)]{1,300}\): [^\[(]{1,100}"),
+    _store("lost", "DistNetworkError", r"DistNetworkError: (?:Connection reset by peer|Broken pipe|Connection closed)"),
+)
