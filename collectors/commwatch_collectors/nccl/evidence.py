@@ -12,6 +12,7 @@ from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.communicators import Communicator, communicators
 from commwatch_collectors.nccl.lives import Facts, Life, Seen, Warned
+from commwatch_collectors.nccl.order import CAUSE
 from commwatch_collectors.nccl.text import Process
 
 _T = TypeVar("_T")
@@ -32,6 +33,20 @@ class Hit(NamedTuple):
 
 
 Check = Callable[["Log"], Iterable[Hit]]
+
+
+class Rule(NamedTuple):
+    """One kind of finding."""
+
+    name: str
+    severity: str
+    title: str
+    #: What it means for the job, and what to do about it.
+    means: str
+    do: str
+    check: Check
+    #: How far from the cause of a failure it is, for the order of errors (``order``).
+    depth: int = CAUSE
 
 
 class Live(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from commwatch_collectors.nccl import differences, failures, reasons, slowness, timeouts
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.evidence import FINISHED, Check, Live, Log
+from commwatch_collectors.nccl.beside import rules as beside
+from commwatch_collectors.nccl.evidence import FINISHED, Live, Log, Rule
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.nccl.order import CAUSE, CONSEQUENCE, SYMPTOM, in_time
 from commwatch_collectors.nccl.vocabulary.words import KINDS
@@ -29,20 +29,6 @@ _ONLY_BY_WORDS = (
     "invalid_usage",
     "internal",
 )
-
-
-class Rule(NamedTuple):
-    """One kind of finding."""
-
-    name: str
-    severity: str
-    title: str
-    #: What it means for the job, and what to do about it.
-    means: str
-    do: str
-    check: Check
-    #: How far from the cause of a failure it is, for the order of errors (``order``).
-    depth: int = CAUSE
 
 
 @dataclass(frozen=True)
@@ -69,6 +55,7 @@ class Finding:
 
 
 RULES: tuple[Rule, ...] = (
+    *beside.CAUSES,
     # -- errors -----------------------------------------------------------------------------------
     Rule(
         "watchdog_timeout",
@@ -222,6 +209,7 @@ RULES: tuple[Rule, ...] = (
         reasons.earlier_failures,
         CONSEQUENCE,
     ),
+    *beside.FAILURES,
     # -- warnings ---------------------------------------------------------------------------------
     Rule(
         "socket_transport",
@@ -444,6 +432,7 @@ RULES: tuple[Rule, ...] = (
         "Give each process its own file, for example with NCCL_DEBUG_FILE=/path/%h.%p.",
         slowness.mixed_output,
     ),
+    *beside.EVENTS,
 )
 
 

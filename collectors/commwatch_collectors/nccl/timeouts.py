@@ -113,8 +113,8 @@ def _by_group(log: Log) -> dict[str, list[_Late]]:
     names = {_group(report.where) for report in found} - {""}
     only = names.pop() if len(names) == 1 else ""
     by_group: dict[str, list[_Late]] = {}
-    for report in found:
-        by_group.setdefault(_group(report.where) or only, []).append(report)
+    for late in found:
+        by_group.setdefault(_group(late.where) or only, []).append(late)
     return by_group
 
 
@@ -156,7 +156,7 @@ def _passed_on(log: Log) -> Iterator[Hit]:
     """A time-out of which the log has only the signal that another rank has sent."""
     signals = [(fact, seen) for _, fact, seen in log.account.of(f.Progress) if fact.source is not None]
     relayed = [(fact, seen) for _, fact, seen in log.account.of(f.Relayed)]
-    passed = {_job_rank(fact) for fact, _ in (*signals, *relayed)}
+    passed = _passing(log)
     if not passed or any(True for _ in log.account.of(f.TorchError)) or _failed_ranks(log):
         return
     sources = {fact.source for fact, _ in signals if fact.source is not None}

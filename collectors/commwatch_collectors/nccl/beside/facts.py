@@ -119,6 +119,8 @@ class Died(NamedTuple):
     kind: str
     who: str
     did: str
+    #: A launcher says so, which also ends the other processes.
+    by_launcher: bool = False
 
 
 class ElasticReport(NamedTuple):

@@ -46,28 +46,29 @@ def _died(kind: str, needle: str, pattern: str, did: str) -> Form:
     return made(needle, pattern, lambda m: f.Died(kind, _who(m.string), did))
 
 
-def _exit(code: int, who: str) -> f.Fact | None:
+def ended(code: int, who: str) -> f.Died | None:
     """Return what an exit code says; ``None`` for an ordinary end, and for SIGTERM and SIGINT, which come from the launcher."""
     signal = -code if code < 0 else code - 128 if code > 128 else 0
     if code == 0 or signal in (2, 15):
         return None
     did = f"was ended by signal {signal}" if signal else f"ended with exit code {code}"
-    return f.Died(_SIGNALS.get(signal, "signal") if signal else "exit", who, did)
+    return f.Died(_SIGNALS.get(signal, "signal") if signal else "exit", who, did, by_launcher=True)
 
 
 def _worker(match: re.Match[str]) -> f.Fact | None:
-    return _exit(integer(match[1]), f"local rank {match[2]} (pid {match[3]})")
+    return ended(integer(match[1]), f"local rank {match[2]} (pid {match[3]})")
 
 
 def _mpi(match: re.Match[str]) -> f.Fact | None:
-    return _exit(-integer(match[3]), f"rank {match[1]} on {match[2]}")
+    return ended(-integer(match[3]), f"rank {match[1]} on {match[2]}")
 
 
 def _slurm(match: re.Match[str]) -> f.Fact | None:
     who = f"{match[2]} {match[3]} on {match[1]}"
     if match[5]:
-        return _exit(integer(match[5]), who)
-    return f.Died(_NAMED[match[4]][0], who, _NAMED[match[4]][1])
+        return ended(integer(match[5]), who)
+    kind, did = _NAMED[match[4]]
+    return f.Died(kind, who, did, by_launcher=True)
 
 
 def _loader(match: re.Match[str]) -> f.Fact:
@@ -139,9 +140,9 @@ FORMS: tuple[Form, ...] = (
     made(
         "MPI_ABORT was invoked",
         r"MPI_ABORT was invoked on rank (\d{1,9})",
-        lambda m: f.Died("abort", f"rank {m[1]}", "called MPI_Abort"),
+        lambda m: f.Died("abort", f"rank {m[1]}", "called MPI_Abort", by_launcher=True),
     ),
-    made("KILLED BY SIGNAL", r"KILLED BY SIGNAL: (\d{1,3})", lambda m: _exit(-integer(m[1]), "a process")),
+    made("KILLED BY SIGNAL", r"KILLED BY SIGNAL: (\d{1,3})", lambda m: ended(-integer(m[1]), "a process")),
     made(
         "srun: error: ",
         r"srun: error: (\S{1,200}): (tasks?) ([\d,-]{1,200}): "

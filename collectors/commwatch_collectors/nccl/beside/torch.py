@@ -168,7 +168,9 @@ FORMS: tuple[Form, ...] = (
     ),
     made("Detected mismatch", r"Detected mismatch between collectives on ranks\. ?(.{0,6000})", _mismatch),
     form(
-        "DDP expects same model", r"(?P<text>DDP expects same model across all ranks, but .{1,200}? params)\b", f.Desync
+        "DDP expects same model",
+        r"(?P<text>DDP expects same model across all ranks, but Rank \d{1,9} has \d{1,9} params, while rank \d{1,9} has inconsistent \d{1,9} params)",
+        f.Desync,
     ),
     form(
         "appears not to match",
