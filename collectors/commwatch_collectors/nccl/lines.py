@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 
 from commwatch_collectors.nccl.input.records import messages, without_ray
+from commwatch_collectors.nccl.input.wraps import unwrapped
 
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
@@ -84,7 +85,7 @@ def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
     For a damaged archive, yield the lines before the damage, then raise its error.
     """
     errors: list[Exception] = []
-    yield from without_ray(messages(_physical(stream, errors)))
+    yield from without_ray(unwrapped(messages(_physical(stream, errors))))
     if errors:
         raise errors[0]
 

@@ -1,0 +1,130 @@
+"""What a log is put through on its way changes no conclusion: prefixes, JSON, wrapped lines, processes and files in any order.
+
+``cut_output`` and ``mixed_output`` are left out: they are about the form of the text, which changes here. So is whether a log ends
+within an init, which is known from the number of its lines.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.lines import lines_of
+from commwatch_collectors.nccl.text import parse_line
+from tests.collectors.nccl.test_findings import ALL
+
+NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
+PATHS = [*sorted(NCCL.glob("*.log")), *sorted(NCCL.glob("wild/*.log"))]
+LOGS: dict[str, list[str]] = {
+    **{path.stem: path.read_text(errors="replace").split("\n") for path in PATHS},
+    **{f"{case.kind}-{case.number}": case.lines for case in ALL},
+}
+Conclusions = set[tuple[str, str]]
+
+
+def concluded(*files: Iterable[str]) -> Conclusions:
+    """Name and text of the findings of these files."""
+    account = Account()
+    for number, lines in enumerate(files):
+        account.add_lines(lines_of(io.BytesIO("\n".join(lines).encode())), f"{number}.log")
+    return {
+        (found.name, found.says)
+        for found in findings(account)
+        if found.name not in ("cut_output", "mixed_output")
+        and not found.says.endswith(("none had finished when the log ended", "began an init and did not finish it"))
+    }
+
+
+def without_order(conclusions: Conclusions) -> Conclusions:
+    """Without the numbers and addresses, which are those of the first of several similar lines."""
+    return {(name, re.sub(r"\S*<\d+>|0x[0-9a-f]+|\d+", "#", says)) for name, says in conclusions}
+
+
+PREFIXES = [
+    "[2026-01-02 03:04:05,678] [INFO] [launch.py:300:main] ", "2026-01-02 03:04:05,678 - train - INFO - ", "INFO:train.run:", "12:",
+    "2026-01-02 03:04:05.678 | INFO     | train.run:<module>:12 - ", "<134>1 2026-01-02T03:04:05Z node-1 train 812 - - ", "    12\t",
+    "train-0 pytorch ", "[train-0 pytorch] ", "job.log:12:", "- ", "* ", "1. ", "INFO 01-02 03:04:05 [worker.py:70] ", "> ",
+    "[2026-01-02 03:04:05 TP0] ", "2026-01-02T03:04:05.123Z ", "2026-01-02T03:04:05Z stdout F ", "Jan  5 09:10:11 node-1 train[812]: ",
+]  # fmt: skip
+
+
+def with_json(line: str) -> str:
+    """A record of Docker's."""
+    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-01-02T03:04:05Z"})
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_prefixes(name: str) -> None:
+    """A prefix that is the same on all lines, or a record around each, changes no conclusion."""
+    expected = concluded(LOGS[name])
+    for prefix in PREFIXES:
+        assert concluded(prefix + line if line else line for line in LOGS[name]) == expected, prefix
+    assert concluded(map(with_json, LOGS[name])) == expected
+
+
+def cut(line: str, width: int) -> list[str]:
+    """A line as a terminal wraps it."""
+    return [line[at : at + width] for at in range(0, len(line) or 1, width)]
+
+
+def cut_at_blanks(line: str, width: int) -> list[str]:
+    """A line as a tracker wraps it."""
+    found = [""]
+    for word in line.split(" "):
+        if len(found[-1]) + 1 + len(word) > width and found[-1]:
+            found.append(word)
+        else:
+            found[-1] += (" " if found[-1] else "") + word
+    return found
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("wrap", [cut, cut_at_blanks])
+def test_wrapped(name: str, wrap: Callable[[str, int], list[str]]) -> None:
+    """Lines wrapped at a usual width change no conclusion."""
+    expected = concluded(LOGS[name])
+    for width in (80, 100, 132):
+        wrapped = [wrap(line, width) for line in LOGS[name]]
+        full = {len(part) for parts in wrapped for part in parts[:-1]}
+        if wrap is cut_at_blanks and (full == {width} or name == "nccl-2.7"):
+            continue  # nothing shows whether these lines were cut within a word, or which are the rest of a torn line
+        assert concluded(part for parts in wrapped for part in parts) == expected, width
+
+
+def by_process(lines: list[str]) -> list[list[str]]:
+    """The lines of each process, or rank of PyTorch."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        process = parse_line(line)[0].head.process
+        mark = re.match(r"\[rank\d+\]", line)
+        found.setdefault(str(process or (mark and mark[0])), []).append(line)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_interleaved(name: str) -> None:
+    """Processes that print at other times, each its lines in their order, change no conclusion."""
+    expected = concluded(LOGS[name])
+    for seed in range(3):
+        left, mixed, chance = by_process(LOGS[name]), list[str](), Random(seed)
+        while left := [lines for lines in left if lines]:
+            mixed.append(chance.choice(left).pop(0))
+        assert without_order(concluded(mixed)) == without_order(expected)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_files_in_any_order(name: str) -> None:
+    """One file for each process, in any order, gives the conclusions of one file for all."""
+    files = by_process(LOGS[name])
+    expected = concluded(LOGS[name])
+    for seed in range(3):
+        Random(seed).shuffle(files)
+        assert without_order(concluded(*files)) == without_order(expected)
