@@ -174,15 +174,15 @@ def once(warned: Iterable[Warned]) -> list[Warned]:
     return list(by_text.values())
 
 
-def _seen_by(warned: Iterable[Warned]) -> str:
+def _seen_by(warned: Iterable[Warned], on: str = "on", raised: str = "raised by") -> str:
     """Return the processes that printed warnings, or the ranks that raised their text; empty if they are not known."""
     found = list(warned)
     processes = [each.process for each in found if each.process is not None]
     if processes:
-        return f"; on {who(processes)}"
+        return f"; {on} {who(processes)}"
     marks = sorted({each.quoted_by for each in found if each.quoted_by})
     one = _RANK.sub(r"rank \1", marks[0]) if marks else ""
-    return f"; raised by {one if len(marks) == 1 else many(len(marks), 'rank')}" if marks else ""
+    return f"; {raised} {one if len(marks) == 1 else many(len(marks), 'rank')}" if marks else ""
 
 
 def _settings(log: Log, text: str) -> str:
@@ -234,7 +234,8 @@ def peers_lost(log: Log) -> Iterator[Hit]:
     if _has_failed(log, found):
         peers = list(dict.fromkeys(address for w in found for address in _ADDRESS.findall(w.text)))
         whom = f"the process at {peers[0]}" if len(peers) == 1 else f"{len(peers)} peers ({some(peers)})"
-        says = f"{whom if peers else 'a peer'} closed the connection or ended first; seen by {who(w.process for w in found)}"
+        seen_by = _seen_by(found, "seen by", "seen by")
+        says = f"{whom if peers else 'a peer'} closed the connection or ended first{seen_by}"
         yield Hit(says, [w.seen for w in once(found)])
 
 
