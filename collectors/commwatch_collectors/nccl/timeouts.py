@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.processes import XIDS
 from commwatch_collectors.nccl.evidence import Hit, Log, some
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import missing_ranks
@@ -172,7 +173,7 @@ def _suspicion(log: Log, group: str, by_group: dict[str, list[_Late]]) -> tuple[
     elsewhere = {report.rank for other, reports in by_group.items() if other != group for report in reports}
     heard = {fact.rank for _, fact, _ in log.account.of(f.Speaks)}
     heard |= {fact.rank for _, fact, _ in log.account.of(f.Raised)}
-    passed = _passing(log) - reported
+    passed = (_passing(log) | {_job_rank(fact) for _, fact, _ in log.account.of(f.Stuck)}) - reported
     known = reported | heard | passed | _logged_ranks(log)
     # A rank that waits in another group is late because of that one.
     behind, silent = _behind(log, group, by_group) - elsewhere, known - reported - passed
@@ -187,11 +188,15 @@ def _suspicion(log: Log, group: str, by_group: dict[str, list[_Late]]) -> tuple[
     if not behind and not silent:
         mixed = reported != here or not _is_one(by_group[group], ()) or bool(known - reported)
         parts.append(_no_suspect(known, mixed, None if whole else len(reported)))
+        if parts[-1] == _ENTERED:
+            parts[-1] = _operations_differ(by_group[group]) or _ENTERED + (
+                "" if _has_cause(log) else ": suspect the network"
+            )
     raised = [
         (fact, seen) for _, fact, seen in log.account.of(f.Raised) if fact.rank in behind | silent and _first(fact)
     ]
     if raised:
-        parts[-1] += f" (rank {raised[0][0].rank} raised {raised[0][0].error})"
+        parts[-1] += f" (rank {raised[0][0].rank} raised {_brief(raised[0][0].error)})"
     return "; " + "; ".join(parts), [seen for _, seen in raised]
 
 
@@ -223,7 +228,28 @@ def _no_suspect(known: set[int], mixed: bool, most_missing: int | None) -> str:
         return "the log does not show which other ranks are in the group"
     if mixed:
         return "each rank in the log waits, perhaps in different process groups"
-    return "all ranks in the log entered it: suspect the network"
+    return _ENTERED
+
+
+_ENTERED = "all ranks in the log entered it"
+
+
+def _operations_differ(late: list[_Late]) -> str:
+    """Return what follows if ranks of one group wait in different operations of one number, or of none."""
+    operations: dict[int | None, set[str]] = {}
+    for report in late:
+        if report.op:
+            operations.setdefault(report.seq, set()).add(report.op)
+    if all(len(names) < 2 for names in operations.values()):
+        return ""
+    if None in operations:
+        return "the operations differ: ranks took different paths, or are in different process groups"
+    return "the operations differ: ranks took different paths"
+
+
+def _has_cause(log: Log) -> bool:
+    """Return whether the log shows a failed process or GPU."""
+    return any(True for _ in log.account.of(f.Died)) or any(xid.number in XIDS for _, xid, _ in log.account.of(f.Xid))
 
 
 def _first(fact: f.Raised) -> bool:
@@ -231,11 +257,23 @@ def _first(fact: f.Raised) -> bool:
     return "DistBackendError" not in fact.error
 
 
+def _brief(error: str) -> str:
+    """Return the first sentence of an exception."""
+    return error.partition(". ")[0]
+
+
 def _before(log: Log, late: list[_Late], says: str) -> tuple[str, list[Seen]]:
     """Return the first process that had failed by then, as text, and its line; nothing if ``says`` names it."""
     source, number = late[0].seen.source, min(r.seen.number for r in late if r.seen.source == late[0].seen.source)
     ends = [(died.who or "a process", died.did, seen) for _, died, seen in log.account.of(f.Died)]
-    ends += [(f"rank {r.rank}", f"raised {r.error}", seen) for _, r, seen in log.account.of(f.Raised) if _first(r)]
+    ends += [
+        (f"rank {r.rank}", f"raised {_brief(r.error)}", seen) for _, r, seen in log.account.of(f.Raised) if _first(r)
+    ]
+    ends += [
+        ("the driver", f"reported Xid {xid.number} of GPU {xid.device}", seen)
+        for _, xid, seen in log.account.of(f.Xid)
+        if xid.number in XIDS
+    ]
     ends = [end for end in ends if end[2].source == source and end[2].number < number]
     if not ends:
         return "", []

@@ -104,13 +104,16 @@ class Gloo(NamedTuple):
     kind: str
     text: str
     peer: str = ""
+    #: Which process reports it, as far as the line shows.
+    who: str = ""
 
 
 class Store(NamedTuple):
-    """PyTorch's TCPStore failed: ``kind`` is ``connect``, ``port``, ``join``, ``key`` or ``lost``."""
+    """PyTorch's TCPStore failed: ``kind`` is ``connect``, ``port``, ``join``, ``id``, ``key`` or ``lost``."""
 
     kind: str
     text: str
+    who: str = ""
 
 
 class Died(NamedTuple):

@@ -52,3 +52,22 @@ def form(needle: str, pattern: str, fact: type[f.Fact], **fixed: object) -> Form
 
 def made(needle: str, pattern: str, make: Callable[[re.Match[str]], f.Fact | None]) -> Form:
     return Form(needle, re.compile(pattern, re.ASCII), make)
+
+
+#: Marks of a process in its lines, the surest first.
+_MARKS = (
+    (re.compile(r"\[rank(\d{1,9})\]:", re.ASCII), "rank {}"),
+    (re.compile(r"\[\d{1,9},(\d{1,9})\](?:\[[^\]]{0,80}\])?<std(?:out|err|diag)>", re.ASCII), "rank {}"),
+    (re.compile(r"\[[Rr]ank (\d{1,9})\]", re.ASCII), "rank {}"),
+    (re.compile(r"\A *(\d{1,6}): ", re.ASCII), "task {}"),
+    (re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})\]:", re.ASCII), "local rank {}"),
+    (re.compile(r"\(\w{1,80} pid=(\d{1,10})", re.ASCII), "pid {}"),
+)
+
+
+def who(text: str) -> str:
+    """Return which process printed a line, as far as its marks show it."""
+    for pattern, words in _MARKS:
+        if found := pattern.search(text):
+            return words.format(found[1])
+    return ""

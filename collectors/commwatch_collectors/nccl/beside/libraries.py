@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.evidence import Hit, Log, some
@@ -28,6 +28,8 @@ def barriers(log: Log) -> Iterator[Hit]:
         )
 
 
+#: Lines from a failed barrier to the reason that Gloo gives.
+_REASON = 4
 #: Kind of ``Gloo`` -> what it means and what to do.
 _GLOO = {
     "closed": (
@@ -50,16 +52,33 @@ _GLOO = {
 
 
 def gloo(log: Log) -> Iterator[Hit]:
-    """Operations of Gloo that failed, once for each kind, with all peers."""
-    alike: dict[tuple[str, str], dict[str, Seen]] = {}
+    """Operations of Gloo that failed, once for each kind; not the time-out that a monitored barrier gives as its reason."""
+    reasons = {
+        (seen.source, number)
+        for _, _, seen in log.account.of(f.Barrier)
+        for number in range(seen.number, seen.number + _REASON)
+    }
+    alike: dict[tuple[str, str], list[tuple[f.Gloo, Seen]]] = {}
     for _, fact, seen in log.account.of(f.Gloo):
-        alike.setdefault((fact.kind, fact.text), {}).setdefault(fact.peer, seen)
-    for (kind, text), peers in alike.items():
-        whom = some(peer for peer in peers if peer)
+        if fact.kind != "timed out" or (seen.source, seen.number) not in reasons:
+            alike.setdefault((fact.kind, fact.text), []).append((fact, seen))
+    for (kind, text), found in alike.items():
+        peers = some(dict.fromkeys(fact.peer for fact, _ in found if fact.peer))
         link = " " if text.endswith("peer") else ": peer "
-        yield Hit(f"{text}{link + whom if whom else ''}", list(peers.values()), *_GLOO[kind])
+        says = f"{text}{link + peers if peers else ''}{_reporting(fact.who for fact, _ in found)}"
+        yield Hit(says, [seen for _, seen in found], *_GLOO[kind])
 
 
+def _reporting(who: Iterable[str]) -> str:
+    """Return which processes report a failure: ranks, if any line has one."""
+    known = set(who) - {""}
+    ranks = {int(name.partition(" ")[2]) for name in known if name.startswith("rank ")}
+    names = named(ranks) if ranks else some(sorted(known))
+    return f" (reported by {names})" if names else ""
+
+
+#: Different texts of one kind that are shown.
+_MOST_TEXTS = 3
 #: Kind of ``Store`` -> what it means and what to do.
 _STORE = {
     "connect": (
@@ -91,14 +110,16 @@ _STORE = {
 
 def store(log: Log) -> Iterator[Hit]:
     """Failures of PyTorch's TCPStore. What ``id`` quotes is not reported again."""
-    found: dict[str, dict[str, Seen]] = {}
+    found: dict[str, list[tuple[f.Store, Seen]]] = {}
     for _, fact, seen in log.account.of(f.Store):
-        found.setdefault(fact.kind, {}).setdefault(fact.text.strip(), seen)
-    quoted = {(seen.source, seen.number) for seen in found.get("id", {}).values()}
-    for kind, texts in found.items():
-        own = {text: seen for text, seen in texts.items() if kind == "id" or (seen.source, seen.number) not in quoted}
+        found.setdefault(fact.kind, []).append((fact, seen))
+    quoted = {(seen.source, seen.number) for _, seen in found.get("id", [])}
+    for kind, lines in found.items():
+        own = [(fact, seen) for fact, seen in lines if kind == "id" or (seen.source, seen.number) not in quoted]
         if own:
-            yield Hit(some(own, 3), list(own.values()), *_STORE[kind])
+            texts = "; ".join(list(dict.fromkeys(fact.text for fact, _ in own))[:_MOST_TEXTS])
+            reporting = "" if kind == "id" else _reporting(fact.who for fact, _ in own)
+            yield Hit(f"{texts}{reporting}", [seen for _, seen in own], *_STORE[kind])
 
 
 def ucx(log: Log) -> Iterator[Hit]:

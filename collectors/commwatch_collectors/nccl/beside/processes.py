@@ -182,7 +182,7 @@ _GSP = _Advice(
     "Reset the GPU or restart the node. Update the driver; if that happens again, replace the GPU.",
 )
 #: Xid -> its meaning, and what to do.
-_XIDS = {
+XIDS = {
     13: ("an exception in the graphics engine", _PROGRAM),
     31: ("a page fault in the GPU's memory", _PROGRAM),
     43: ("the GPU stopped a program", _PROGRAM),
@@ -210,8 +210,8 @@ def gpu_faults(log: Log) -> Iterator[Hit]:
     """GPUs that the driver reports as faulty, once for each kind of fault."""
     by_number = _xids(log)
     for number, events in by_number.items():
-        if number in _XIDS and (number not in _CONSEQUENCES or not by_number.keys() - {*_CONSEQUENCES, *_EVENTS}):
-            meaning, advice = _XIDS[number]
+        if number in XIDS and (number not in _CONSEQUENCES or not by_number.keys() - {*_CONSEQUENCES, *_EVENTS}):
+            meaning, advice = XIDS[number]
             yield Hit(_of_gpus(number, events, meaning), list(events.values()), advice.means, advice.do)
 
 
@@ -219,7 +219,7 @@ def gpu_events(log: Log) -> Iterator[Hit]:
     """Events of GPUs that are no failure by themselves, or of a number that is not in the table."""
     by_number = _xids(log)
     for number, events in by_number.items():
-        if number in _XIDS or (number in _CONSEQUENCES and by_number.keys() & _XIDS.keys()):
+        if number in XIDS or (number in _CONSEQUENCES and by_number.keys() & XIDS.keys()):
             continue
         meaning = _EVENTS.get(number, "an event that commwatch does not know")
         yield Hit(_of_gpus(number, events, meaning), list(events.values()))

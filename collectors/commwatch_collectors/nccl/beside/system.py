@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.beside.form import Form, integer, made
+from commwatch_collectors.nccl.beside.form import Form, integer, made, who
 
 #: Where the last line of a traceback begins: a text may quote an exception that was handled.
 _START = r"(?:\A|(?<=[\])|>`:])|(?<=\dZ))[\t ]{0,8}(?:\d{1,6}: {1,3})?"
-_MARKS = (
-    (re.compile(r"\[rank(\d{1,9})\]:", re.ASCII), "rank {}"),
-    (re.compile(r"\[\d{1,9},(\d{1,9})\](?:\[[^\]]{0,80}\])?<std(?:out|err|diag)>", re.ASCII), "rank {}"),
-    (re.compile(r"\[[Rr]ank (\d{1,9})\]", re.ASCII), "rank {}"),
-    (re.compile(r"\A *(\d{1,6}): ", re.ASCII), "task {}"),
-    (re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})\]:", re.ASCII), "local rank {}"),
-    (re.compile(r"\(\w{1,80} pid=(\d{1,10})", re.ASCII), "pid {}"),
-)
 #: Signal -> kind.
 _SIGNALS = {4: "signal", 6: "abort", 7: "shm", 8: "signal", 9: "killed", 11: "segfault"}
 _NAMED = {
@@ -28,31 +20,23 @@ _NAMED = {
 }
 
 
-def _who(text: str) -> str:
-    """Return which process printed a line, as far as its marks show it."""
-    for pattern, words in _MARKS:
-        if found := pattern.search(text):
-            return words.format(found[1])
-    return ""
-
-
 def _raised(kind: str, needle: str, pattern: str) -> Form:
     """Return a form of an exception; its first group is what is said of it."""
-    return made(needle, _START + pattern, lambda m: f.Died(kind, _who(m.string), f"raised {m[1].strip().rstrip('.')}"))
+    return made(needle, _START + pattern, lambda m: f.Died(kind, who(m.string), f"raised {m[1].strip().rstrip('.')}"))
 
 
 def _died(kind: str, needle: str, pattern: str, did: str) -> Form:
     """Return a form of a line about this process."""
-    return made(needle, pattern, lambda m: f.Died(kind, _who(m.string), did))
+    return made(needle, pattern, lambda m: f.Died(kind, who(m.string), did))
 
 
-def ended(code: int, who: str) -> f.Died | None:
+def ended(code: int, whom: str) -> f.Died | None:
     """Return what an exit code says; ``None`` for an ordinary end, and for SIGTERM and SIGINT, which come from the launcher."""
     signal = -code if code < 0 else code - 128 if code > 128 else 0
     if code == 0 or signal in (2, 15):
         return None
     did = f"was ended by signal {signal}" if signal else f"ended with exit code {code}"
-    return f.Died(_SIGNALS.get(signal, "signal") if signal else "exit", who, did, by_launcher=True)
+    return f.Died(_SIGNALS.get(signal, "signal") if signal else "exit", whom, did, by_launcher=True)
 
 
 def _worker(match: re.Match[str]) -> f.Fact | None:
@@ -64,21 +48,25 @@ def _mpi(match: re.Match[str]) -> f.Fact | None:
 
 
 def _slurm(match: re.Match[str]) -> f.Fact | None:
-    who = f"{match[2]} {match[3]} on {match[1]}"
+    tasks = f"{match[2]} {match[3]} on {match[1]}"
     if match[5]:
-        return ended(integer(match[5]), who)
+        return ended(integer(match[5]), tasks)
     kind, did = _NAMED[match[4]]
-    return f.Died(kind, who, did, by_launcher=True)
+    return f.Died(kind, tasks, did, by_launcher=True)
 
 
 def _loader(match: re.Match[str]) -> f.Fact:
     kind, did = _NAMED.get(match[1], ("killed", "ended by a signal"))
-    mark = _who(match.string)
+    mark = who(match.string)
     return f.Died(kind if kind != "killed" else "host memory", f"a data loader's worker{mark and ' of '}{mark}", did)
 
 
+_KERNEL = re.compile(r"(\S{1,200}) kernel: {0,4}(?:\[[\d. ]{1,40}\] ?)?\Z", re.ASCII)
+
+
 def _xid(match: re.Match[str]) -> f.Fact:
-    return f.Xid(integer(match[3]), match[2], match[1] or "")
+    host = _KERNEL.search(match.string[max(0, match.start() - 300) : match.start()])
+    return f.Xid(integer(match[2]), match[1], host[1] if host else "")
 
 
 FORMS: tuple[Form, ...] = (
@@ -104,7 +92,7 @@ FORMS: tuple[Form, ...] = (
     made(
         "terminated with exception: CUDA error",
         r"watchdog thread terminated with exception: (CUDA error: \w[\w ,'-]{0,120})",
-        lambda m: f.Died("cuda", _who(m.string), f"failed with {m[1].strip()}"),
+        lambda m: f.Died("cuda", who(m.string), f"failed with {m[1].strip()}"),
     ),
     _raised(
         "shm",
@@ -176,7 +164,7 @@ FORMS: tuple[Form, ...] = (
     # the kernel, UCX
     made(
         "NVRM: Xid",
-        r"(?:(\S{1,200}) kernel: (?:\[[\d. ]{1,40}\] )?)?NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})\b",
+        r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})\b",
         _xid,
     ),
     made("UCX  ERROR", r"UCX  ERROR ([^\n]{1,300})", lambda m: f.Ucx(m[1].strip())),

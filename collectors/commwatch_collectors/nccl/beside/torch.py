@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.beside.form import Form, form, integer, made
+from commwatch_collectors.nccl.beside.form import Form, form, integer, made, who
 
 _WORK = re.compile(r"\b(\w+)(?:\(ms\))?=(\[[^\]]*\]|\w+)", re.ASCII)
 
@@ -104,13 +104,27 @@ def _barrier(match: re.Match[str]) -> f.Fact:
     return f.Barrier(tuple(integer(rank) for rank in re.findall(r"\d+", match[1])), integer(match[2]))
 
 
-_GLOO = r"\[?[\w./-]{0,200}gloo/[\w./-]{1,200}:\d{1,6}\]? "
-_PEER = r"\[([^\]]{1,80})\](:\d{1,5})?"
+_GLOO = r"gloo/[\w./-]{1,200}:\d{1,6}\]? (?:\w[\w ]{0,40} )?"
+_PEER = r"\[(?P<host>[^\]]{1,80})\](?P<port>:\d{1,5})?"
+
+
+def _gloo(kind: str, needle: str, pattern: str) -> Form:
+    """Return a form of Gloo, with the groups ``text``, and ``host`` and ``port`` of the peer."""
+
+    def make(match: re.Match[str]) -> f.Fact:
+        found = match.groupdict()
+        return f.Gloo(kind, found["text"], f"{found.get('host') or ''}{found.get('port') or ''}", who(match.string))
+
+    return made(needle, pattern, make)
 
 
 def _store(kind: str, needle: str, pattern: str) -> Form:
     """Return a form of TCPStore: its text is the whole match. Warnings are no failures: PyTorch tries again, or ends."""
-    return made(needle, pattern, lambda m: None if _WARNS.search(m.string, 0, m.start()) else f.Store(kind, m[0]))
+    return made(
+        needle,
+        pattern,
+        lambda m: None if _WARNS.search(m.string, 0, m.start()) else f.Store(kind, m[0].strip(" ."), who(m.string)),
+    )
 
 
 _WARNS = re.compile(r"\[W[\d ]")
@@ -200,33 +214,17 @@ FORMS: tuple[Form, ...] = (
         lambda m: f.Barrier((), None),
     ),
     # Gloo
-    made(
-        "closed by peer [",
-        rf"(Connection closed by peer) {_PEER}",
-        lambda m: f.Gloo("closed", m[1], m[2] + (m[3] or "")),
-    ),
-    made(
-        "gloo/",
-        rf"{_GLOO}(?:\w[\w ]{{0,40}} )?{_PEER}: (Connection reset by peer|Broken pipe)",
-        lambda m: f.Gloo("closed", m[3], m[1] + (m[2] or "")),
-    ),
-    made(
-        "gloo/",
-        rf"{_GLOO}(?:\w[\w ]{{0,40}} )?{_PEER}: (Connection refused|No route to host|Network is unreachable)",
-        lambda m: f.Gloo("refused", m[3], m[1] + (m[2] or "")),
-    ),
-    made(
+    _gloo("closed", "closed by peer [", rf"(?P<text>Connection closed by peer) {_PEER}"),
+    _gloo("closed", "gloo/", rf"{_GLOO}{_PEER}: (?P<text>Connection reset by peer|Broken pipe)"),
+    _gloo("refused", "gloo/", rf"{_GLOO}{_PEER}: (?P<text>Connection refused|No route to host|Network is unreachable)"),
+    _gloo("refused", "connectFullMesh", r"(?P<text>Gloo connectFullMesh failed)"),
+    _gloo(
+        "timed out",
         "Timed out waiting ",
-        r"Timed out waiting \d{1,15} ?ms for (?:send|recv|\w{1,20}) operations? to complete",
-        lambda m: f.Gloo("timed out", m[0]),
+        r"(?P<text>Timed out waiting \d{1,15} ?ms for \w{1,20} operations? to complete)",
     ),
-    made("connectFullMesh", r"Gloo connectFullMesh failed with .{0,300}", lambda m: f.Gloo("refused", m[0].strip())),
-    made(
-        "gloo/",
-        rf"{_GLOO}(?:Connect timeout|connect timed out)(?: {_PEER})?",
-        lambda m: f.Gloo("timed out", "a connection timed out", m[1] or ""),
-    ),
-    made("nable to find", r"Unable to find (?:interface|address) for: \S{1,80}", lambda m: f.Gloo("interface", m[0])),
+    _gloo("timed out", "gloo/", rf"{_GLOO}(?P<text>(?i:connect time(?:out|d out)))(?: {_PEER})?"),
+    _gloo("interface", "nable to find", r"(?P<text>Unable to find (?:interface|address) for: \S{1,80})"),
     # TCPStore
     _store(
         "connect",
@@ -239,7 +237,14 @@ FORMS: tuple[Form, ...] = (
         r"The client socket has failed to connect to any network address of \([^)]{1,200}\)",
     ),
     _store(
-        "port", "server socket has failed", r"The server socket has failed to (?:listen on any|bind to any)[^\[]{1,200}"
+        "port",
+        "server socket has failed",
+        r"The server socket has failed to listen on any local network address(?:\. port: \d{1,6})?",
+    ),
+    _store(
+        "port",
+        "server socket has failed",
+        r"The server socket has failed to bind to \S{1,100} \(errno: 98\b[^)]{0,60}\)",
     ),
     _store(
         "join",
