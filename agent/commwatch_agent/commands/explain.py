@@ -24,6 +24,8 @@ from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, Hos
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
+#: Most files that are named because they are damaged or no text.
+_MOST_REMARKS = 10
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
@@ -237,8 +239,10 @@ def explain(patterns: list[str], json_wanted: bool) -> int:
     """
     files, account = expand(patterns), Account()
     names, remarks = read(files.names, account, files.found)
-    for remark in remarks:
+    for remark in remarks[:_MOST_REMARKS]:
         terminal_text.complain(remark)
+    if len(remarks) > _MOST_REMARKS:
+        terminal_text.complain(f"{len(remarks) - _MOST_REMARKS} more files were damaged or left out")
     found = findings(account)
     if json_wanted:
         print(json.dumps(as_json(account, names), indent=2))

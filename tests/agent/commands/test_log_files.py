@@ -201,3 +201,13 @@ def test_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UnreadableLog, match="a folder without files"):
         explained(tmp_path / "empty")
+
+
+def test_folder_of_other_files(tmp_path: Path) -> None:
+    """However many files of a folder are left out, the remarks on them are few."""
+    for number in range(40):
+        (tmp_path / f"{number:02}.pt").write_bytes(pickle.dumps({}))
+    (tmp_path / "job.log").write_bytes(TEXT)
+    done = commwatch("explain", tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (0, 11)
+    assert done.stderr.endswith("30 more files were damaged or left out\n")

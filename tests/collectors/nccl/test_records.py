@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.lines import apart, lines_of
 from commwatch_collectors.nccl.text import Process
+from tests.helpers import examples
 
 SAID = "ant:7:9 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_0"
 
@@ -102,11 +105,37 @@ def test_parts_without_end() -> None:
         '[{"msg": "x"} and more',
         '["msg": {}]',
         'the "msg": was {"msg": "x"}',
+        '"msg": "\\x"',
+        '"msg": "x" and more',
     ],
 )
 def test_other_json(line: str) -> None:
     """What is no record with a message is read as the text that it is."""
     assert list(apart(lines_of(io.BytesIO(line.encode())))) == [(1, line)]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 300) | st.text(max_size=20) | st.just(SAID),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["log", "msg", "message", "record", "stream", "text", "exc_info", "x"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.tuples(values, st.integers(0, 400), st.sampled_from(["", "  ", "> ", "[", ","])), max_size=8))
+@examples(200)
+def test_any_record(records: list[tuple[Any, int, str]]) -> None:
+    """Whatever records contain, and wherever they were cut, they are read, each under its number."""
+    lines = [before + json.dumps(value)[: size if size < 200 else None] for value, size, before in records]
+    found = list(apart(lines_of(io.BytesIO("\n".join(lines).encode()))))
+    numbers = [number for number, _ in found]
+    assert set(numbers) <= set(range(1, len(lines) + 1))
+    indented = "\n".join(json.dumps(value, indent=1) for value, _, _ in records)
+    assert labels(read(indented))["n_lines"] == indented.count("\n") + 1
 
 
 HINT = (

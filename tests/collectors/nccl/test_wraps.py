@@ -55,6 +55,14 @@ def test_report_of_the_watchdog(at: int, blank: str) -> None:
         assert found == WATCHDOG
 
 
+@pytest.mark.parametrize("at", [93, 107])
+def test_one_line(at: int) -> None:
+    """One message that was wrapped at a width that is not usual is joined if only both lines together have a known form."""
+    said = "ant:7:9 [3] NCCL INFO ncclCommInitRank comm 0x5a00 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5 - Init START"
+    assert read(TRAIL, said[:at], said[at:], TRAIL) == [TRAIL, said, TRAIL]
+    assert read(TRAIL, said[:at].rstrip(), said[at:].lstrip(), TRAIL) == [TRAIL, said, TRAIL]
+
+
 @pytest.mark.parametrize(
     "lines",
     [

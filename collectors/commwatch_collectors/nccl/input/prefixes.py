@@ -27,17 +27,22 @@ _PREFIX = re.compile(
     r"|\((?P<ray>[^()]*\bpid=\d+[^()]*)\)"
     r"|(?P<pod>\[?[\w.-]+(?:/[\w.-]+)+\]?) "
     rf"|{_LEVEL}:[\w.<>-]{{1,80}}:{_NO_PID}"
-    rf"|(?:{_LEVEL}|\[{_LEVEL}\]):?(?=[\s|\[-]|\Z)"
+    rf"|{_LEVEL} +[A-Za-z_][\w.]{{0,80}}:(?= )"
+    rf"|[A-Za-z_][\w.]{{0,80}} +(?={_LEVEL}(?:[:\s]|\Z))"
+    rf"|(?:{_LEVEL}|\[{_LEVEL} *\]):?(?=[\s|\[-]|\Z)"
+    rf"|[IWEF]\d{{4,8}} {_CLOCK} +\d{{1,10}} [\w./-]{{1,80}}:\d{{1,7}}\]"  # glog
     r"|(?P<compose>[A-Za-z][\w.@-]*) +\| "
     r"|\A(?P<pdsh>[A-Za-z][\w.-]*|\d+(?:\.\d+){3}): "
     r"|\[(?P<mpich>\d+)\][: ]"
     r"|(?P<syslog>[\w.-]+ [\w./-]+\[\d+\]): "
     r"|std(?:out|err) [FP] "
     r"|\[\d{0,3}(?:;\d{1,3})*m"  # a colour that has lost its escape
-    r"|\[(?P<named>[Rr]ank[ :]?\d+)\](?!:)"
+    r"|\[(?P<named>[Rr]ank[ :=]?\d+)\](?!:)"
     r"|\[(?P<kubetail>[a-z0-9][a-z0-9.-]{0,252} [a-z0-9][a-z0-9-]{0,62}|[a-z][a-z0-9]*(?:-[a-z0-9]+){1,20})\] "
-    r"|\[[A-Za-z_][\w.<>-]{0,80}(?::\d{1,7})?(?::[\w.<>]{1,80})?\](?!:)"  # logger, file:line:function
-    r"|[\w./-]{1,80}\.py:\d{1,7}\]"
+    r"|\[[A-Za-z_][\w.<>-]{0,80}(?::\d{1,7})?(?::[\w.<>]{1,80})? *\](?!:)"  # logger, file:line:function
+    r"|(?:[A-Za-z_][\w.]{0,80}:)?[\w./-]{1,80}\.py:\d{1,7}(?::\w{1,80})?[]:]?(?=\s)"
+    r"|(?P<loki>\{[^{}]{0,400}\}) "
+    r"|(?<= )\d\d[OE][ +]"  # GitLab
     r"|[A-Za-z_][\w.<>]{0,80}(?::[\w.<>]{1,80}:\d{1,7})? -(?= )"  # logger, module:function:line
     rf"|\A(?P<grep>[^\s:[\]]{{0,200}}[./][^\s:[\]]{{0,200}}):(?:\d{{1,9}}:)?{_NO_PID}"
     rf"|\A\d{{1,9}}:(?!\s){_NO_PID}"
@@ -49,7 +54,7 @@ _PREFIX = re.compile(
 #: Blanks, and the timestamp that NCCL itself prints.
 _NOTHING = re.compile(r"\s*(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\] ?)?")
 _KINDS = {"slurm": 'slurm "N: "', "mpi": "mpirun", "rank": "rank", "ray": "ray"}
-_OTHERS = ("pod", "compose", "pdsh", "mpich", "kubetail", "stern", "sglang", "named", "grep")
+_OTHERS = ("pod", "compose", "pdsh", "mpich", "kubetail", "stern", "sglang", "named", "loki", "grep")
 
 
 def prefix(line: str) -> tuple[int, str, str]:

@@ -28,7 +28,7 @@ _FIELDS = (
 #: Fields with the traceback of an exception.
 _TRACES = ("exc_info", "exception", "stack_trace", "error.stack_trace")
 #: One field on a line of its own, as in indented JSON.
-_ALONE = re.compile(r'\s*"(?:log|message|msg|text|textPayload|MESSAGE|@message)": ?("(?:[^"\\]|\\.)*"),?\s*', re.DOTALL)
+_ALONE = re.compile(r'\s*"(?:log|message|msg|text|textPayload|MESSAGE|@message)": ?"')
 _DECODER = json.JSONDecoder(strict=False)
 #: Records within records that are opened; a record in JSON makes a message of one that an application wrote in JSON.
 _MOST_NESTED = 3
@@ -93,10 +93,11 @@ def _lines(message: str, nested: int = 1) -> Iterator[str]:
 
 def _record(line: str) -> tuple[str, dict[str, Any]] | None:
     """Return the message of a line that is a record, behind the prefix of the line, and the record."""
+    if _ALONE.match(line):
+        line = f"{{{line.strip().removesuffix(',')}}}"
     at = line.find("{")
-    if at < 0 or '"' not in line[at:]:
-        alone = _ALONE.fullmatch(line)
-        return None if alone is None else (str(_DECODER.decode(alone[1])), {})
+    if at < 0:
+        return None
     before = line[:at] if line[:at].strip() not in ("[", ",") else ""
     if prefix(before)[0] < len(before):
         return None

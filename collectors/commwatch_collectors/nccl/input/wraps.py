@@ -103,7 +103,7 @@ def _one(parts: list[tuple[int, str]], width: _Width | None) -> Iterator[tuple[i
     for before, line in pairwise(lines):
         glued += ("" if width is None else width.glue(before, line) or "") + line
     # Whether it was cut within a word may show only in what it says.
-    whole = max((glued, "".join(lines), " ".join(lines)), key=lambda text: len(read(text)))
+    whole = max((glued, "".join(lines), " ".join(lines)), key=_said)
     yield parts[0][0], whole
     yield from ((number, "") for number, _ in parts[1:])
 
@@ -147,7 +147,18 @@ def _of_pairs(full: list[tuple[str, str]], whole: int, others: int, longest: int
         return _Width(longest, True) if others * _PER_OTHER <= len(full) else None
     line, following = full[0]
     is_sentence = line[-1:] in ".!?" and following[:1].isupper()
-    return None if usual is None or others or is_sentence else _Width(usual, True)
+    if usual is not None and not others and not is_sentence:
+        return _Width(usual, True)
+    apart = _said(line) + _said(following)
+    for at_blanks, together in ((False, line + following), (True, f"{line} {following}")):
+        if len(line) == longest and _said(together) > apart:  # it is a message that neither of them is
+            return _Width(longest, at_blanks)
+    return None
+
+
+def _said(text: str) -> int:
+    """Return the number of values in the facts of a text."""
+    return sum(value is not None for fact in read(text) for value in fact)
 
 
 def _shape(line: str) -> str:
