@@ -13,7 +13,7 @@ _STAMP = (
 )
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SUCCESS)"
 #: What may follow the number of a line: not the rest of a head, whose pid the number would be.
-_NO_PID = r"(?!\d{1,10}(?:[: ]|\Z))"
+_NO_PID = r"(?!\d{1,10}(?: |:\d|\Z))"
 #: A named group identifies a process.
 _PREFIX = re.compile(
     r"(?:\s"
@@ -48,7 +48,7 @@ _PREFIX = re.compile(
     rf"|\A\d{{1,9}}:(?!\s){_NO_PID}"
     r"|(?<!\S)\d{1,9}\t"  # numbered lines
     r"|(?<!\S)(?:[-*+\u2022]|\d{1,3}[.)])(?= )"  # lists
-    r"|(?<!\S)(?P<stern>(?:[a-z][a-z0-9-]{0,62} )?[a-z][a-z0-9]*(?:[.-][a-z0-9]+){1,40} [a-z0-9-]{0,62}[a-z][a-z0-9-]{0,62}) (?=\S)"
+    r"|(?<!\S)(?P<stern>(?:[a-z][a-z0-9-]{0,62} )?[a-z][a-z0-9]*(?:[.-][a-z0-9]+){1,40} [a-z0-9-]{0,62}[a-z][a-z0-9-]{0,62}) "
     r"|(?P<quote>[>|`]))*"
 )
 #: Blanks, and the timestamp that NCCL itself prints.

@@ -73,17 +73,11 @@ def _joined(texts: Iterable[tuple[int, str]], width: _Width | None) -> Iterator[
             if open_ and not _continues([part for _, part in open_], line, width):
                 yield from _one(open_, width)
                 open_ = []
-            if open_ or _may_go_on(line, width):
+            if open_ or width is not None or (len(line) <= _WIDEST and _CUT.search(line) is not None):
                 open_.append((number, line.rstrip("\r")))
             else:
                 yield number, line
     yield from _one(open_, width)
-
-
-def _may_go_on(line: str, width: _Width | None) -> bool:
-    if width is None:
-        return len(line) <= _WIDEST and _CUT.search(line) is not None
-    return _is_message(line)
 
 
 def _continues(parts: list[str], line: str, width: _Width | None) -> bool:
