@@ -44,8 +44,16 @@ def concluded(*files: Iterable[str]) -> Conclusions:
 
 
 def without_order(conclusions: Conclusions) -> Conclusions:
-    """Without the numbers and addresses, which are those of the first of several similar lines."""
-    return {(name, re.sub(r"\S*<\d+>|0x[0-9a-f]+|\d+", "#", says)) for name, says in conclusions}
+    """Without the numbers and addresses, which are those of the first of several similar lines, and without what came before a time-out.
+
+    A launcher ends all processes after a time-out, so what it reports is a cause only if it came before.
+    """
+    late = any(name == "watchdog_timeout" for name, _ in conclusions)
+    return {
+        (name, re.sub(r"\S*<\d+>|0x[0-9a-f]+|\d+", "#", says.partition("; before it, ")[0]))
+        for name, says in conclusions
+        if not (late and name == "process_failed")
+    }
 
 
 PREFIXES = [

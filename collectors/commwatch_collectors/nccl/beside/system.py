@@ -6,9 +6,12 @@ import re
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.beside.form import Form, integer, made, who
+from commwatch_collectors.nccl.input.prefixes import prefix
 
-#: Where the last line of a traceback begins: a text may quote an exception that was handled.
-_START = r"(?:\A|(?<=[\])|>`:])|(?<=\dZ))[\t ]{0,8}(?:\d{1,6}: {1,3})?"
+#: What ends before the last line of a traceback begins, beside the prefixes of a line.
+_MARKS_END = ("]", "]:", ")", "|", ">", "`")
+#: Characters before it that prefixes may take.
+_MOST_PREFIX = 600
 #: Signal -> kind.
 _SIGNALS = {4: "signal", 6: "abort", 7: "shm", 8: "signal", 9: "killed", 11: "segfault"}
 _NAMED = {
@@ -21,8 +24,18 @@ _NAMED = {
 
 
 def _raised(kind: str, needle: str, pattern: str) -> Form:
-    """Return a form of an exception; its first group is what is said of it."""
-    return made(needle, _START + pattern, lambda m: f.Died(kind, who(m.string), f"raised {m[1].strip().rstrip('.')}"))
+    """Return a form of an exception at the begin of a line: a text may quote one that was handled.
+
+    Its first group is what is said of it.
+    """
+
+    def make(match: re.Match[str]) -> f.Fact | None:
+        before = match.string[: match.start()].rstrip()
+        if before and not before.endswith(_MARKS_END) and prefix(match.string[:_MOST_PREFIX])[0] < match.start():
+            return None
+        return f.Died(kind, who(match.string), f"raised {match[1].strip().rstrip('.')}")
+
+    return made(needle, rf"(?<![\w.]){pattern}", make)
 
 
 def _died(kind: str, needle: str, pattern: str, did: str) -> Form:
