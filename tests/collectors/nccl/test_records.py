@@ -45,7 +45,9 @@ def read(*lines: str) -> Account:
 
 
 @pytest.mark.parametrize("program", RECORDS)
-@pytest.mark.parametrize("around", ["{}", "2026-01-02T03:04:05Z {}", "[train-0 main] {}", "[{},", "{}]"])
+@pytest.mark.parametrize(
+    "around", ["{}", "2026-01-02T03:04:05Z {}", "[train-0 main] {}", "\x1b[36mtrain-0\x1b[0m main {}", "[{},", "{}]"]
+)
 def test_programs(program: str, around: str) -> None:
     """Host, process and setting are those of the message, without a character of the record; the line counts once."""
     account = read(around.replace("{}", json.dumps(RECORDS[program](SAID))))

@@ -55,6 +55,29 @@ def test_report_of_the_watchdog(at: int, blank: str) -> None:
         assert found == WATCHDOG
 
 
+@pytest.mark.parametrize(
+    "prefix", ["> ", "2: ", "    {0}\t", "{0}:", "job.log:{0}:", "2026-01-02T03:04:0{0}Z ", "train-0 main "]
+)
+def test_prefixes_of_wrapped_lines(prefix: str) -> None:
+    """A report of the watchdog that got a prefix on each of its lines is joined without the later ones."""
+    lines = [WATCHDOG[:139], WATCHDOG[139:220], WATCHDOG[220:], "[rank1]: step 3"]
+    marked = [prefix.format(number) + text for number, text in enumerate(lines, 1)]
+    assert read(*marked) == [prefix.format(1) + WATCHDOG, marked[-1]]
+
+
+def test_ranks_that_take_turns() -> None:
+    """The rest of a report is not looked for in the lines of another rank."""
+    lines = [f"0: {WATCHDOG[:139]}", "1: step 3", f"1: {WATCHDOG[:139]}", f"0: {WATCHDOG[139:]}"]
+    assert read(*lines) == lines
+
+
+def test_bracket() -> None:
+    """A warning whose bracket closes in the next line goes on there, at any width."""
+    said = "ant:7:9 [3] net_ofi_test:311 NCCL WARN NET/OFI Request 0x55 completed with error. RC: 113. Error: 15 (Unreachable host), x"
+    assert read(TRAIL, said[:105], said[105:], TRAIL) == [TRAIL, said, TRAIL]
+    assert read(TRAIL, said[:105], "step (3)") == [TRAIL, said[:105], "step (3)"]
+
+
 @pytest.mark.parametrize("at", [93, 107])
 def test_one_line(at: int) -> None:
     """One message that was wrapped at a width that is not usual is joined if only both lines together have a known form."""

@@ -98,7 +98,8 @@ def _record(line: str) -> tuple[str, dict[str, Any]] | None:
     at = line.find("{")
     if at < 0:
         return None
-    before = line[:at] if line[:at].strip() not in ("[", ",") else ""
+    before = clean(line[:at])
+    before = "" if before.strip() in ("[", ",") else before
     if prefix(before)[0] < len(before):
         return None
     try:

@@ -32,6 +32,8 @@ _BEGINS = re.compile(
 #: A report of PyTorch's watchdog without its end.
 _CUT = re.compile(r"Watchdog caught (?!.{0,2000}milliseconds)|WorkNCCL\([^()]{0,1000}(?:\(ms\)[^()]{0,200})?\Z")
 _CUT_NEEDLES = ("Watchdog caught", "WorkNCCL(")
+#: A bracket of a warning that closes in the next line.
+_OPEN, _CLOSES = re.compile(r"NCCL WARN .{0,400}\([^()]{0,200}\Z"), re.compile(r"[^()]{0,200}\)")
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
@@ -70,21 +72,31 @@ def _joined(texts: Iterable[tuple[int, str]], width: _Width | None) -> Iterator[
             yield first, text
             continue
         for number, line in enumerate(text.split("\n"), first):
-            if open_ and not _continues([part for _, part in open_], line, width):
-                yield from _one(open_, width)
-                open_ = []
-            if open_ or width is not None or (len(line) <= _WIDEST and _CUT.search(line) is not None):
+            rest = _rest([part for _, part in open_], line.rstrip("\r"), width) if open_ else None
+            if rest is not None:
+                open_.append((number, rest))
+                continue
+            yield from _one(open_, width)
+            open_ = []
+            if width is not None or (len(line) <= _WIDEST and _CUT.search(line) is not None):
                 open_.append((number, line.rstrip("\r")))
             else:
                 yield number, line
     yield from _one(open_, width)
 
 
-def _continues(parts: list[str], line: str, width: _Width | None) -> bool:
-    """Return whether ``line`` continues the message of which ``parts`` are the lines so far."""
-    if _begins(line, parts[0]) or len(parts) >= _MOST_LINES or sum(map(len, parts)) > _MOST_JOINED:
-        return False
-    return _CUT.search("".join(parts)) is not None if width is None else width.glue(parts[-1], line) is not None
+def _rest(parts: list[str], line: str, width: _Width | None) -> str | None:
+    """Return what ``line`` adds to the message of which ``parts`` are the lines so far; ``None`` if it does not continue it."""
+    if len(parts) >= _MOST_LINES or sum(map(len, parts)) > _MOST_JOINED:
+        return None
+    if _CUT.search("".join(parts)) is None:
+        goes_on = width is not None and width.glue(parts[-1], line) is not None and not _begins(line, parts[0])
+        return line if goes_on else None
+    end, kind, _ = prefix(line[:600])  # it may have got the same prefix as the first line, after it was wrapped
+    before, same = line[:end], parts[0][:end]
+    if before.strip() and (before == same or (kind == "other" and _shape(before) == _shape(same))):
+        line = line[end:]
+    return None if _begins(line, parts[0]) else line
 
 
 def _one(parts: list[tuple[int, str]], width: _Width | None) -> Iterator[tuple[int, str]]:
@@ -142,17 +154,17 @@ def _of_pairs(full: list[tuple[str, str]], whole: int, others: int, longest: int
     line, following = full[0]
     is_sentence = line[-1:] in ".!?" and following[:1].isupper()
     if usual is not None and not others and not is_sentence:
-        return _Width(usual, True)
-    apart = _said(line) + _said(following)
-    for at_blanks, together in ((False, line + following), (True, f"{line} {following}")):
-        if len(line) == longest and _said(together) > apart:  # it is a message that neither of them is
-            return _Width(longest, at_blanks)
+        return _Width(usual, len(line) < usual)
+    said, said_apart = _said(line + following), _said(f"{line} {following}")
+    is_more = max(said, said_apart) > _said(line) + _said(following)
+    if len(line) == longest and (is_more or (_OPEN.search(line) and _CLOSES.match(following))):
+        return _Width(longest, said_apart > said)
     return None
 
 
 def _said(text: str) -> int:
     """Return the number of values in the facts of a text."""
-    return sum(value is not None for fact in read(text) for value in fact)
+    return sum(value not in (None, "") for fact in read(text) for value in fact)
 
 
 def _shape(line: str) -> str:
