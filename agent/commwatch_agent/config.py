@@ -146,7 +146,7 @@ REMOVED = {
 #: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
 _OF_THE_PROBE = (
     "COMMWATCH_BUDGET", "COMMWATCH_CHECKSUMS", "COMMWATCH_CHECKSUM_BUDGET", "COMMWATCH_CHECKSUM_EVERY", "COMMWATCH_DISABLE", "COMMWATCH_GROUP",
-    "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_NCCL_PLUGIN", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
+    "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_JOB_OUTPUT", "COMMWATCH_NCCL_PLUGIN", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
 )  # fmt: skip
 #: Variables that Kubernetes sets in every container if there is a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")

@@ -63,6 +63,8 @@ def names(number: int, groups: int) -> Iterator[dict[str, Any]]:
         yield {"replicas": n, "in": 0, "key": f"k{n}", "tensors": [f"layer.{number}.{k}" for k in range(_MOST_SUMS)]}
     yield {"nccl_log": "/log/" + "x" * 4000}
     yield {"inspector": "/dump/" + "x" * 4000}
+    for n in range(8):
+        yield {"output": f"/out/{n}" + "x" * 4000, "device": number, "inode": n, "size": 1 << 40}
 
 
 def records(number: int, count: int, at_ns: int) -> Iterator[tuple[int, ...]]:

@@ -44,6 +44,13 @@ def followed(run: Path, aggregate: Aggregate | None = None) -> tuple[list[str], 
         logs.close()
 
 
+def named(how: str, path: Path) -> dict[str, object]:
+    """How a rank names a file as NCCL's log, or as its output."""
+    about = path.stat()
+    place = {"output": str(path), "device": about.st_dev, "inode": about.st_ino, "size": 0}
+    return place if how == "output" else {"nccl_log": str(path)}
+
+
 #: Prints how many folders are listed and files opened while the agent looks at the logs once.
 COUNTS = """
 import sys, threading
@@ -135,7 +142,7 @@ def test_flood_of_requests(tmp_path: Path) -> None:
     assert done.stdout.split() == ["0", "0"]  # the second tick follows the first at once
 
 
-@pytest.mark.parametrize("how", ["request", "ring"])
+@pytest.mark.parametrize("how", ["request", "ring", "output"])
 def test_logs_of_others(how: str, public: Path) -> None:
     """As the NCCL log of a user's job only files of that user are read: not the agent's, not a third user's, no pipe, nothing behind a link."""
     run, aggregate = shared(public / "run"), Aggregate()
@@ -154,9 +161,9 @@ def test_logs_of_others(how: str, public: Path) -> None:
         for rank, name in enumerate(names):
             totals = aggregate.open(f"ring{rank}", {**IDENTITY, "rank": rank}, MALLORY)
             totals.owner_uid = MALLORY
-            totals.learn([{"nccl_log": str(home / name)}])
+            totals.learn([named(how, home / name)])
         unknown = aggregate.open("ring9", {**IDENTITY, "rank": 9})
-        unknown.learn([{"nccl_log": str(home / "good")}])
+        unknown.learn([named(how, home / "good")])
     files, troubles = followed(run, aggregate)
     assert files == [str(home / "good")]
     assert troubles[str(home / "root")] == "belongs to uid 0"

@@ -32,6 +32,8 @@ _MOST_TYPE, _MOST_OP, _MOST_TEXT = 80, 200, 4096
 _CODES = 256
 #: Bytes that an entry takes in memory, besides its texts and members; and those of each member, or of each text.
 _ENTRY_BYTES, _EACH_BYTES = 600, 64
+#: Most files of a process's output.
+_MOST_OUTPUTS = 4
 #: Most sets of replicated parameters, most checksums of a set, and characters of a parameter's name.
 _MOST_SETS, _MOST_SUMS, _MOST_NAME = 1024, 1024, 200
 
@@ -41,6 +43,16 @@ class Learned(NamedTuple):
 
     groups: list[tuple[int, GroupInfo]]
     codes: list[tuple[str, int, str]]
+
+
+class OutputFile(NamedTuple):
+    """A file that is a process's standard output or error."""
+
+    path: str
+    #: Device and number of its inode: another file may get its name.
+    inode: tuple[int, int]
+    #: Its bytes before the process recorded it; they are of others.
+    size: int
 
 
 class Announced(NamedTuple):
@@ -81,6 +93,13 @@ def _below(value: object, limit: int) -> int:
     if number >= limit:
         raise ValueError(f"{number} is out of range")
     return number
+
+
+def _of_file(value: object) -> int:
+    """Return a number of a file, such as its size; raise ``ValueError`` if no file has it."""
+    if isinstance(value, int) and 0 <= value < 1 << 64:
+        return value
+    raise ValueError(f"{value!r} is out of range")
 
 
 def _group(entry: dict[str, Any]) -> GroupInfo:
@@ -129,6 +148,7 @@ class Names:
         self.dtypes: dict[int, str] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
+        self.outputs: tuple[OutputFile, ...] = ()
         self.gpu: GpuPlace | None = None  # the GPU that the trainer reported
         #: The folder that NCCL Inspector dumps into.
         self.inspector: str | None = None
@@ -171,6 +191,9 @@ class Names:
         """Read an entry about the process itself."""
         if "nccl_log" in entry:
             self.nccl_log = self._path(self.nccl_log, entry["nccl_log"])
+        elif "output" in entry:
+            device, inode, size = (_of_file(entry[name]) for name in ("device", "inode", "size"))
+            self._add_output(OutputFile(_text(entry["output"]), (device, inode), size))
         elif "gpu" in entry:
             place = place_of(entry["gpu"])
             _text(place.uuid + place.bus_id + place.mig)
@@ -194,6 +217,11 @@ class Names:
         """Return a path of an entry; the one before where there is no room for it."""
         path = _text(value)
         return path if self.account.change(len(before or ""), len(path)) else before
+
+    def _add_output(self, file: OutputFile) -> None:
+        known = {each.inode for each in self.outputs}
+        if file.inode not in known and len(known) < _MOST_OUTPUTS and self.account.take(_bytes_of_texts([file.path])):
+            self.outputs = *self.outputs, file
 
     def _announce(self, number: int, entry: dict[str, Any]) -> None:
         names = tuple(str(name)[:_MOST_NAME] for name in entry["tensors"][:_MOST_SUMS])

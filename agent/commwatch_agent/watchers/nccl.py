@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import os
 import stat
@@ -20,16 +19,15 @@ from commwatch_agent.analysis.live_ranks import run_key
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.nccl_views import NcclMessage, Topology
 from commwatch_agent.core.shares import Portions, admitted
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.watchers.job_logs import JobLogs
 from commwatch_agent.watchers.log_requests import LogRequest, requests
+from commwatch_agent.watchers.named_logs import named_by_ranks
 from commwatch_agent.watchers.nccl_groups import groups_of, matching, past, ranks_of
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
 from commwatch_collectors.nccl.communicators import Communicator, communicators
-from commwatch_collectors.nccl.evidence import FINISHED, Live
-from commwatch_collectors.nccl.failures import open_inits
-from commwatch_collectors.nccl.findings import findings
-from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.findings import Finding
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.lives import Warned
 from commwatch_collectors.nccl.matching import LogPattern
@@ -53,70 +51,6 @@ _SLACK_S = 60.0
 _KEEP_S = 30.0
 #: Seconds without a check of the logs after which the collector is down.
 _STUCK_S = 30.0
-#: Seconds without a change of its facts after which an init counts as stuck.
-_INIT_S = 60.0
-
-
-class _JobLogs:
-    """The logs of one job."""
-
-    def __init__(
-        self,
-        job: str,
-        owner: int,
-        since: float,
-        heard: Callable[[str, Warned], None],
-        *,
-        lock: threading.RLock,
-        facts: int,
-    ) -> None:
-        self._lock, self.owner = lock, owner
-        #: Key of the run; empty until one of its ranks is known.
-        self.run = ""
-        #: The facts for which the account has room.
-        self.facts, self.account = facts, Account(facts)
-        self.counts: Counter[str] = Counter()
-        self._job, self._heard = job, heard
-        self.follower = Follower(self._take, since)
-        #: There are lines since the topology was last stored; and the Unix time of that.
-        self.fresh, self.kept_at = False, 0.0
-        self._found: list[tuple[str, str]] | None = None
-        self.live = FINISHED
-        #: Inits that are not finished, and the Unix time of their last change; ``None`` after new lines.
-        self._inits: tuple[int, int, int] | None = None
-        self._known_inits, self._inits_at = (0, 0, 0), 0.0
-
-    def look(self, now: float, past: Set[tuple[str, int]]) -> None:
-        """Note whether inits go on; ``past``: host and pid of the processes of earlier runs."""
-        with self._lock:
-            if self._inits is None:
-                self._inits = open_inits(self.account)
-            if self._inits != self._known_inits:
-                self._known_inits, self._inits_at = self._inits, now
-            _, *unfinished = self._inits
-            live = Live(any(unfinished) and now - self._inits_at < _INIT_S, past)
-            if live != self.live:
-                self.live, self._found, self.fresh = live, None, True
-
-    def findings(self) -> list[tuple[str, str]]:
-        """Return name and severity of each kind of finding; cached until there are new lines, because it takes long."""
-        with self._lock:
-            if self._found is None:
-                self._found = sorted(
-                    {(finding.name, finding.severity) for finding in findings(self.account, live=self.live)}
-                )
-            return self._found
-
-    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
-        with self._lock:
-            before = self.account.n_lines
-            self.account.add_lines(texts, path, self._count)
-            if self.account.n_lines != before:
-                self._found, self._inits, self.fresh = None, None, True
-
-    def _count(self, warned: Warned) -> None:
-        self.counts[warned.kind] += 1
-        self._heard(self._job, warned)
 
 
 class NcclLogs:
@@ -145,7 +79,7 @@ class NcclLogs:
             keep,
         )
         self._lock = threading.RLock()
-        self._jobs: dict[str, _JobLogs] = {}
+        self._jobs: dict[str, JobLogs] = {}
         self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
         self._looked_at = clock()
         self._warned: set[str] = set()
@@ -207,7 +141,7 @@ class NcclLogs:
         for owner, job in begun:
             since, facts = wanted[job][1] - _SLACK_S, self._facts.take()
             with self._lock:
-                self._jobs[job] = _JobLogs(job, owner, since, self._hear, lock=self._lock, facts=facts)
+                self._jobs[job] = JobLogs(job, owner, since, self._hear, lock=self._lock, facts=facts)
 
     def _warn(self, path: str, why: str) -> None:
         if path not in self._warned:
@@ -221,11 +155,13 @@ class NcclLogs:
             for logs in self._jobs.values():
                 logs.follower.close()
 
-    def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
+    def _keep_fresh(self, due: Callable[[str, JobLogs], bool]) -> None:
         """Store the topology of the jobs that have new lines and are due."""
         with self._lock:
             new = [
-                (logs, self._topology(job, logs)) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)
+                (logs, self._topology(job, logs))
+                for job, logs in self._jobs.items()
+                if logs.fresh and logs.is_heard and due(job, logs)
             ]
             for logs, _ in new:
                 logs.fresh, logs.kept_at = False, self._clock()
@@ -248,7 +184,7 @@ class NcclLogs:
             self._next_look_s = time.monotonic() + took_s / _OF_TIME if took_s > _QUICK_S else 0.0
         with self._jobs_lock:
             owners = {job.id: job.owners for job in self._aggregate.jobs.values()}
-            named = {job.id: _named_by_ranks(job) for job in self._aggregate.jobs.values()}
+            named = named_by_ranks(self._aggregate.jobs.values())
             watched = {run: job.id for job in self._aggregate.jobs.values() for run in job.watched}
         for request, uid in self._requests:
             if request.run and request.run not in watched and request.job in owners:
@@ -311,10 +247,11 @@ class NcclLogs:
         found = []
         with self._lock:
             for job, logs in self._jobs.items():
-                if not logs.follower.paths:
+                if not (logs.follower.paths and logs.is_heard):
                     continue
                 found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
-                found += [Reading("nccl_finding", (job, *finding), 1) for finding in logs.findings()]
+                kinds = sorted({(finding.name, finding.severity) for finding in logs.findings()})
+                found += [Reading("nccl_finding", (job, *kind), 1) for kind in kinds]
                 channels: Counter[tuple[str, str]] = Counter()
                 past = self._past(job)
                 for comm, groups in self._joined(job, logs.account):
@@ -327,9 +264,17 @@ class NcclLogs:
     def topology(self, job: str | None) -> list[Topology]:
         """Return the content of the logs, one ``Topology`` per job."""
         with self._lock:
-            return [self._topology(each, logs) for each, logs in self._jobs.items() if job in (None, each)]
+            return [
+                self._topology(each, logs) for each, logs in self._jobs.items() if job in (None, each) and logs.is_heard
+            ]
 
-    def _topology(self, job: str, logs: _JobLogs) -> Topology:
+    def errors(self) -> dict[str, list[Finding]]:
+        """Return the findings that are errors, by job."""
+        now_s = time.monotonic()
+        with self._lock:
+            return {job: found for job, logs in self._jobs.items() if (found := logs.errors(now_s))}
+
+    def _topology(self, job: str, logs: JobLogs) -> Topology:
         account = logs.account
         label_values: dict[str, Any] = labels(account)
         return Topology(
@@ -343,7 +288,7 @@ class NcclLogs:
                 for comm, groups in self._joined(job, account)
             ],
             choices=choices(account),
-            findings=findings(account, live=logs.live),
+            findings=logs.findings(),
             files=[os.fsencode(path).decode("utf-8", "replace") for path in logs.follower.paths],
             messages=sum(account.levels.values()),
             unknown_messages=account.unknown,
@@ -367,7 +312,7 @@ class NcclLogs:
     def knows(self, job: str) -> bool:
         """Return True if there are logs of the job."""
         with self._lock:
-            return job in self._jobs
+            return job in self._jobs and self._jobs[job].is_heard
 
     def _joined(self, job: str, account: Account) -> list[tuple[Communicator, list[GroupInfo]]]:
         with self._jobs_lock:
@@ -400,14 +345,3 @@ def remove_old(logs: Path, before_s: float, used: Set[tuple[int, int]] = frozens
             with contextlib.suppress(OSError):
                 if is_old(jobs.look(job)):
                     (logs / job).rmdir()
-
-
-def _named_by_ranks(job: Job) -> list[LogPattern]:
-    """Return the files that the ranks of a job's latest run have named; each must belong to the user of its rank."""
-    run = run_key(job)
-    return [
-        LogPattern(glob.escape(totals.nccl_log), totals.owner_uid)
-        for totals in job.rank_totals.values()
-        if totals.nccl_log is not None and totals.owner_uid is not None and totals.nccl_log.startswith("/")
-        if totals.run_key == run
-    ]

@@ -29,7 +29,7 @@ from commwatch.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl
 from commwatch.wire import events as ev
 from commwatch.wire import identity, ring, standard_error, variables
 from commwatch.wire.handlers import raised_by_handler
-from commwatch.wire.nccl_debug_file import inspector_dir, own_file
+from commwatch.wire.nccl_debug_file import inspector_dir, output_files, own_file
 from commwatch.wire.uncaught import uncaught
 
 _T = TypeVar("_T")
@@ -70,6 +70,8 @@ class Probe(GraphEvents, ABC):
         self.steps = StepHooks(self._mark)
         #: Printed by rank 0 once it records.
         self.remark = ""
+        #: Entries of the names file about the logs.
+        self._told: list[Mapping[str, object]] = []
         self._making = threading.RLock()  # a signal handler may communicate in the middle of it
         self._dtypes: dict[str, int] = {}
         self._ops: dict[str, int] = dict(ev.OP_CODE)
@@ -249,7 +251,7 @@ class Probe(GraphEvents, ABC):
                     self._reserve(rank, size, {})
                 if self.file is not None and self._begin_ring(self.file):
                     self.steps.watch_engine()
-                    self._tell_log()
+                    self._tell_logs()
                     self._share_with_nodes()
                     self._tell_user()
             return self.ring is not None
@@ -271,6 +273,7 @@ class Probe(GraphEvents, ABC):
             self._refused(error)
             return
         self._job, self._rank, self._size = about[1]["job"], rank, size
+        self._tell_logs()
         self._watch_exit()
 
     def _begin_ring(self, made: ring.RingFile) -> bool:
@@ -334,12 +337,15 @@ class Probe(GraphEvents, ABC):
         for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)
 
-    def _tell_log(self) -> None:
-        """Record where this process's NCCL and NCCL Inspector write."""
+    def _tell_logs(self) -> None:
+        """Record where NCCL, NCCL Inspector and this process write: before the first group, and what is new before the first operation."""
         try:
-            for name, path in (("nccl_log", own_file(self.env)), ("inspector", inspector_dir(self.env))):
-                if path is not None and self.ring is not None:
-                    self.ring.name({name: path})
+            paths = {"nccl_log": own_file(self.env), "inspector": inspector_dir(self.env)}
+            found = [{name: path} for name, path in paths.items() if path is not None]
+            for entry in [*found, *(() if self._told else output_files(self.env))]:
+                if self.file is not None and entry not in self._told:
+                    self.file.name(entry)
+                    self._told.append(entry)
         except (OSError, ValueError) as error:  # no working directory, or no space: the agent can do without
             if raised_by_handler(error):
                 raise

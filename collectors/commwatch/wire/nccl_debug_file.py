@@ -1,4 +1,4 @@
-"""Where NCCL's debug output goes: the settings in force, from the environment and NCCL's own files.
+"""Where NCCL's debug output goes: the settings in force, from the environment and NCCL's own files; and the files that are a process's own output.
 
 Runs inside the trainer, too: standard library only.
 """
@@ -9,11 +9,13 @@ import os
 import pwd
 import re
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from commwatch.wire import crossing
+from commwatch.wire import crossing, variables
 from commwatch.wire.crossing import ANYBODY
+from commwatch.wire.handlers import raised_by_handler
 
 #: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
 WRITING = ("WARN", "INFO", "ABORT", "TRACE")
@@ -91,3 +93,22 @@ def inspector_dir(env: Mapping[str, str]) -> str | None:
     job = env.get("SLURM_JOBID", "")
     name = env.get("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job if job.isdecimal() else 'unknown-jobid'}"
     return os.path.abspath(name)  # noqa: PTH100 - keeps what a link names
+
+
+def output_files(env: Mapping[str, str]) -> list[dict[str, str | int]]:
+    """Return an entry of the names file for each regular file that is this process's standard output or error.
+
+    ``size``: its bytes so far, which are of others. Empty if ``COMMWATCH_JOB_OUTPUT`` is ``off``.
+    """
+    found: dict[tuple[int, int], dict[str, str | int]] = {}
+    for number in (1, 2) if env.get("COMMWATCH_JOB_OUTPUT") != variables.OFF else ():
+        try:
+            about, path = os.fstat(number), os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - keeps any bytes
+        except OSError as error:  # it is closed
+            if raised_by_handler(error):
+                raise
+            continue
+        if stat.S_ISREG(about.st_mode) and about.st_nlink:
+            place = about.st_dev, about.st_ino
+            found[place] = {"output": path, "device": place[0], "inode": place[1], "size": about.st_size}
+    return list(found.values())

@@ -9,8 +9,8 @@ from commwatch.wire.ring import MARGIN
 #: Hooks that can be asked for, and ways to time operations on GPUs.
 HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
-#: Whether NCCL loads our profiler plugin.
-ON, _OFF = PLUGIN = ("on", "off")
+#: Whether NCCL loads our profiler plugin; whether the files are followed that the job's output goes to.
+ON, OFF = PLUGIN = JOB_OUTPUT = ("on", "off")
 #: What checksums are made of.
 CHECKSUMS = ("off", "replicas", "collectives", "all")
 #: Values with which replicas are checked, and with which collectives are.
@@ -67,6 +67,7 @@ _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
     "COMMWATCH_CHECKSUM_EVERY": (lambda text: steps(text) is not None, f"a whole number from 1 to {_MOST_STEPS}"),
     "COMMWATCH_DISABLE": (("0", "1").__contains__, "1 or 0"),
     "COMMWATCH_HOOK": (HOOKS.__contains__, f"one of {', '.join(HOOKS)}"),
+    "COMMWATCH_JOB_OUTPUT": (JOB_OUTPUT.__contains__, f"one of {', '.join(JOB_OUTPUT)}"),
     "COMMWATCH_NCCL_PLUGIN": (PLUGIN.__contains__, f"one of {', '.join(PLUGIN)}"),
     "COMMWATCH_SLOTS": (lambda text: slots(text) is not None, f"a whole number from {_LEAST_SLOTS} to {_MOST_SLOTS}"),
     "COMMWATCH_TIMING": (TIMINGS.__contains__, f"one of {', '.join(TIMINGS)}"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import MOST_ENTRIES, Folder, Trust
 from commwatch_collectors.nccl.lines import Lines
-from commwatch_collectors.nccl.matching import LogPattern
+from commwatch_collectors.nccl.matching import LogPattern, Output
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.
 TICK_BYTES = 512 * 1024
@@ -29,6 +30,10 @@ _TOO_MANY = "(too many)"
 _MOST_REST = 1024
 #: Ticks without a new byte after which a deleted file is closed.
 _PATIENCE = 120
+#: Most bytes before the begin of an output in which the lines are counted: of one, and of all in one look.
+MOST_COUNTED = 64 << 20
+#: What a line of NCCL has.
+_NCCL = re.compile("NCCL (?:INFO|WARN|TRACE|CALL|ABORT|version) ")
 
 
 @dataclass
@@ -40,11 +45,33 @@ class _File:
     idle: int = 0
     #: Bytes of the file when its reading stopped.
     size: int = 0
+    #: Where its reading ends; ``None``: where the file does.
+    until: int | None = None
+    without_nccl: bool = False
     #: Its path as text that can be sent and stored: file names may be any bytes.
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.begin(0)
+
+    def begin(self, at: int, *, is_counted: bool = True) -> None:
+        """Begin to read at an offset; raise ``OSError`` if that fails. With too much before it, or if told so, lines are counted from there."""
         self.name = os.fsencode(self.path).decode(errors="replace")
+        first = 1
+        if not is_counted or at > MOST_COUNTED:
+            self.name = f"{self.name} from byte {at}"
+        else:
+            blocks = (os.pread(self.fd, min(_CHUNK, at - begin), begin) for begin in range(0, at, _CHUNK))
+            first += sum(block.count(b"\n") for block in blocks)
+        self.offset, self.lines = at, Lines(first)
+
+    def end(self, size: int) -> int:
+        """Return where its reading ends, given its size."""
+        return size if self.until is None else min(size, self.until)
+
+    def take(self, texts: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+        """Return what is read of some of its lines."""
+        return without_nccl(texts) if self.without_nccl else texts
 
 
 class Follower:
@@ -77,6 +104,8 @@ class Follower:
         self._there: set[tuple[int, int]] = set()
         self._least: list[tuple[int, tuple[int, int]]] = []
         self._too_many = False
+        #: Bytes in which this look may still count lines.
+        self._may_count = 0
         #: Paths that cannot be read, with the reason.
         self.troubles: dict[str, str] = {}
         self.skipped_bytes = 0
@@ -140,18 +169,20 @@ class Follower:
 
     def _discover(self) -> set[tuple[int, int]]:
         there, seen, self._too_many = set[tuple[int, int]](), set[str](), False
+        self._may_count = MOST_COUNTED
         #: Those that can be closed in favour of others, the quietest last.
         self._least = sorted(
             (file.idle, inode) for inode, file in self._files.items() if file.idle and inode in self._there
         )
         left = [MOST_ENTRIES]  # shared by all patterns
-        for pattern in sorted(self.patterns, key=lambda each: each.pattern):
+        # A file that is also an output is read as NCCL's.
+        for pattern in sorted(self.patterns, key=lambda each: (each.output is not None, each.pattern)):
             try:
                 for where, name in pattern.files(left):
                     path = str(where.path / name)
                     if path not in seen:
                         seen.add(path)
-                        self._note(where, name, crossing.user(pattern.uid), there)
+                        self._note(where, name, pattern, there)
                 if pattern.pattern not in seen:  # that of the file of this name stays
                     self.troubles.pop(pattern.pattern, None)
             except FileNotFoundError:
@@ -166,9 +197,9 @@ class Follower:
             self.troubles.pop(_TOO_MANY, None)
         return there
 
-    def _note(self, where: Folder, name: str, trust: Trust, there: set[tuple[int, int]]) -> None:
+    def _note(self, where: Folder, name: str, pattern: LogPattern, there: set[tuple[int, int]]) -> None:
         """Add a file to those that are ``there``, and open it if it has something new."""
-        path = str(where.path / name)
+        path, trust, output = str(where.path / name), crossing.user(pattern.uid), pattern.output
         try:
             about = where.look(name)
             if stat.S_ISLNK(about.st_mode):
@@ -176,13 +207,20 @@ class Follower:
             inode = (about.st_dev, about.st_ino)
             if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and not self._knows(inode)):
                 return
+            if inode in there or (output is not None and output.inode != inode):
+                return
             there.add(inode)
             known = self._quiet.get(inode)
-            if inode not in self._files and (known is None or known.size != about.st_size):
+            if inode not in self._files and (known is None or known.size != known.end(about.st_size)):
                 if len(self._files) >= self.most_files and not (self._least and self._rest(self._least.pop()[1])):
                     self._too_many = True
                     return
-                self._open(inode, path, trust)
+                start = 0 if output is None else output.start
+                if known is None and max(self._may_count, 0) < start <= MOST_COUNTED:  # until the next look
+                    return
+                self._open(inode, path, trust, start)
+            if output is not None:
+                self._limit(inode, output, about.st_size)
             self.troubles.pop(path, None)
         except FileNotFoundError:
             self.troubles.pop(path, None)
@@ -192,12 +230,28 @@ class Follower:
     def _knows(self, inode: tuple[int, int]) -> bool:
         return inode in self._files or inode in self._quiet
 
-    def _open(self, inode: tuple[int, int], path: str, trust: Trust) -> None:
+    def _open(self, inode: tuple[int, int], path: str, trust: Trust, start: int) -> None:
         """Open a new file, or one again that was quiet, where its reading stopped; raise ``OSError`` if that fails."""
         fd = crossing.open_file(Path(path), trust)
-        file = self._quiet.pop(inode, None) or _File(path, fd)
+        try:
+            file = self._quiet.pop(inode, None)
+            if file is None:
+                file = _File(path, fd)
+                # A file that is smaller was truncated since then.
+                file.begin(start if start <= os.fstat(fd).st_size else 0)
+                self._may_count -= start
+        except OSError:
+            os.close(fd)
+            raise
         file.fd, file.idle = fd, 0
         self._files[inode] = file
+
+    def _limit(self, inode: tuple[int, int], output: Output, size: int) -> None:
+        """Note what is read of an output. One that is over remains so."""
+        file = self._files.get(inode) or self._quiet[inode]
+        file.without_nccl = output.without_nccl
+        if output.is_over and file.until is None:
+            file.until = size
 
     def _rest(self, inode: tuple[int, int]) -> bool:
         """Close a file that is quiet, to make room for another; return whether that was possible."""
@@ -216,21 +270,29 @@ class Follower:
             size = os.fstat(file.fd).st_size
             if size < file.offset:  # truncated: it begins again
                 self._end(file)
-                file.offset, file.lines = 0, Lines()
+                file.begin(0)
+            size = file.end(size)
             if size - file.offset > MOST_BEHIND:
                 skipped = size - file.offset - _KEPT_BEHIND
                 self.skipped_bytes += skipped
-                file.offset += skipped
+                file.begin(file.offset + skipped, is_counted=False)
             while file.offset < size and (most is None or total < most):
                 data = os.pread(file.fd, min(_CHUNK, size - file.offset), file.offset)
                 if not data:
                     break
                 file.offset += len(data)
                 total += len(data)
-                self._take(file.lines.feed(data), file.name)
+                self._take(file.take(file.lines.feed(data)), file.name)
         except OSError as error:
             self.troubles[file.path] = error.strerror or str(error)
         return total
 
     def _end(self, file: _File) -> None:
-        self._take(file.lines.end(), file.name)
+        self._take(file.take(file.lines.end()), file.name)
+
+
+def without_nccl(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield texts with an empty line in place of each line of NCCL."""
+    for number, text in texts:
+        lines = ("" if _NCCL.search(line) else line for line in text.split("\n"))
+        yield number, "\n".join(lines) if _NCCL.search(text) else text

@@ -19,11 +19,15 @@ _SLICE = 32_768
 
 
 class Lines:
-    """Cuts a stream between its lines; an incomplete line waits for its newline."""
+    """Cuts a stream between its lines; an incomplete line waits for its newline.
 
-    def __init__(self) -> None:
+    Args:
+        first: number of its first line.
+    """
+
+    def __init__(self, first: int = 1) -> None:
         self._rest = b""
-        self._number = 1
+        self._number = first
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
         """Yield the lines that ``data`` completes as texts, each with the number (from 1) of its first line.

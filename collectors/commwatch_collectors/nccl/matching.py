@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Folder, Refused
@@ -20,6 +21,19 @@ _LEVELS, _OWN_LEVELS = 1, 4
 _ESCAPED = re.compile(r"\[([*?[])\]")
 
 
+class Output(NamedTuple):
+    """What is read of a file that is the output of processes."""
+
+    #: Device and number of its inode: another file of that name is not read.
+    inode: tuple[int, int]
+    #: Its bytes before the first of the processes; they are of others.
+    start: int
+    #: The processes have ended, or others write to it, too: what is added from now on is not read.
+    is_over: bool = False
+    #: The processes' NCCL writes to files of its own: here are at most copies of its lines, which are not read.
+    without_nccl: bool = False
+
+
 @dataclass(frozen=True)
 class LogPattern:
     """The files of one user that match a pattern of ``glob``."""
@@ -27,6 +41,8 @@ class LogPattern:
     pattern: str
     #: The user whose files are meant; others that match are left out.
     uid: int
+    #: ``None``: all of each file is read.
+    output: Output | None = None
 
     @property
     def folder(self) -> Path | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import shlex
 import signal
 import socket
 import subprocess
@@ -60,6 +62,36 @@ def test_settings_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_own_file(settings: dict[str, str], file: str | None) -> None:
     """A process's debug file is what NCCL would open: at levels that write, with host and pid."""
     assert debug.own_file({**settings, "NCCL_CONF_FILE": "/none"}) == file
+
+
+@pytest.mark.parametrize(
+    ("shell", "files"),
+    [
+        ("{run} >>log 2>&1", {"log": 4}),
+        ("{run} >>log 2>new", {"log": 4, "new": 0}),
+        ("{run} >>log 2>/dev/null", {"log": 4}),
+        ("{run} 2>&1 | cat", {}),
+        ("{run} >&- 2>>log", {"log": 4}),
+        ("exec >>log; rm log; {run} 2>&1", {}),
+        ("COMMWATCH_JOB_OUTPUT=off {run} >>log 2>&1", {}),
+        ("COMMWATCH_JOB_OUTPUT=what {run} >>log 2>&1", {"log": 4}),
+    ],
+)
+def test_output_files(tmp_path: Path, shell: str, files: dict[str, int]) -> None:
+    """Regular files that are a process's output are named once each, with what they had before; pipes, devices and deleted files are not."""
+    (tmp_path / "log").write_text("old\n")
+    script = (
+        "import json, os; from pathlib import Path; from commwatch.wire.nccl_debug_file import output_files; "
+        "Path('found').write_text(json.dumps(output_files(os.environ)))"
+    )
+    command = shell.format(run=f"{sys.executable} -c {shlex.quote(script)}")
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=clean_env(), check=True, timeout=PATIENCE_S)
+    expected = []
+    for name, size in files.items():
+        about = (tmp_path / name).stat()
+        place = {"device": about.st_dev, "inode": about.st_ino}
+        expected.append({"output": str(tmp_path / name), **place, "size": size})
+    assert json.loads((tmp_path / "found").read_text()) == expected
 
 
 # -- the plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER_ID
-from commwatch_agent.core.names_file import Names
+from commwatch_agent.core.names_file import Names, OutputFile
+from commwatch_agent.core.shares import Room
 from tests.helpers import group_entry
 
 
@@ -50,3 +51,24 @@ def test_destroyed_groups() -> None:
     assert names.destroyed == {0, MOST_APART}
     names.learn([group_entry(MOST_APART + LATEST_KNOWN)])
     assert names.destroyed == {0}
+
+
+def test_output_files() -> None:
+    """A rank can report files of its output, a few, each as it was first reported; damaged entries are skipped."""
+    names = Names()
+    one = {"output": "/log/1", "device": 1, "inode": (1 << 64) - 1, "size": 5}
+    for wrong in ({"size": -1}, {"size": 1 << 64}, {"inode": "x"}, {"device": None}, {"output": "x" * 5000}):
+        names.learn([{**one, **wrong}])
+    names.learn([{"output": "/log/1"}])
+    assert not names.outputs
+    names.learn([one, {**one, "size": 7}])
+    assert names.outputs == (OutputFile("/log/1", (1, (1 << 64) - 1), 5),)
+    names.learn([{**one, "inode": inode} for inode in range(10)])
+    assert len(names.outputs) == 4
+
+
+def test_output_files_take_memory() -> None:
+    """Where a ring has no room left, files of its output are not kept."""
+    names = Names(Room(0).account())
+    names.learn([{"output": "/log/1", "device": 1, "inode": 1, "size": 5}])
+    assert names.outputs == ()

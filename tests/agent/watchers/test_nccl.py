@@ -14,6 +14,7 @@ import pytest
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.log_requests import LogRequest, requests
 from commwatch_agent.watchers.nccl import NcclLogs, remove_old
 from commwatch_agent.watchers.nccl_groups import matching
@@ -364,6 +365,86 @@ def test_log_of_a_rank(tmp_path: Path) -> None:
         assert running.samples()['commwatch_collector_up{collector="nccl_log"}'] == 1
         (topology,) = running.get("/api/v1/topology")
         assert topology["findings"][0]["name"] == "cuda_error"
+
+
+def _outputs(*logs: Path) -> list[dict[str, object]]:
+    """What a rank names as its output."""
+    found = [(log, log.stat()) for log in logs]
+    return [
+        {"output": str(log), "device": about.st_dev, "inode": about.st_ino, "size": about.st_size}
+        for log, about in found
+    ]
+
+
+def _rank(aggregate: Aggregate, entries: list[dict[str, object]]) -> RankTotals:
+    totals = aggregate.open("ring", identity(), os.getuid())
+    totals.owner_uid = os.getuid()
+    totals.learn(entries)
+    return totals
+
+
+WARNING = "host:10:10 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'"
+TIMEOUT = (
+    "[rank0]:[E1129 10:00:00.000000000 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600055 milliseconds before timing out."
+)
+
+
+def test_warning_and_its_copy(tmp_path: Path) -> None:
+    """A warning in NCCL's log counts once, also if the output has a copy of it; what only the output has is found there."""
+    aggregate, (output, log) = Aggregate(), (tmp_path / "job.log", tmp_path / "nccl.10")
+    output.write_text("an old line\n")
+    _rank(aggregate, [{"nccl_log": str(log)}, *_outputs(output)])
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    _add(log, [WARNING])
+    _add(output, [WARNING, TIMEOUT])
+    assert _findings(logs) == ["cuda_error", "watchdog_timeout"]
+    assert [(message.file, message.line) for message in logs.messages(None, None, 0, 1e12, 9)] == [
+        (str(output), 3),
+        (str(log), 1),
+    ]
+    assert {name: [error.name for error in errors] for name, errors in logs.errors().items()} == {
+        "job": [found.name for found in logs.topology("job")[0].findings if found.severity == "error"]
+    }
+    logs.close()
+
+
+def test_output_without_a_fault(tmp_path: Path) -> None:
+    """A job whose output has nothing of NCCL or PyTorch has no logs to show; one whose output has, has."""
+    aggregate, output, written = Aggregate(), tmp_path / "job.log", list[Topology]()
+    output.touch()
+    _rank(aggregate, _outputs(output))
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock(), keep=lambda topology, run: written.append(topology))
+    _add(output, ["step 1, loss 2.5", "NCCL is fast"])
+    assert _findings(logs) == []
+    assert (logs.readings(), logs.topology(None), logs.knows("job"), logs.errors()) == (
+        [("nccl_log", [])],
+        [],
+        False,
+        {},
+    )
+    assert written == []
+    _add(output, [TIMEOUT])
+    assert _findings(logs) == ["watchdog_timeout"]
+    assert (len(logs.topology("job")), logs.knows("job")) == (1, True)
+    logs.close()
+    assert [found.name for found in written[-1].findings] == ["watchdog_timeout"]
+
+
+def test_errors_while_lines_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes long to look for errors, those of the look before count meanwhile."""
+    monkeypatch.setattr("commwatch_agent.watchers.job_logs._OF_TIME", 1e-9)
+    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    _rank(aggregate, [{"nccl_log": str(log)}])
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    _add(log, [WARNING])
+    logs.tick()
+    before = logs.errors()
+    assert [error.name for error in before["job"]] == ["cuda_error"]
+    _add(log, [WARNING.replace("out of memory", "an illegal memory access was encountered")])
+    logs.tick()
+    assert logs.errors() == before
+    logs.close()
 
 
 def test_log_that_cannot_be_read(tmp_path: Path) -> None:

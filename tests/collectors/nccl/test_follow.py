@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from commwatch.wire import crossing
 from commwatch_collectors.nccl import follow
 from commwatch_collectors.nccl.follow import Follower
 from commwatch_collectors.nccl.lines import apart
-from commwatch_collectors.nccl.matching import LogPattern
+from commwatch_collectors.nccl.matching import LogPattern, Output
 from tests.helpers import descriptors
 
 
@@ -156,6 +157,7 @@ def test_too_far_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     taken = Taken(log)
     assert taken.tick() == [f"{n:09d}" for n in range(4_900, 5_000)]
     assert taken.follower.skipped_bytes == 49_000
+    assert taken.places[0] == ("log from byte 49000", 1)
 
 
 def test_unreadable(tmp_path: Path) -> None:
@@ -315,3 +317,149 @@ def test_lets_go(tmp_path: Path) -> None:
     assert len(descriptors()) == before + 1
     taken.follower.close()
     assert len(descriptors()) == before
+
+
+# -- the output of processes
+
+
+class TakenOutput(Taken):
+    """What is read of a file that is the output of processes."""
+
+    def __init__(self, log: Path, start: int, *more: Path) -> None:
+        super().__init__(*more)
+        about = log.stat()
+        self.log, self.output = log, Output((about.st_dev, about.st_ino), start)
+
+    def tick(self, final: bool = False, **change: Any) -> list[str]:
+        """The lines that one tick brought; ``change``: what is known of the output from now on."""
+        self.output = self.output._replace(**change)
+        patterns = {each: None for each in self.follower.patterns if each.output is None}
+        self.follower.patterns = {**patterns, LogPattern(str(self.log), os.getuid(), self.output): None}
+        return super().tick(final)
+
+
+def add(log: Path, text: str) -> None:
+    """Append to a file."""
+    with log.open("a") as file:
+        file.write(text)
+
+
+def test_output_from_its_begin(tmp_path: Path) -> None:
+    """What a file has before the processes begin is of others; the numbers of the lines are those of the file."""
+    log = tmp_path / "job.log"
+    log.write_text("old\nold\n")
+    taken = TakenOutput(log, 8)
+    assert taken.tick() == []
+    add(log, "new\n")
+    assert taken.tick() == ["new"]
+    assert taken.places == [("job.log", 3)]
+
+
+def test_output_that_was_truncated(tmp_path: Path) -> None:
+    """A file that has fewer bytes than at the begin has been truncated since, and is read from its first line."""
+    log = tmp_path / "job.log"
+    log.write_text("new\n")
+    taken = TakenOutput(log, 8)
+    assert taken.tick() == ["new"]
+    log.write_text("a\n")
+    assert taken.tick() == ["a"]
+    assert taken.places == [("job.log", 1), ("job.log", 1)]
+
+
+def test_output_with_much_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too much before the begin, lines have no numbers of the file: its name shows from where they are counted."""
+    monkeypatch.setattr(follow, "MOST_COUNTED", 10)
+    log = tmp_path / "job.log"
+    log.write_text("old\n" * 5)
+    taken = TakenOutput(log, 20)
+    add(log, "a\nb\n")
+    assert taken.tick() == ["a", "b"]
+    assert taken.places == [("job.log from byte 20", 1), ("job.log from byte 20", 2)]
+    log.write_text("c\n")
+    taken.tick()
+    assert taken.places[2:] == [("job.log", 1)]
+
+
+def test_counting_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look counts lines in so many bytes at most, of all files together; the others wait."""
+    monkeypatch.setattr(follow, "MOST_COUNTED", 30)
+    taken = Taken()
+    for name in ("a", "b", "c"):
+        log = tmp_path / name
+        log.write_text("old\n" * 5 + f"{name}\n")
+        output = Output((log.stat().st_dev, log.stat().st_ino), 20)
+        taken.follower.patterns[LogPattern(str(log), os.getuid(), output)] = None
+    assert [taken.tick() for _ in range(4)] == [["a"], ["b"], ["c"], []]
+    assert taken.places == [("a", 6), ("b", 6), ("c", 6)]
+
+
+def test_another_file_of_that_name(tmp_path: Path) -> None:
+    """A file that has taken the name of an output is not read; the renamed one is read on."""
+    log = tmp_path / "job.log"
+    log.write_text("one\n")
+    taken = TakenOutput(log, 0)
+    assert taken.tick() == ["one"]
+    log.rename(tmp_path / "job.log.1")
+    log.write_text("of others\n")
+    add(tmp_path / "job.log.1", "two\n")
+    assert taken.tick() == ["two"]
+    assert TakenOutput(tmp_path / "job.log.1", 0).tick() == ["one", "two"]
+
+
+def test_output_that_is_over(tmp_path: Path) -> None:
+    """Once the processes have ended, what is there is read to its end, and what is added later is not."""
+    log = tmp_path / "job.log"
+    log.write_text("one\n")
+    taken = TakenOutput(log, 0)
+    assert taken.tick() == ["one"]
+    add(log, "two\n")
+    assert taken.tick(is_over=True) == ["two"]
+    add(log, "of others\n")
+    assert taken.tick() == []
+    assert taken.tick(is_over=False) == []  # what lies between may be of others
+    late = TakenOutput(log, 4)
+    assert late.tick(is_over=True) == ["two", "of others"]
+
+
+def test_output_without_lines_of_nccl(tmp_path: Path) -> None:
+    """Where NCCL writes to files of its own, its lines in an output are copies: all others are read, with their numbers."""
+    log = tmp_path / "job.log"
+    log.write_text("a\nh:1:2 [0] x.cc:3 NCCL WARN what\nh:1:2 [0] NCCL INFO more\n[rank0]: NCCL error in: y.cpp:4\n")
+    taken = TakenOutput(log, 0)
+    assert taken.tick(without_nccl=True) == ["a", "", "", "[rank0]: NCCL error in: y.cpp:4"]
+    add(log, "h:1:2 [0] NCCL INFO last")
+    assert taken.tick(final=True) == [""]
+    assert taken.places[3:] == [("job.log", 4), ("job.log", 5)]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_output_that_is_nccls_file(tmp_path: Path, link: bool) -> None:
+    """A file that is both NCCL's and the output is read once, with NCCL's lines."""
+    log = tmp_path / "job.log"
+    log.write_text("h:1:2 [0] NCCL INFO one\n")
+    if link:
+        os.link(log, tmp_path / "z.log")
+    taken = TakenOutput(log, 0, tmp_path / "z.log" if link else log)
+    assert taken.tick(without_nccl=True) == ["h:1:2 [0] NCCL INFO one"]
+    add(log, "h:1:2 [0] NCCL INFO two\n")
+    assert taken.tick() == ["h:1:2 [0] NCCL INFO two"]
+
+
+def test_quiet_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that was closed in favour of another file is read on where its reading stopped, and not beyond its end."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("old\none\n")
+    taken = TakenOutput(first, 4, second)
+    taken.follower.most_files = 1
+    assert taken.tick() == ["one"]
+    taken.tick()
+    second.write_text("a\n")
+    assert taken.tick() + taken.tick() == ["a"]
+    taken.tick()
+    add(first, "two\n")
+    assert taken.tick() + taken.tick() == ["two"]
+    assert ("first", 3) in taken.places
+    taken.tick(is_over=True)
+    add(first, "of others\n")
+    add(second, "b\n")
+    assert taken.tick() + taken.tick() + taken.tick() == ["b"]

@@ -1,0 +1,100 @@
+"""The logs of one job: followed, counted, and explained."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
+
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.evidence import FINISHED, Live
+from commwatch_collectors.nccl.failures import open_inits
+from commwatch_collectors.nccl.findings import Finding, findings
+from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.lives import Warned
+
+#: Seconds without a change of its facts after which an init counts as stuck.
+_INIT_S = 60.0
+#: Part of the time that may go into looking for findings once a second.
+_OF_TIME = 0.02
+
+
+class JobLogs:
+    """The logs of one job."""
+
+    def __init__(
+        self,
+        job: str,
+        owner: int,
+        since: float,
+        heard: Callable[[str, Warned], None],
+        *,
+        lock: threading.RLock,
+        facts: int,
+    ) -> None:
+        self._lock, self.owner = lock, owner
+        #: Key of the run; empty until one of its ranks is known.
+        self.run = ""
+        #: The facts for which the account has room.
+        self.facts, self.account = facts, Account(facts)
+        self.counts: Counter[str] = Counter()
+        self._job, self._heard = job, heard
+        self.follower = Follower(self._take, since)
+        #: There are lines since the topology was last stored; and the Unix time of that.
+        self.fresh, self.kept_at = False, 0.0
+        self._found: list[Finding] | None = None
+        #: The errors among the findings that were looked for last, and the monotonic time (s) before which they are not looked for again.
+        self._errors: list[Finding] = []
+        self._next_look_s = 0.0
+        self.live = FINISHED
+        #: Inits that are not finished, and the Unix time of their last change; ``None`` after new lines.
+        self._inits: tuple[int, int, int] | None = None
+        self._known_inits, self._inits_at = (0, 0, 0), 0.0
+
+    def look(self, now: float, past: Set[tuple[str, int]]) -> None:
+        """Note whether inits go on; ``past``: host and pid of the processes of earlier runs."""
+        with self._lock:
+            if self._inits is None:
+                self._inits = open_inits(self.account)
+            if self._inits != self._known_inits:
+                self._known_inits, self._inits_at = self._inits, now
+            _, *unfinished = self._inits
+            live = Live(any(unfinished) and now - self._inits_at < _INIT_S, past)
+            if live != self.live:
+                self.live, self._found, self.fresh = live, None, True
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there are logs of NCCL, or the output of the job has something of NCCL or PyTorch."""
+        account = self.account
+        has_logs = any(pattern.output is None for pattern in self.follower.patterns)
+        return has_logs or bool(account.lives or account.warnings or account.loose)
+
+    def findings(self) -> list[Finding]:
+        """Return the findings; cached until there are new lines, because it takes long."""
+        with self._lock:
+            if self._found is None:
+                self._found = findings(self.account, live=self.live)
+            return self._found
+
+    def errors(self, now_s: float) -> list[Finding]:
+        """Return the errors among the findings, as of now or, where it takes long to look for them, a while ago; ``now_s``: monotonic seconds."""
+        with self._lock:
+            if self._found is None and now_s < self._next_look_s:
+                return self._errors
+            began_s = time.thread_time()
+            self._errors = [finding for finding in self.findings() if finding.severity == "error"]
+            self._next_look_s = now_s + (time.thread_time() - began_s) / _OF_TIME
+            return self._errors
+
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        with self._lock:
+            before = self.account.n_lines
+            self.account.add_lines(texts, path, self._count)
+            if self.account.n_lines != before:
+                self._found, self._inits, self.fresh = None, None, True
+
+    def _count(self, warned: Warned) -> None:
+        self.counts[warned.kind] += 1
+        self._heard(self._job, warned)
