@@ -387,7 +387,7 @@ class Daemon:
     def _watch_of(self, config: Config) -> IncidentWatch:
         """Return what concludes, with the incidents of this agent in the history."""
         plan = self._plan(config)
-        self._look = NodeLook(self._verdicts, self._registry.collect, plan.instance)
+        self._look = NodeLook(self._verdicts, self._registry.collect, plan.instance, self._watchers.nccl.errors)
         agent = str(config.dir.resolve())
         with History(config.history, self._damaged) as history:
             kept = history.incidents(agent=agent)

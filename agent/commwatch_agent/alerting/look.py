@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from commwatch_agent.incidents.judging import faults, seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
+from commwatch_collectors.nccl.findings import Finding
 from commwatch_collectors.node import process
 
 #: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics.
@@ -108,10 +109,17 @@ class NodeLook:
         verdicts: on its ranks.
         metrics: returns the families that ``/metrics`` shows.
         instance: label ``instance`` of this node's series.
+        errors: returns the errors in the logs, by job.
     """
 
-    def __init__(self, verdicts: Verdicts, metrics: Callable[[], Iterable[Metric]], instance: str = "") -> None:
-        self._verdicts, self._metrics = verdicts, metrics
+    def __init__(
+        self,
+        verdicts: Verdicts,
+        metrics: Callable[[], Iterable[Metric]],
+        instance: str = "",
+        errors: Callable[[], Mapping[str, Sequence[Finding]]] = dict,
+    ) -> None:
+        self._verdicts, self._metrics, self._errors = verdicts, metrics, errors
         #: Concludes for jobs with ranks on several nodes; ``None``: there are none.
         self.whole: Whole | None = None
         self._window = MetricWindow(METRIC_NAMES, instance)
@@ -135,7 +143,9 @@ class NodeLook:
         elsewhere = frozenset(
             name for name, job in jobs.items() if self.whole and not self.whole.leads(found.common.get(job.run, ""))
         )
-        return replace(found, jobs=jobs, metrics=self._window, whole=whole, led_elsewhere=elsewhere)
+        return replace(
+            found, jobs=jobs, metrics=self._window, errors=self._errors(), whole=whole, led_elsewhere=elsewhere
+        )
 
     def _of_all_nodes(self, jobs: Iterable[str]) -> dict[str, WholeJob]:
         known = {} if self.whole is None else {name: self.whole.found(name) for name in jobs}

@@ -16,6 +16,7 @@ from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced
 from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
+from commwatch_agent.incidents.software_rules import logged_errors
 
 
 class Finder(NamedTuple):
@@ -43,13 +44,25 @@ def _on_other_nodes(evidence: Evidence, thresholds: Mapping[str, float]) -> Iter
     return (condition for found in evidence.whole.values() for condition in found.conditions)
 
 
+def _in_logs(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+    for job, errors in evidence.errors.items():
+        for condition in logged_errors(job, errors, evidence.now):
+            yield _in_its_run(condition, evidence)
+
+
+def _in_its_run(condition: Condition, evidence: Evidence) -> Condition:
+    job = evidence.jobs.get(condition.job_id)
+    return condition if job is None else replace(condition, run=job.run)
+
+
 def _of_metrics(rule: MetricRule) -> Callable[[Evidence, Mapping[str, float]], Iterator[Condition]]:
-    """Return a rule about metrics, with the runs of its jobs."""
+    """Return a rule about metrics, with the runs of its jobs. Of an error that is also known from a log, they do not say more."""
 
     def found(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
         for condition in rule(evidence.metrics, thresholds, evidence.now):
-            job = evidence.jobs.get(condition.job_id)
-            yield condition if job is None else replace(condition, run=job.run)
+            errors = evidence.errors.get(condition.job_id, ())
+            if not (condition.kind == "nccl_fault" and condition.subject[0] in {error.name for error in errors}):
+                yield _in_its_run(condition, evidence)
 
     return found
 
@@ -59,6 +72,7 @@ FINDERS: tuple[Finder, ...] = (
     Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
     Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),
     Finder((*_WAITS, "rank_lost"), "the same of jobs with ranks on several nodes", _on_other_nodes),
+    Finder(("nccl_fault",), "the logs of NCCL, and the output of the ranks", _in_logs),
     *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
 )
 

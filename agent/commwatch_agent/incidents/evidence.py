@@ -11,6 +11,7 @@ from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import Name
 from commwatch_agent.incidents.metric_window import MetricWindow
+from commwatch_collectors.nccl.findings import Finding
 
 
 class KnownJob(NamedTuple):
@@ -47,6 +48,8 @@ class Evidence:
     groups: Sequence[GroupView] = ()
     #: The last minutes of the node's metrics.
     metrics: MetricWindow = field(default_factory=lambda: MetricWindow([name.value for name in Name]))
+    #: The errors that were found in the logs of NCCL and the output of jobs, by job.
+    errors: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     #: What was found of jobs with ranks on several nodes, in place of what this node knows of their ranks.
     whole: Mapping[str, WholeJob] = field(default_factory=dict)
     #: What all nodes know the runs of jobs by, by key.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from commwatch_agent.core.units import counted, percent
-from commwatch_agent.incidents.incident import Condition
+from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_agent.incidents.metric_conditions import Name, condition, of_jobs
 from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
+from commwatch_collectors.nccl.findings import Finding
 
 _RDMA = ("infiniband", "roce", "rdma")
 _FINDING = ("instance", "job_id", "finding")
@@ -31,6 +32,34 @@ def nccl_fault(window: MetricWindow, thresholds: Mapping[str, float], now_s: flo
     for labels, value in by(where(findings, "finding", "gdr_off".__eq__), ["instance", "job_id"], max).items():
         says = "network traffic of the GPUs passes through host memory: GPUDirect RDMA is off"
         yield _found("gpu_direct_off", "gdr_off", dict(labels), value=value, says=says, now_s=now_s)
+
+
+def logged_errors(job_id: str, errors: Iterable[Finding], now_s: float) -> Iterator[Condition]:
+    """Errors in the logs of a job, with their words and lines. Those of one name are one condition, in the words of the first."""
+    by_name: dict[str, list[Finding]] = {}
+    for error in errors:
+        by_name.setdefault(error.name, []).append(error)
+    for name, found in by_name.items():
+        yield Condition(
+            "nccl_fault",
+            (name,),
+            f"{found[0].title}: {found[0].says}",
+            now_s,
+            job_id=job_id,
+            value=1.0,
+            labels={"job_id": job_id, "finding": name},
+            evidence=tuple(_shown(found, now_s)),
+        )
+
+
+def _shown(errors: Sequence[Finding], now_s: float) -> Iterator[EvidenceItem]:
+    """Yield what the first error means, and the lines that show it and the others."""
+    first = errors[0]
+    about = {"finding": first.name, "means": first.means, "do": first.do}
+    yield EvidenceItem("nccl_log", now_s, first.means, about)
+    for line in (line for error in errors for line in error.evidence):
+        place = {"finding": first.name, "file": line.file, "line": line.line}
+        yield EvidenceItem("nccl_log", now_s, f"{line.file}:{line.line}: {line.text}", place)
 
 
 def _found(

@@ -84,6 +84,9 @@ def stack(evidence: Iterable[EvidenceItem]) -> str:
 def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem], *, is_over: bool) -> str:
     """Return what to do about an incident, with the names filled in; ``is_over``: its process may be gone."""
     items = list(evidence)
+    advice = [str(item.data["do"]) for item in items if item.source == "nccl_log" and item.data.get("do")]
+    if advice:  # of the finding in the log
+        return advice[-1]
     pid = None if is_over else next((item.data.get("pid") for item in items if item.data.get("pid")), None)
     about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
     return remedy(kind, cause, {name: text for name, text in about.items() if text})

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch_agent.incidents.software_rules import agent_fault, capture_incomplete, nccl_fault
-from tests.agent.incidents.metric_series import at_end, variants
+from commwatch_agent.incidents.conclude import conclude
+from commwatch_agent.incidents.evidence import Evidence, KnownJob
+from commwatch_agent.incidents.incident import JOB_ENDED
+from commwatch_agent.incidents.lifecycle import Around
+from commwatch_agent.incidents.metric_window import MetricWindow
+from commwatch_agent.incidents.software_rules import agent_fault, capture_incomplete, logged_errors, nccl_fault
+from commwatch_collectors.nccl.findings import Evidence as Line
+from commwatch_collectors.nccl.findings import Finding
+from tests.agent.incidents.metric_series import at_end, variants, windows
+from tests.agent.incidents.test_job_rules import TABLE
 from tests.alerts.cases import MANY, Series, counter, gauge, series
 
 
@@ -35,6 +43,59 @@ def test_errors() -> None:
     }
     assert found[0].says == "NCCL's log shows an error: timeout"
     assert dict(found[0].labels) == {"job_id": "j", "finding": "timeout"}
+
+
+def error(name: str, says: str, *lines: int, do: str = "do it") -> Finding:
+    """An error in a log."""
+    return Finding(
+        name, "error", f"title of {name}", says, "a meaning", do, [Line("log", n, f"line {n}") for n in lines]
+    )
+
+
+def test_errors_in_logs() -> None:
+    """An error in a log has the key and labels of the metric's, its title, words, meaning and remedy, and its lines; those of one name are one."""
+    errors = [
+        error("oom", "rank 1 did", 4, 7),
+        error("timeout", "rank 2 waits", 9),
+        error("oom", "another", 5, do="no"),
+    ]
+    found = list(logged_errors("j", errors, 1000.0))
+    (of_metric,) = at_end(nccl_fault, finding("oom", "error"))
+    assert (found[0].key, found[0].labels) == (of_metric.key, of_metric.labels)
+    assert [one.says for one in found] == ["title of oom: rank 1 did", "title of timeout: rank 2 waits"]
+    assert [item.text for item in found[0].evidence] == ["a meaning", "log:4: line 4", "log:7: line 7", "log:5: line 5"]
+    assert {item.source for item in found[0].evidence} == {"nccl_log"}
+    assert [item.data.get("do") for item in found[0].evidence] == ["do it", None, None, None]
+
+
+def last_window(*several: Series) -> MetricWindow:
+    """The metrics at the end."""
+    *_, (_, window) = windows({name: values for one in several for name, values in one.items()})
+    return window
+
+
+def test_incident_of_an_error() -> None:
+    """An incident has the words of the log, also if the metric has the error; where only the metric has it, there is one as well."""
+    jobs = {"j": KnownJob("key", 2, ended=False)}
+    metrics = last_window(finding("oom", "error"), finding("timeout", "error"))
+    evidence = Evidence(1000.0, jobs, metrics=metrics, errors={"j": [error("oom", "rank 1 did", 4)]})
+    found = {one.subject: one for one in conclude(evidence, [], TABLE, Around(1000.0))}
+    assert {subject: (one.says, one.state, one.run) for subject, one in found.items()} == {
+        ("oom",): ("title of oom: rank 1 did", "open", "key"),
+        ("timeout",): ("NCCL's log shows an error: timeout", "open", "key"),
+    }
+    assert [item.text for item in found["oom",].evidence] == ["a meaning", "log:4: line 4"]
+    assert {each.name for each in found["oom",].alerts} == {"NcclErrors"}
+
+
+def test_error_of_a_job_that_has_ended() -> None:
+    """An error that is found once the job has ended has its incident, which has ended with the job."""
+    jobs = {"j": KnownJob("key", 2, ended=True)}
+    evidence = Evidence(1000.0, jobs, errors={"j": [error("oom", "rank 1 did", 4)]})
+    around = Around(1000.0, ended_runs={"key"})
+    (one,) = conclude(evidence, [], TABLE, around)
+    assert (one.state, one.outcome, one.says) == ("ended", JOB_ENDED, "title of oom: rank 1 did")
+    assert conclude(evidence, [one], TABLE, around) == [one]
 
 
 @pytest.mark.parametrize(

@@ -71,4 +71,6 @@ def test_view() -> None:
     process = EvidenceItem("process", AT, "rank 2", {"rank": 2, "pid": 71})
     assert "kill -CONT 71" in view_of(incident(evidence=(process,))).remedy
     assert "kill" not in view_of(incident(ended_at=AT + 60, evidence=(process,))).remedy
+    told = tuple(EvidenceItem("nccl_log", AT, "", {"do": do} if do else {"line": 4}) for do in ("before", "now", ""))
+    assert view_of(incident("nccl_fault", "", evidence=told)).remedy == "now"
     assert (stack((raised, taken)), stack((raised,)), title("unheard_of", ())) == ("s", "", "unheard_of")
