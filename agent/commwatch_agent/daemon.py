@@ -133,7 +133,7 @@ class Daemon:
             renames=self._new_names,
             alive=self._alive,
             ends=self._ends,
-            concluded=lambda since_ns: self._incidents.has_concluded(since_ns / 1e9),
+            concluded=lambda since_ns: self._incidents.has_concluded(self._watchers.nccl.read_since(since_ns / 1e9)),
         )
         self._stop = threading.Event()
         # The pause is the one that is under way: another interval takes effect only after it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import stat
 import threading
@@ -28,6 +29,7 @@ from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
 from commwatch_collectors.nccl.communicators import Communicator, communicators
 from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.nccl.follow import TICK_BYTES
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.lives import Warned
 from commwatch_collectors.nccl.matching import LogPattern
@@ -41,6 +43,8 @@ MOST_JOBS = 32
 #: Distinct facts kept per job, the least that a job has room for, and what all jobs share beyond that. Messages kept of all jobs.
 _MOST_FACTS, _LEAST_FACTS, _ALL_FACTS = 50_000, 2_000, 100_000
 _MOST_MESSAGES = 2_000
+#: Ticks of which the times are kept.
+_MOST_TICKS = 64
 #: Files that are open at a time.
 _ALL_FILES = 1024
 #: Most of the time that may go into looking for requests, of which any number may lie in the folder, if one look takes so many seconds.
@@ -82,6 +86,8 @@ class NcclLogs:
         self._jobs: dict[str, JobLogs] = {}
         self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
         self._looked_at = clock()
+        #: Of the latest ticks that left nothing to be read: their begins and ends, in monotonic seconds.
+        self._read: deque[tuple[float, float]] = deque(maxlen=_MOST_TICKS)
         self._warned: set[str] = set()
         self._facts = Portions(_ALL_FACTS, _MOST_FACTS, _LEAST_FACTS)
         #: The requests found last, and the monotonic time (s) before which there is no other look.
@@ -90,6 +96,7 @@ class NcclLogs:
 
     def tick(self) -> int:
         """Find new logs and read what was added; return the bytes read."""
+        began_s, is_complete = time.monotonic(), True
         wanted = self._wanted()
         with self._jobs_lock:
             runs = {job.id: run_key(job) for job in self._aggregate.jobs.values()}
@@ -105,7 +112,8 @@ class NcclLogs:
             logs.follower.share(len(self._jobs), _ALL_FILES)
             if patterns:
                 logs.follower.patterns = dict.fromkeys(patterns)
-            read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
+            added = logs.follower.tick()  # without the lock: a file server may hang, answers must not
+            read, is_complete = read + added, is_complete and added < TICK_BYTES
             logs.look(self._clock(), self._past(job))
             for path, why in logs.follower.troubles.items():
                 self._warn(path, why)
@@ -113,7 +121,13 @@ class NcclLogs:
         self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
         self._drop([job for job in self._jobs if job not in wanted])
         self._looked_at = self._clock()
+        if is_complete:
+            self._read.append((began_s, time.monotonic()))
         return read
+
+    def read_since(self, since_s: float) -> float:
+        """Return when all was read that the logs had at some time, both in monotonic seconds; infinite: it has not been."""
+        return next((ended_s for began_s, ended_s in list(self._read) if began_s >= since_s), math.inf)
 
     def _part(self, runs: Mapping[str, str]) -> None:
         """Part with the logs of runs that have ended and whose name another one has; ``runs``: keys of the latest ones by name."""

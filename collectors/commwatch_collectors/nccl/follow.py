@@ -33,7 +33,7 @@ _PATIENCE = 120
 #: Most bytes before the begin of an output in which the lines are counted: of one, and of all in one look.
 MOST_COUNTED = 64 << 20
 #: What a line of NCCL has.
-_NCCL = re.compile("NCCL (?:INFO|WARN|TRACE|CALL|ABORT|version) ")
+_NCCL = re.compile("NCCL (?:INFO|WARN|TRACE|CALL|ABORT) ")
 
 
 @dataclass

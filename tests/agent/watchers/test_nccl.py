@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import threading
 import time
@@ -429,6 +430,27 @@ def test_output_without_a_fault(tmp_path: Path) -> None:
     assert (len(logs.topology("job")), logs.knows("job")) == (1, True)
     logs.close()
     assert [found.name for found in written[-1].findings] == ["watchdog_timeout"]
+
+
+def test_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the logs had at some time is read by the end of the first tick after it that leaves nothing."""
+    monkeypatch.setattr("commwatch_collectors.nccl.follow.TICK_BYTES", 50)
+    monkeypatch.setattr("commwatch_collectors.nccl.follow._CHUNK", 50)
+    monkeypatch.setattr("commwatch_agent.watchers.nccl.TICK_BYTES", 50)
+    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    _rank(aggregate, [{"nccl_log": str(log)}])
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    log.write_text("12345\n" * 10)
+    since_s = time.monotonic()
+    logs.tick()
+    assert logs.read_since(since_s) == math.inf
+    logs.tick()
+    read_s = logs.read_since(since_s)
+    assert since_s < read_s <= time.monotonic()
+    logs.tick()
+    assert logs.read_since(since_s) == read_s
+    assert logs.read_since(time.monotonic()) == math.inf
+    logs.close()
 
 
 def test_errors_while_lines_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

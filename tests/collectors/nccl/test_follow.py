@@ -424,9 +424,11 @@ def test_output_that_is_over(tmp_path: Path) -> None:
 def test_output_without_lines_of_nccl(tmp_path: Path) -> None:
     """Where NCCL writes to files of its own, its lines in an output are copies: all others are read, with their numbers."""
     log = tmp_path / "job.log"
-    log.write_text("a\nh:1:2 [0] x.cc:3 NCCL WARN what\nh:1:2 [0] NCCL INFO more\n[rank0]: NCCL error in: y.cpp:4\n")
+    log.write_text(
+        "a\nh:1:2 [0] x.cc:3 NCCL WARN what\nh:1:2 [0] NCCL INFO more\n[rank0]: NCCL error in: y.cpp:4, NCCL version 2.27.3\n"
+    )
     taken = TakenOutput(log, 0)
-    assert taken.tick(without_nccl=True) == ["a", "", "", "[rank0]: NCCL error in: y.cpp:4"]
+    assert taken.tick(without_nccl=True) == ["a", "", "", "[rank0]: NCCL error in: y.cpp:4, NCCL version 2.27.3"]
     add(log, "h:1:2 [0] NCCL INFO last")
     assert taken.tick(final=True) == [""]
     assert taken.places[3:] == [("job.log", 4), ("job.log", 5)]
