@@ -360,6 +360,7 @@ def test_rank_in_a_range(visit: Visit, node: Node) -> None:
         entry.press("Enter")
         expect(page.locator(f"#{place} details p").first).to_be_visible()
     expect(page.locator("#findings")).to_contain_text(WARNING)
+    expect(page.locator("#findings")).to_contain_text("nccl.log:1: ")
     look(visit, "findings")
 
 

@@ -159,9 +159,12 @@ export function inFlight(job) {
 }
 
 export function showInsights({ findings, advice }) {
-  const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding), parts: [finding.says, finding.means, finding.do] }));
+  const found = findings.map((finding) => {
+    const lines = finding.evidence.map(({ file, line, text }) => `${file}:${line}: ${text}`);
+    return { head: finding.title, kind: kindOf(finding), parts: [finding.says, finding.means, finding.do, ...lines] };
+  });
   const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
-  pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG).");
+  pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG, output in files).");
   pieces(find("advice"), tries, "No advice so far.");
 }
 
