@@ -160,7 +160,7 @@ class NcclLogs:
     def _warn(self, path: str, why: str) -> None:
         if path not in self._warned:
             self._warned.add(path)
-            log.warning("cannot read NCCL's log %s: %s", path, why)
+            log.warning("cannot read the log %s: %s", path, why)
 
     def close(self) -> None:
         """Store what is new, and close all files."""

@@ -186,7 +186,7 @@ class Follower:
                 if pattern.pattern not in seen:  # that of the file of this name stays
                     self.troubles.pop(pattern.pattern, None)
             except FileNotFoundError:
-                self.troubles.pop(pattern.pattern, None)
+                self._miss(pattern, pattern.pattern, "not found")
             except OSError as error:
                 self.troubles[pattern.pattern] = error.strerror or str(error)
         if self._too_many:
@@ -207,7 +207,10 @@ class Follower:
             inode = (about.st_dev, about.st_ino)
             if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and not self._knows(inode)):
                 return
-            if inode in there or (output is not None and output.inode != inode):
+            if output is not None and output.inode != inode:
+                self._miss(pattern, path, "another file has this name")
+                return
+            if inode in there:
                 return
             there.add(inode)
             known = self._quiet.get(inode)
@@ -223,9 +226,16 @@ class Follower:
                 self._limit(inode, output, about.st_size)
             self.troubles.pop(path, None)
         except FileNotFoundError:
-            self.troubles.pop(path, None)
+            self._miss(pattern, path, "not found")
         except OSError as error:
             self.troubles[path] = error.strerror or str(error)
+
+    def _miss(self, pattern: LogPattern, path: str, why: str) -> None:
+        """Note that a file is not there. A log may come late; an output has been there, but in a container maybe not at this path."""
+        if pattern.output is None or pattern.output.is_over or self._knows(pattern.output.inode):
+            self.troubles.pop(path, None)
+        else:
+            self.troubles[path] = why
 
     def _knows(self, inode: tuple[int, int]) -> bool:
         return inode in self._files or inode in self._quiet

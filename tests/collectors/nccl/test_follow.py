@@ -465,3 +465,22 @@ def test_quiet_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(first, "of others\n")
     add(second, "b\n")
     assert taken.tick() + taken.tick() + taken.tick() == ["b"]
+
+
+def test_output_out_of_sight(tmp_path: Path) -> None:
+    """An output that is not there, such as that of a container, or another file in its place is a trouble; one that was read before is none."""
+    log, folder = tmp_path / "job.log", tmp_path / "logs"
+    log.write_text("one\n")
+    taken = TakenOutput(log, 0)
+    taken.output = taken.output._replace(inode=(0, 0))
+    assert taken.tick() == []
+    assert taken.follower.troubles == {str(log): "another file has this name"}
+    for missing in (tmp_path / "none", folder / "job.log"):
+        taken.log = missing
+        taken.tick()
+        assert taken.follower.troubles.pop(str(missing)) == "not found"
+    there = TakenOutput(log, 0)
+    assert there.tick() == ["one"]
+    log.unlink()
+    there.tick()
+    assert there.follower.troubles == {}
