@@ -100,6 +100,8 @@ class Account:
         self.samples: list[Seen] = []
         self.torn_samples: list[Seen] = []
         self._hosts: set[str] = set()
+        #: Number of the first line by source: a file may have had lines before a job wrote to it.
+        self.firsts: dict[str, int] = {}
         self._source, self._number, self._line, self._length = "", 0, "", 0
         self._last: tuple[Head, Life | None] = (NOBODY, None)
         #: By the text of the head; and by the text of the message.
@@ -125,6 +127,7 @@ class Account:
             self._source, self._number = source, -1
         for first, text in texts:
             lines = text.split("\n")
+            self.firsts.setdefault(source, first)
             self.n_lines += len(lines) - (first == self._number)  # another piece of one long line
             if "\r" in text or "\x1b" in text:
                 self.n_crlf += sum(line.endswith("\r") for line in lines)

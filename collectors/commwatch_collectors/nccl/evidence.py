@@ -99,7 +99,8 @@ class Log:
         found = list(steps)
         if not found or {seen.source for seen in found} != {begin.source}:
             return False
-        return sum(seen.lines for seen in found) >= _MOSTLY * (self.account.n_lines - begin.number)
+        before = begin.number - self.account.firsts.get(begin.source, 1) + 1
+        return sum(seen.lines for seen in found) >= _MOSTLY * (self.account.n_lines - before)
 
     @cached_property
     def crosses_nodes(self) -> bool:

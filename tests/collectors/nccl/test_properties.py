@@ -143,3 +143,14 @@ def test_files_in_any_order(name: str) -> None:
     for seed in range(3):
         Random(seed).shuffle(files)
         assert without_order(concluded(*files)) == without_order(expected)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_first_number(name: str) -> None:
+    """Where a log begins in a file that had lines before changes no conclusion but the numbers of the lines."""
+    found = []
+    for first in (1, 5001):
+        account = Account()
+        account.add_lines([(first, "\n".join(LOGS[name]))], "log")
+        found.append([(one.name, one.says, [at.line - first for at in one.evidence]) for one in findings(account)])
+    assert found[0] == found[1]
