@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.beside.form import Form
 from commwatch_collectors.nccl.findings import findings
-from commwatch_collectors.nccl.forms import FORMS, Form
+from commwatch_collectors.nccl.forms import FORMS
 from commwatch_collectors.nccl.lines import Lines
 from commwatch_collectors.nccl.search import read
 from tests.collectors.nccl import reference
