@@ -32,6 +32,7 @@ OF_FAULTS: frozenset[type] = frozenset(
         f.Watchdog,
         f.Progress,
         f.Relayed,
+        f.GaveUp,
         f.Stuck,
         f.CommTimeout,
         f.TorchError,

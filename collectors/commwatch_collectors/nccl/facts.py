@@ -12,6 +12,7 @@ from commwatch_collectors.nccl.beside.facts import (
     Desync,
     Died,
     ElasticReport,
+    GaveUp,
     Gloo,
     Progress,
     Raised,
@@ -27,25 +28,12 @@ from commwatch_collectors.nccl.beside.facts import (
 )
 
 #: The facts of other programs' lines, which are used from here as well.
+# fmt: off
 __all__ = [
-    "Barrier",
-    "CommTimeout",
-    "Desync",
-    "Died",
-    "ElasticReport",
-    "Gloo",
-    "Progress",
-    "Raised",
-    "Relayed",
-    "Speaks",
-    "Store",
-    "Stuck",
-    "TorchError",
-    "Ucx",
-    "Watchdog",
-    "Where",
-    "Xid",
+    "Barrier", "CommTimeout", "Desync", "Died", "ElasticReport", "GaveUp", "Gloo", "Progress", "Raised",
+    "Relayed", "Speaks", "Store", "Stuck", "TorchError", "Ucx", "Watchdog", "Where", "Xid",
 ]
+# fmt: on
 
 
 class Version(NamedTuple):
@@ -399,7 +387,7 @@ Fact = (
     | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
     | System | Pattern | Paths | Algo | Kernel | Coll | Call
     | Trail | Retry | CudaFailure | RasDead
-    | Watchdog | Progress | Relayed | Stuck | CommTimeout | TorchError | Speaks | Raised | Desync
+    | Watchdog | Progress | Relayed | GaveUp | Stuck | CommTimeout | TorchError | Speaks | Raised | Desync
     | Barrier | Gloo | Store | Died | ElasticReport | Xid | Ucx
 )
 # fmt: on

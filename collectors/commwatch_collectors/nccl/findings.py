@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from commwatch_collectors.nccl import differences, failures, reasons, slowness, timeouts
+from commwatch_collectors.nccl import differences, failures, reasons, slowness
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.beside import rules as beside
+from commwatch_collectors.nccl.beside import timeouts
 from commwatch_collectors.nccl.evidence import FINISHED, Live, Log, Rule
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.nccl.order import CAUSE, CONSEQUENCE, SYMPTOM, in_time

@@ -49,6 +49,13 @@ class Relayed(NamedTuple):
     where: Where = Where()
 
 
+class GaveUp(NamedTuple):
+    """PyTorch gave up because an operation failed or timed out, which other lines name."""
+
+    rank: int | None
+    where: Where = Where()
+
+
 class Stuck(NamedTuple):
     """PyTorch's watchdog thread itself made no progress; ``gil``: it could not get Python's GIL either."""
 

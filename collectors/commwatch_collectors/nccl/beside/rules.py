@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from commwatch_collectors.nccl import timeouts
-from commwatch_collectors.nccl.beside import libraries, processes
+from commwatch_collectors.nccl.beside import libraries, processes, timeouts
 from commwatch_collectors.nccl.evidence import Rule
 from commwatch_collectors.nccl.order import SYMPTOM
 

@@ -14,6 +14,7 @@ _MARKS_END = ("]", "]:", ")", "|", ">", "`")
 _MOST_PREFIX = 600
 #: Signal -> kind.
 _SIGNALS = {4: "signal", 6: "abort", 7: "shm", 8: "signal", 9: "killed", 11: "segfault"}
+_NUMBERS = {"SIGILL": 4, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9, "SIGSEGV": 11}
 _NAMED = {
     "Killed": ("killed", "was killed"),
     "Out Of Memory": ("host memory", "ran out of the node's memory"),
@@ -66,6 +67,21 @@ def _slurm(match: re.Match[str]) -> f.Fact | None:
         return ended(integer(match[5]), tasks)
     kind, did = _NAMED[match[4]]
     return f.Died(kind, tasks, did, by_launcher=True)
+
+
+def _shell(words: str) -> Form:
+    """Return a form of a shell's line about a process that a signal ended."""
+    kind, did = _NAMED[words]
+    return made(
+        words,
+        rf"line \d{{1,9}}: {{1,3}}(\d{{1,10}}) {words} ",
+        lambda m: f.Died(kind, f"pid {m[1]}", did, by_launcher=True),
+    )
+
+
+def _spawned(match: re.Match[str]) -> f.Fact | None:
+    code = -_NUMBERS.get(match[2], 0) if match[2] else integer(match[3])
+    return ended(code, f"process {match[1]}")
 
 
 def _loader(match: re.Match[str]) -> f.Fact:
@@ -149,6 +165,33 @@ FORMS: tuple[Form, ...] = (
         r"srun: error: (\S{1,200}): (tasks?) ([\d,-]{1,200}): "
         r"(Killed|Out Of Memory|Bus error|Segmentation fault|Aborted|Exited with exit code (\d{1,3}))",
         _slurm,
+    ),
+    made(
+        "Process name: [[",
+        r"Process name: \[\[\d{1,10},\d{1,10}\],(\d{1,9})\]",
+        lambda m: f.Died("exit", f"rank {m[1]}", "ended with an error", by_launcher=True),
+    ),
+    made(
+        "exits with return code", r"exits with return code = (-?\d{1,6})", lambda m: ended(integer(m[1]), "a process")
+    ),
+    made(
+        "died with <Signals",
+        r"died with <Signals\.SIG\w{1,10}: (\d{1,3})>",
+        lambda m: ended(-integer(m[1]), "a process"),
+    ),
+    made(
+        "terminated with ",
+        r"\bprocess (\d{1,9}) terminated with (?:signal (SIG[A-Z]{1,8})|exit code (\d{1,3}))",
+        _spawned,
+    ),
+    _shell("Killed"),
+    _shell("Segmentation fault"),
+    _shell("Bus error"),
+    _died(
+        "host memory",
+        "low on memory",
+        r"killed due to the node running low on memory",
+        "was killed because its node ran low on memory",
     ),
     _died(
         "host memory", "oom", r"Detected \d{1,9} oom[-_]kill event", "was killed for lack of memory in its Slurm step"

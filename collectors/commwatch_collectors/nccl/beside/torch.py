@@ -50,6 +50,15 @@ def _progress(match: re.Match[str]) -> f.Fact:
     return f.Progress(*counts, _where(match.string), why, work, source)
 
 
+_RANK = re.compile(r"\[Rank (\d{1,9})\]", re.ASCII)
+
+
+def _gave_up(match: re.Match[str]) -> f.Fact:
+    rank = _RANK.search(match.string)
+    number = match[1] if match.re.groups else rank[1] if rank else None
+    return f.GaveUp(None if number is None else integer(number), _where(match.string))
+
+
 def _stuck(needle: str, words: str, gil: bool = False) -> Form:
     return made(
         needle,
@@ -153,6 +162,8 @@ FORMS: tuple[Form, ...] = (
         r"Rank (\d+)\] Observed flight recorder dump signal from another rank",
         lambda m: f.Relayed(integer(m[1]), _where(m.string)),
     ),
+    made("have failed or timed out", r"Some NCCL operations have failed or timed out", _gave_up),
+    made("communicator was aborted on", r"NCCL communicator was aborted on rank (\d{1,9})", _gave_up),
     _stuck("watchdog got stuck", r"watchdog got stuck for (\d+) seconds"),
     _stuck("Heartbeat monitor", r"Heartbeat monitor timed out!()"),
     _stuck("watchdog hang", r"due to \w{1,40} watchdog hang()"),
@@ -251,10 +262,10 @@ FORMS: tuple[Form, ...] = (
         "waiting for clients",
         r"Timed out after \d{1,9} seconds waiting for clients\. \d{1,9}/\d{1,9} clients joined",
     ),
-    _store(
-        "join",
+    made(
         "store based barrier",
-        r"Timed out initializing process group in store based barrier.{1,200}?worker_count=\d{1,9}",
+        r"Timed out initializing process group in store based barrier.{1,200}?world_size=(\d{1,9}), worker_count=(\d{1,9})",
+        lambda m: f.Store("join", f"{m[2]} of {m[1]} ranks came to the store-based barrier in time", who(m.string)),
     ),
     made(
         "retrieving ncclUniqueId",

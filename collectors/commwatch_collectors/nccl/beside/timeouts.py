@@ -158,12 +158,34 @@ def _passed_on(log: Log) -> Iterator[Hit]:
     signals = [(fact, seen) for _, fact, seen in log.account.of(f.Progress) if fact.source is not None]
     relayed = [(fact, seen) for _, fact, seen in log.account.of(f.Relayed)]
     passed = _passing(log)
-    if not passed or any(True for _ in log.account.of(f.TorchError)) or _failed_ranks(log):
+    if any(True for _ in log.account.of(f.TorchError)) or _failed_ranks(log):
+        return
+    if not passed:
+        yield from _gave_up(log)
         return
     sources = {fact.source for fact, _ in signals if fact.source is not None}
     late = f"on {named(sources)}" if sources else "on a rank that the log does not name"
     says = f"{late}; {named(passed)} only passed the signal on: look into the log of the rank that timed out"
     yield Hit(says, [seen for _, seen in (*signals, *relayed)])
+
+
+def _gave_up(log: Log) -> Iterator[Hit]:
+    """An operation that failed or timed out, of which the log has only what PyTorch did next."""
+    found = [(fact, seen) for _, fact, seen in log.account.of(f.GaveUp)]
+    if not found or log.account.warnings or any(True for _ in log.account.of(f.Stuck)):
+        return
+    printed = {fact.rank if fact.where.job_rank is None else fact.where.job_rank for fact, _ in found}
+    ranks = {rank for rank in printed if rank is not None}
+    on = f" on {named(ranks)}" if ranks else ""
+    yield Hit(f"an operation failed or timed out{on}; the log does not name it", [seen for _, seen in found])
+
+
+def _raised(log: Log, because_of_others: bool) -> list[tuple[f.Raised, Seen]]:
+    """Return the exceptions of ranks that say that another process did not come, or ended; or the others."""
+    kinds: tuple[type[f.Gloo] | type[f.Store] | type[f.Barrier], ...] = (f.Gloo, f.Store, f.Barrier)
+    places = {(seen.source, seen.number) for kind in kinds for _, _, seen in log.account.of(kind)}
+    found = [(fact, seen) for _, fact, seen in log.account.of(f.Raised) if _first(fact)]
+    return [(fact, seen) for fact, seen in found if ((seen.source, seen.number) in places) is because_of_others]
 
 
 def _suspicion(log: Log, group: str, by_group: dict[str, list[_Late]]) -> tuple[str, list[Seen]]:
@@ -173,7 +195,9 @@ def _suspicion(log: Log, group: str, by_group: dict[str, list[_Late]]) -> tuple[
     elsewhere = {report.rank for other, reports in by_group.items() if other != group for report in reports}
     heard = {fact.rank for _, fact, _ in log.account.of(f.Speaks)}
     heard |= {fact.rank for _, fact, _ in log.account.of(f.Raised)}
-    passed = (_passing(log) | {_job_rank(fact) for _, fact, _ in log.account.of(f.Stuck)}) - reported
+    stuck_ranks = {_job_rank(fact) for _, fact, _ in log.account.of(f.Stuck)}
+    waiting = {fact.rank for fact, _ in _raised(log, because_of_others=True)}
+    passed = (_passing(log) | waiting | stuck_ranks) - reported
     known = reported | heard | passed | _logged_ranks(log)
     # A rank that waits in another group is late because of that one.
     behind, silent = _behind(log, group, by_group) - elsewhere, known - reported - passed
@@ -192,9 +216,7 @@ def _suspicion(log: Log, group: str, by_group: dict[str, list[_Late]]) -> tuple[
             parts[-1] = _operations_differ(by_group[group]) or _ENTERED + (
                 "" if _has_cause(log) else ": suspect the network"
             )
-    raised = [
-        (fact, seen) for _, fact, seen in log.account.of(f.Raised) if fact.rank in behind | silent and _first(fact)
-    ]
+    raised = [(fact, seen) for fact, seen in _raised(log, because_of_others=False) if fact.rank in behind | silent]
     if raised:
         parts[-1] += f" (rank {raised[0][0].rank} raised {_brief(raised[0][0].error)})"
     return "; " + "; ".join(parts), [seen for _, seen in raised]
@@ -266,9 +288,7 @@ def _before(log: Log, late: list[_Late], says: str) -> tuple[str, list[Seen]]:
     """Return the first process that had failed by then, as text, and its line; nothing if ``says`` names it."""
     source, number = late[0].seen.source, min(r.seen.number for r in late if r.seen.source == late[0].seen.source)
     ends = [(died.who or "a process", died.did, seen) for _, died, seen in log.account.of(f.Died)]
-    ends += [
-        (f"rank {r.rank}", f"raised {_brief(r.error)}", seen) for _, r, seen in log.account.of(f.Raised) if _first(r)
-    ]
+    ends += [(f"rank {r.rank}", f"raised {_brief(r.error)}", seen) for r, seen in _raised(log, because_of_others=False)]
     ends += [
         ("the driver", f"reported Xid {xid.number} of GPU {xid.device}", seen)
         for _, xid, seen in log.account.of(f.Xid)
