@@ -50,6 +50,10 @@ _ADVICE = {
         "A kernel of the program failed on that GPU. The watchdog, or the next call, is only the first to notice.",
         "Run that rank with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer, and look for Xid events in dmesg.",
     ),
+    "cuda call": _Advice(
+        "A call of CUDA failed on that node, before or beside any communication.",
+        "Check the driver and the GPUs there (nvidia-smi), CUDA_VISIBLE_DEVICES, and that PyTorch is built for these GPUs.",
+    ),
     "ecc": _Advice(
         "The memory of that GPU is damaged.",
         "Take the GPU out of use, reset it, and replace it if the error comes back (nvidia-smi -q -d ECC,ROW_REMAPPER).",
@@ -155,7 +159,7 @@ def _follows(log: Log, seen: Seen) -> bool:
 def _is_alone(log: Log, also: tuple[type[f.Fact], ...]) -> bool:
     """Return whether the log has no other line of a failure."""
     kinds = (
-        f.Watchdog, f.Progress, f.Relayed, f.CommTimeout, f.Stuck, f.TorchError, f.Desync, f.Barrier, f.Gloo, f.Store,
+        f.Watchdog, f.Progress, f.Relayed, f.GaveUp, f.CommTimeout, f.Stuck, f.TorchError, f.Desync, f.Barrier, f.Gloo, f.Store,
         f.Ucx, f.Xid, f.CudaFailure, f.Trail, *also,
     )  # fmt: skip
     return not log.account.warnings and not any(True for kind in kinds for _ in log.account.of(kind))

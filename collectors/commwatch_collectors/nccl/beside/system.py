@@ -90,6 +90,11 @@ def _loader(match: re.Match[str]) -> f.Fact:
     return f.Died(kind if kind != "killed" else "host memory", f"a data loader's worker{mark and ' of '}{mark}", did)
 
 
+#: CUDA's errors of kernels that ran.
+_OF_KERNELS = (
+    r"(?:an illegal (?:memory access|instruction) was encountered|unspecified launch failure|device-side assert triggered"
+    r"|misaligned address|invalid program counter|hardware stack error|the launch timed out|uncorrectable [\w ]{1,20}error)"
+)
 _KERNEL = re.compile(r"(\S{1,200}) kernel: {0,4}(?:\[[\d. ]{1,40}\] ?)?\Z", re.ASCII)
 
 
@@ -113,10 +118,11 @@ FORMS: tuple[Form, ...] = (
         "HIP out of memory",
         r"((?:torch\.(?:cuda\.)?)?(?:OutOfMemoryError|RuntimeError)): HIP out of memory",
     ),
+    _raised("cuda", "CUDA error: ", rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: CUDA error: {_OF_KERNELS})"),
     _raised(
-        "cuda",
+        "cuda call",
         "CUDA error: ",
-        r"((?:\w{1,40}\.){0,4}\w{1,40}Error: CUDA error: (?!out of memory|invalid device ordinal|initialization)\w[\w ,'-]{0,120})",
+        rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: CUDA error: (?!{_OF_KERNELS}|out of memory)\w[\w ,'-]{{0,120}})",
     ),
     made(
         "terminated with exception: CUDA error",
@@ -222,6 +228,11 @@ FORMS: tuple[Form, ...] = (
         "NVRM: Xid",
         r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})\b",
         _xid,
+    ),
+    made(
+        "fallen off the bus",
+        r"NVRM: GPU (?:at PCI:)?([0-9a-fA-F:]{4,14})(?:\.\d)?: .{0,60}?fallen off the bus",
+        lambda m: f.Xid(79, m[1], ""),
     ),
     made("UCX  ERROR", r"UCX  ERROR ([^\n]{1,300})", lambda m: f.Ucx(m[1].strip())),
     made(

@@ -268,10 +268,17 @@ FORMS: tuple[Form, ...] = (
         lambda m: f.Store("join", f"{m[2]} of {m[1]} ranks came to the store-based barrier in time", who(m.string)),
     ),
     made(
-        "retrieving ncclUniqueId",
-        r"\[(\d{1,9})\] is setting up NCCL communicator and retrieving ncclUniqueId from \[(\d{1,9})\].{0,200}?got error: (.{1,200})",
-        lambda m: f.Store("id", f"rank {m[1]} waited for the NCCL id from rank {m[2]}: {m[3].strip()}"),
+        "ncclUniqueId from [",
+        r"\[(\d{1,9})\] is setting up NCCL communicator and retr(?:ie|ei)ving ncclUniqueId from \[(\d{1,9})\].{0,200}?got error: (.{1,200})",
+        lambda m: f.Store(
+            "id", f"rank {m[1]} waited for the NCCL id from rank {m[2]}: {m[3].partition('. This')[0].strip()}"
+        ),
     ),
+    _store("connect", "Original timeout was", r"connect\(\) timed out\. Original timeout was \d{1,15} ms"),
+    _store("connect", "C10d store", r"The connection to the C10d store has failed"),
+    _store("join", "RendezvousTimeoutError", r"RendezvousTimeoutError"),
+    _store("port", "RuntimeError: Address", r"(?<=RuntimeError: )Address already in use"),
+    _store("key", "RuntimeError: Socket", r"(?<=RuntimeError: )Socket Timeout"),
     _store("key", "wait timeout after", r"wait timeout after \d{1,15}ms, keys: \S{1,200}"),
     _store("lost", "Connection was likely closed", r"[Ff]ailed to recv, got 0 bytes\. Connection was likely closed"),
     _store("lost", "recvValue", r"recvValue(?:WithTimeout)? failed on SocketImpl\([^)]{1,300}\): [^\[(]{1,100}"),
