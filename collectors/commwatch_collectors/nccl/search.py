@@ -9,7 +9,10 @@ from commwatch_collectors.nccl.beside.form import Form
 from commwatch_collectors.nccl.forms import FORMS
 
 #: Parts that several needles share: a text without a part is not searched for these needles.
-_SHARED_PARTS = ("-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap")
+_SHARED_PARTS = (
+    "-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap", "rror", "onitored", "atchdog", "emory",
+    "illed", "ailed", "UE TO", "tore", "imeout", "ith ", "imed out", "as ", "ollective",
+)  # fmt: skip
 
 
 def _by_part(forms: tuple[Form, ...]) -> list[tuple[str, list[Form]]]:
