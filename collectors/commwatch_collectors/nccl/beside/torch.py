@@ -86,26 +86,22 @@ _FIELDS = {
 def _mismatch(match: re.Match[str]) -> f.Fact:
     """Return both sides as one sentence: what they call, and what differs."""
     sides = list(_SIDE.finditer(match[1]))
-    if len(sides) != 2:
+    if not sides or (len(sides) == 1 and ", but Rank " in match[1]):
         return f.Desync(f"Detected mismatch between collectives on ranks. {match[1]}".strip())
-    ends = sides[1].start(), len(match[1])
+    ends = [side.start() for side in sides[1:]] + [len(match[1])]
     found = []
     for side, end in zip(sides, ends, strict=True):
         body = match[1][side.end() : end]
         values = {name: value[1] for name, pattern in _FIELDS.items() if (value := pattern.search(body))}
         found.append((side[1], values))
-    differ = [name for name in _FIELDS if found[0][1].get(name) != found[1][1].get(name)]
-    return f.Desync("; ".join(_called(rank, values, differ) for rank, values in found))
+    called = [_called(rank, values) for rank, values in found]
+    return f.Desync("; ".join(called if len(called) > 1 else [*called, "other ranks make another call"]))
 
 
-def _called(rank: str, values: dict[str, str], differ: list[str]) -> str:
+def _called(rank: str, values: dict[str, str]) -> str:
     parts = [f"rank {rank} calls {values.get('calls', 'a collective')}"]
-    if "with shape" in values:
-        parts.append(f"with shape [{values['with shape']}]")
-    if "of" in values and (not differ or "of" in differ or "with shape" in differ):
-        parts.append(f"of {values['of']}")
-    if "as number" in values:
-        parts.append(f"as number {values['as number']}")
+    parts += [f"with shape [{values['with shape']}]"] if "with shape" in values else []
+    parts += [f"{name} {values[name]}" for name in ("of", "as number") if name in values]
     return " ".join(parts)
 
 
@@ -166,6 +162,7 @@ FORMS: tuple[Form, ...] = (
     made("communicator was aborted on", r"NCCL communicator was aborted on rank (\d{1,9})", _gave_up),
     _stuck("watchdog got stuck", r"watchdog got stuck for (\d+) seconds"),
     _stuck("Heartbeat monitor", r"Heartbeat monitor timed out!()"),
+    _stuck("no heartbeat", r"First PG on this rank that detected no heartbeat()"),
     _stuck("watchdog hang", r"due to \w{1,40} watchdog hang()"),
     _stuck("Could not acquire GIL", r"Could not acquire GIL()", gil=True),
     made(
