@@ -113,13 +113,15 @@ def test_wrapped(name: str, wrap: Callable[[str, int], list[str]]) -> None:
 
 
 def by_process(lines: list[str]) -> list[list[str]]:
-    """The lines of each process, with the other lines behind them; or those of each rank of PyTorch."""
-    found: dict[str, list[str]] = {}
-    heads = [parse_line(line)[0].head.process for line in lines]
-    latest = next((str(process) for process in heads if process), "")
-    for line, process in zip(lines, heads, strict=True):
-        mark = re.match(r"\[rank\d+\]", line)
-        latest = str(process or latest) if any(heads) else str(mark and mark[0])
+    """The lines of each process, with the other lines behind them; or those of each rank of PyTorch if it has all lines."""
+    found: dict[object, list[str]] = {}
+    speakers: list[object] = [parse_line(line)[0].head.process for line in lines]
+    if not any(speakers):
+        speakers = [(re.match(r"\[rank\d+\]", line) or [None])[0] for line in lines]
+        speakers = speakers if all(speakers) else [None] * len(lines)
+    latest = next(filter(None, speakers), None)
+    for line, speaker in zip(lines, speakers, strict=True):
+        latest = speaker or latest
         found.setdefault(latest, []).append(line)
     return list(found.values())
 

@@ -43,7 +43,7 @@ def messages(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield texts of lines, without the JSON around their messages; the lines of a message have the number of its record."""
     entries = _Entries()
     for first, text in texts:
-        if '":' not in text:
+        if '"' not in text or '":' not in text:  # one character is found faster, and most texts have none
             yield first, text
             continue
         for number, line in enumerate(text.split("\n"), first):

@@ -21,17 +21,22 @@ _NARROWEST = 40
 _SHOWN, _MOST_LINES, _MOST_JOINED = 1 << 18, 64, 8_192
 #: Messages that go on for one that does not, in a log that is wrapped at blanks.
 _PER_OTHER = 2
+#: Characters, without digits, by which a line is known to begin as another one did.
+_ALIKE = 20
 _HEAD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,253}:\d{1,10}:\d{1,10}(?: |\Z)")
-_MESSAGE = re.compile(r"NCCL |\[rank\d|ProcessGroup|(?:Error|Exception)\b")
+_MESSAGE = re.compile(
+    r"NCCL |\[rank\d|ProcessGroup|(?:Error|Exception|ERROR|error)\b|gloo|UCX|MPI|exitcode|Xid|\A[EWIF]\d{4} |\A\[[\w.-]{1,64}:\d{1,10}:\d"
+)
 #: Beginnings of lines that continue no other.
 _BEGINS = re.compile(
-    r"\s*(?:\[rank\d|\[[EWIF]\d{3,8} |[EWIF]\d{4,8} |\[?\d{4}-\d\d-\d\d[T ]\d\d:|Traceback \(|File \"|terminate called|what\(\)"
+    r"\s*(?:\[rank\d|\[[EWIF](?:\d{3,8})? |\[ *\d{1,12}\.\d{1,9}\] |srun: |slurmstepd: |[EWIF]\d{4,8} "
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:|Traceback \(|File \"|terminate called|what\(\)"
     r"|(?:[A-Za-z_]\w{0,80}\.){0,9}[A-Za-z_]\w{0,80}(?:Error|Exception|Warning|Interrupt)\b|(?<! )[NR]CCL version|(?:HIP|ROCm) version|Hostname  "
     r"|Librccl path|Last error|nccl[A-Z]\w{1,40}: |Exception raised|frame #|[-=#*]{4}|\{\"|(?:INFO|WARNING|ERROR)(?::| \d\d-))"
 )
 #: A report of PyTorch's watchdog without its end.
-_CUT = re.compile(r"Watchdog caught (?!.{0,2000}milliseconds)|WorkNCCL\([^()]{0,1000}(?:\(ms\)[^()]{0,200})?\Z")
-_CUT_NEEDLES = ("Watchdog caught", "WorkNCCL(")
+_REPORTS = "Watchdog caught"
+_CUT = re.compile(rf"{_REPORTS} (?!.{{0,2000}}milliseconds)")
 #: A bracket of a warning that closes in the next line.
 _OPEN, _CLOSES = re.compile(r"NCCL WARN .{0,400}\([^()]{0,200}\Z"), re.compile(r"[^()]{0,200}\)")
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
@@ -68,7 +73,7 @@ def unwrapped(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 def _joined(texts: Iterable[tuple[int, str]], width: _Width | None) -> Iterator[tuple[int, str]]:
     open_: list[tuple[int, str]] = []
     for first, text in texts:
-        if width is None and not open_ and not any(needle in text for needle in _CUT_NEEDLES):
+        if width is None and not open_ and _REPORTS not in text:
             yield first, text
             continue
         for number, line in enumerate(text.split("\n"), first):
@@ -130,7 +135,7 @@ def _width(lines: list[str]) -> _Width | None:
             continue
         if message and not goes_on and len(line) == longest:
             whole.add(_shape(line))
-        others += goes_on
+        others += goes_on and message is line
         message = ""
     return _of_pairs(list(full.values()), len(whole), others, longest) if full else None
 
@@ -182,7 +187,7 @@ def _is_message(line: str) -> bool:
 
 def _begins(line: str, message: str) -> bool:
     """Return whether ``line`` begins a message of its own, and does not continue ``message``."""
-    if not line.strip() or " NCCL INFO " in line:
+    if not line.strip() or " NCCL INFO " in line or _shape(line[:_ALIKE]) == _shape(message[:_ALIKE]):
         return True
     end, kind, tag = prefix(line[:600])
     if kind not in ("none", "other") or _HEAD.match(line, end) or _BEGINS.match(line) or _BEGINS.match(line, end):
