@@ -89,7 +89,7 @@ def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
     For a damaged archive, yield the lines before the damage, then raise its error.
     """
     errors: list[Exception] = []
-    yield from without_ray(unwrapped(messages(_physical(stream, errors))))
+    yield from without_ray(unwrapped(messages(unwrapped(_physical(stream, errors)))))
     if errors:
         raise errors[0]
 

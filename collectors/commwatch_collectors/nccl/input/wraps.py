@@ -25,7 +25,7 @@ _PER_OTHER = 2
 _ALIKE = 20
 _HEAD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,253}:\d{1,10}:\d{1,10}(?: |\Z)")
 _MESSAGE = re.compile(
-    r"NCCL |\[rank\d|ProcessGroup|(?:Error|Exception|ERROR|error)\b|gloo|UCX|MPI|exitcode|Xid|\A[EWIF]\d{4} |\A\[[\w.-]{1,64}:\d{1,10}:\d"
+    r"NCCL |\[rank\d|ProcessGroup|(?:Error|Exception|ERROR|error)\b|gloo|UCX|MPI|exitcode|Xid|\A\{\"|\A[EWIF]\d{4} |\A\[[\w.-]{1,64}:\d{1,10}:\d"
 )
 #: Beginnings of lines that continue no other.
 _BEGINS = re.compile(
@@ -189,6 +189,8 @@ def _begins(line: str, message: str) -> bool:
     """Return whether ``line`` begins a message of its own, and does not continue ``message``."""
     if not line.strip() or " NCCL INFO " in line or _shape(line[:_ALIKE]) == _shape(message[:_ALIKE]):
         return True
+    if message.startswith('{"'):  # a record may be cut anywhere
+        return line.startswith('{"')
     end, kind, tag = prefix(line[:600])
     if kind not in ("none", "other") or _HEAD.match(line, end) or _BEGINS.match(line) or _BEGINS.match(line, end):
         return True
