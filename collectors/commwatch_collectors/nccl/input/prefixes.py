@@ -16,7 +16,9 @@ _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SUCCESS)
 _NO_PID = r"(?!\d{1,10}(?: |:\d|\Z))"
 #: A named group identifies a process.
 _PREFIX = re.compile(
-    r"(?:\s"
+    r"(?:[\s\ufeff]"
+    r"|\[ *\d{1,10}\.\d{1,9}\]|\d{10}\.\d{1,9}(?= )"  # seconds, since 1970 or the start
+    r"|(?<=\d\d )[A-Za-z][\w.-]{0,254} [\w./-]{1,80}: "  # syslog without a pid
     rf"|\[\d{{4}}-\d\d-\d\d {_CLOCK} (?P<sglang>[A-Z]{{2}}\d{{1,5}}(?: [A-Z]{{2}}\d{{1,5}}){{0,3}})\]"
     r"|<\d{1,3}>1 \S{1,40} \S{1,255} \S{1,48} \S{1,128} \S{1,32} (?:-|(?:\[[^\]]{0,400}\]){1,8})(?: \ufeff?|\Z)"  # RFC 5424
     r"|<\d{1,3}>"
@@ -25,7 +27,7 @@ _PREFIX = re.compile(
     r"|\[(?P<mpi>[\w@.:-]+,[\w@.:,-]+)\](?:\[[^][]*\])?<std(?:out|err|diag)>:"
     r"|\[(?P<rank>[A-Za-z][\w-]*?-?\d+)\]:"
     r"|\((?P<ray>[^()]*\bpid=\d+[^()]*)\)"
-    r"|(?P<pod>\[?[\w.-]+(?:/[\w.-]+)+\]?) "
+    r"|(?P<pod>\[?[\w.-]+(?:/[\w.-]+)+\]?):? "
     rf"|{_LEVEL}:[\w.<>-]{{1,80}}:{_NO_PID}"
     rf"|{_LEVEL} +[A-Za-z_][\w.]{{0,80}}:(?= )"
     rf"|(?![NR]CCL )[A-Za-z_][\w.]{{0,80}} +(?={_LEVEL}(?:[:\s]|\Z))"
@@ -36,8 +38,8 @@ _PREFIX = re.compile(
     r"|\[(?P<mpich>\d+)\][: ]"
     r"|(?P<syslog>[\w.-]+ [\w./-]+\[\d+\]): "
     r"|std(?:out|err) [FP] "
-    r"|\[\d{0,3}(?:;\d{1,3})*m"  # a colour that has lost its escape
-    r"|\[(?P<named>[Rr]ank[ :=]?\d+)\](?!:)"
+    r"|\[(?:\d{1,3}(?:;\d{1,3})*m|m(?![\w.:-]{0,80} *\]))"  # a colour that has lost its escape
+    r"|\[(?P<named>(?:[Rr]ank|[Ww]orker|GPU|[Nn]ode|[Tt]ask|[Pp]rocess)[ :=#]?\d+)\](?!:)"
     r"|\[(?P<kubetail>[a-z0-9][a-z0-9.-]{0,252} [a-z0-9][a-z0-9-]{0,62}|[a-z][a-z0-9]*(?:-[a-z0-9]+){1,20})\] "
     r"|\[[A-Za-z_][\w.<>-]{0,80}(?::\d{1,7})?(?::[\w.<>]{1,80})? *\](?!:)"  # logger, file:line:function
     r"|(?:[A-Za-z_][\w.]{0,80}:)?[\w./-]{1,80}\.py:\d{1,7}(?::\w{1,80})?[]:]?(?=\s)"
@@ -49,7 +51,7 @@ _PREFIX = re.compile(
     r"|(?<!\S)\d{1,9}\t"  # numbered lines
     r"|(?<![^\s:\]>])(?:[-*+\u2022]|\d{1,3}[.)])(?= )"  # lists
     r"|(?<![^\s:\]>])(?P<stern>(?:[a-z][a-z0-9-]{0,62} )?[a-z][a-z0-9]*(?:[.-][a-z0-9]+){1,40} [a-z0-9-]{0,62}[a-z][a-z0-9-]{0,62}) "
-    r"|(?P<quote>[>|`]))*"
+    r"|[>|`\u2502\u2503])*"
 )
 #: Blanks, and the timestamp that NCCL itself prints.
 _NOTHING = re.compile(r"\s*(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\] ?)?")
