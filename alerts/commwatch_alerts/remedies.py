@@ -21,7 +21,7 @@ TITLES: Mapping[str, str] = {
     "link_saturated": "Saturated link",
     "bandwidth_low": "Slow operation",
     "corruption": "Corrupt data",
-    "nccl_fault": "NCCL fault",
+    "nccl_fault": "Communication fault",
     "gpu_fault": "GPU fault",
     "gpu_underused": "Idle GPUs",
     "network_fault": "Network fault",

@@ -12,6 +12,8 @@ _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
 _WAITS = frozenset({"hang", "stalled", "waiting", "init_incomplete"})
+#: Findings in logs that are time-outs of waits.
+_TIME_OUTS = frozenset({"watchdog_timeout", "barrier_failed", "init_incomplete"})
 
 
 def _absent(cause: Incident, effect: Incident) -> bool:
@@ -48,6 +50,16 @@ def _waits_there(cause: Incident, effect: Incident) -> bool:
     return bool(effect.ranks) and set(effect.ranks) <= {*cause.waiting, *cause.ranks}
 
 
+def _timed_out(cause: Incident, effect: Incident) -> bool:
+    """Return whether an error in a log is the time-out of a wait that began before."""
+    return effect.subject[0] in _TIME_OUTS and cause.began_at <= effect.began_at
+
+
+def _of_peers(cause: Incident, effect: Incident) -> bool:
+    """Return whether an error in a log is that ranks have lost a peer."""
+    return effect.subject[0] == "peer_lost"
+
+
 def _always(cause: Incident, effect: Incident) -> bool:
     return True
 
@@ -68,6 +80,8 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("stalled", frozenset({"waiting"}), _always),
     ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
+    ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
+    *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in ("desync", "hang", "stalled", "init_incomplete")),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
 )

@@ -16,6 +16,8 @@ from commwatch_collectors.nccl.lives import Warned
 
 #: Seconds without a change of its facts after which an init counts as stuck.
 _INIT_S = 60.0
+#: Findings that are no faults of communication: how ranks end and errors of GPUs are incidents of other kinds.
+_OF_OTHERS = frozenset({"process_failed", "gpu_fault"})
 #: Part of the time that may go into looking for findings once a second.
 _OF_TIME = 0.02
 
@@ -78,13 +80,21 @@ class JobLogs:
                 self._found = findings(self.account, live=self.live)
             return self._found
 
+    def of_communication(self) -> list[Finding]:
+        """Return the findings about communication."""
+        return [finding for finding in self.findings() if finding.name not in _OF_OTHERS]
+
     def errors(self, now_s: float) -> list[Finding]:
-        """Return the errors among the findings, as of now or, where it takes long to look for them, a while ago; ``now_s``: monotonic seconds."""
+        """Return the errors among the findings about communication, as of now or, where it takes long to look for them, a while ago.
+
+        Args:
+            now_s: monotonic seconds.
+        """
         with self._lock:
             if self._found is None and now_s < self._next_look_s:
                 return self._errors
             began_s = time.thread_time()
-            self._errors = [finding for finding in self.findings() if finding.severity == "error"]
+            self._errors = [finding for finding in self.of_communication() if finding.severity == "error"]
             self._next_look_s = now_s + (time.thread_time() - began_s) / _OF_TIME
             return self._errors
 

@@ -264,7 +264,7 @@ class NcclLogs:
                 if not (logs.follower.paths and logs.is_heard):
                     continue
                 found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
-                kinds = sorted({(finding.name, finding.severity) for finding in logs.findings()})
+                kinds = sorted({(finding.name, finding.severity) for finding in logs.of_communication()})
                 found += [Reading("nccl_finding", (job, *kind), 1) for kind in kinds]
                 channels: Counter[tuple[str, str]] = Counter()
                 past = self._past(job)
@@ -283,7 +283,7 @@ class NcclLogs:
             ]
 
     def errors(self) -> dict[str, list[Finding]]:
-        """Return the findings that are errors, by job."""
+        """Return the findings about communication that are errors, by job."""
         now_s = time.monotonic()
         with self._lock:
             return {job: found for job, logs in self._jobs.items() if (found := logs.errors(now_s))}

@@ -229,6 +229,24 @@ def test_causes() -> None:
     assert not explains(missing, replace(stalled, ranks=(9,)))
 
 
+def test_errors_that_follow() -> None:
+    """A wait explains the time-out of it in a log, and a lost rank the error of its peers; neither explains an error with a cause of its own."""
+    hang = found(HANG)[0]
+    lost = Condition("rank_lost", ("1",), "died", NOW - 9, "train", "key", ranks=(1,))
+
+    def logged(name: str, at: float = NOW) -> Condition:
+        return Condition("nccl_fault", (name,), "failed", at, "train", "key", value=1.0)
+
+    for name in ("watchdog_timeout", "barrier_failed", "init_incomplete"):
+        assert explains(hang, logged(name))
+        assert not explains(hang, logged(name, NOW - 60))
+        assert not explains(lost, logged(name))
+    assert explains(lost, logged("peer_lost"))
+    for name in ("cuda_error", "ib_completion_error", "gloo_error"):
+        assert not explains(hang, logged(name))
+        assert not explains(lost, logged(name))
+
+
 def test_a_hung_rank_that_is_killed() -> None:
     """A rank that hung before it was lost is the cause of both; a wait for a rank that worked, until it was lost, is the consequence of its loss."""
     for verdict, hung in ((HANG, True), (replace(HANG, kind="stalled", cause="not_joined"), False)):

@@ -432,6 +432,22 @@ def test_output_without_a_fault(tmp_path: Path) -> None:
     assert [found.name for found in written[-1].findings] == ["watchdog_timeout"]
 
 
+def test_faults_of_others(tmp_path: Path) -> None:
+    """A rank that runs out of memory and a fault of a GPU are findings, and no faults of communication: metric and incidents leave them out."""
+    aggregate, output = Aggregate(), tmp_path / "job.log"
+    output.touch()
+    _rank(aggregate, _outputs(output))
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    _add(output, [
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB",
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    ])  # fmt: skip
+    assert (_findings(logs), logs.errors()) == ([], {})
+    (topology,) = logs.topology("job")
+    assert {finding.name for finding in topology.findings} == {"process_failed", "gpu_fault"}
+    logs.close()
+
+
 def test_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the logs had at some time is read by the end of the first tick after it that leaves nothing."""
     monkeypatch.setattr("commwatch_collectors.nccl.follow.TICK_BYTES", 50)
