@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,3 +95,15 @@ def test_failure_of_a_run_before(tmp_path: Path) -> None:
             assert topology["findings"] == []
         wait_for(lambda: watching.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
         assert watching.get(f"/api/v1/incidents?job={JOB}&kind=nccl_fault") == []
+
+
+def test_failure_at_once(tmp_path: Path) -> None:
+    """The report of a job that fails as it begins has the reason from its output; NCCL's lines are copies of those in its own log, and do not count."""
+    (tmp_path / "lines").write_text(FAILURE)
+    job = prefork.command(JOBS / "printed.py", str(tmp_path / "lines"), ranks=2)
+    to_file = ["sh", "-c", f"exec {shlex.join(job)} >{shlex.quote(str(tmp_path / 'job.log'))} 2>&1"]
+    done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *to_file, env=clean_env())
+    assert done.returncode != 0
+    causes, _, _ = done.stderr.partition("therefore")
+    (fault,) = re.findall(r"Communication fault.*?\n\n", causes, re.DOTALL)
+    assert "12 is taken; raised by rank 1" in " ".join(fault.split())

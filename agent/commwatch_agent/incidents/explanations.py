@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from commwatch_agent.incidents.incident import LOST, EvidenceItem, Incident
+from commwatch_collectors.nccl.findings import RULES
+from commwatch_collectors.nccl.order import CAUSE
 
 #: An effect may be seen so many seconds before its cause, because they come from different sources.
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
 _WAITS = frozenset({"hang", "stalled", "waiting", "init_incomplete"})
+#: Errors in logs that are causes of failures, and those that are noticed later.
+_CAUSES = frozenset(rule.name for rule in RULES if rule.severity == "error" and rule.depth == CAUSE)
+_SYMPTOMS = frozenset(rule.name for rule in RULES if rule.severity == "error") - _CAUSES
 #: Findings in logs that are time-outs of waits.
 _TIME_OUTS = frozenset({"watchdog_timeout", "barrier_failed", "init_incomplete"})
 
@@ -50,6 +55,11 @@ def _waits_there(cause: Incident, effect: Incident) -> bool:
     return bool(effect.ranks) and set(effect.ranks) <= {*cause.waiting, *cause.ranks}
 
 
+def _shows(cause: Incident, effect: Incident) -> bool:
+    """Return whether of two errors in logs one is a cause, and the other what was noticed of it."""
+    return cause.subject[0] in _CAUSES and effect.subject[0] in _SYMPTOMS
+
+
 def _timed_out(cause: Incident, effect: Incident) -> bool:
     """Return whether an error in a log is the time-out of a wait that began before."""
     return effect.subject[0] in _TIME_OUTS and cause.began_at <= effect.began_at
@@ -80,6 +90,7 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("stalled", frozenset({"waiting"}), _always),
     ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
+    ("nccl_fault", frozenset({"nccl_fault"}), _shows),
     ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
     *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in ("desync", "hang", "stalled", "init_incomplete")),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),

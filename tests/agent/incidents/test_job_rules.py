@@ -230,7 +230,7 @@ def test_causes() -> None:
 
 
 def test_errors_that_follow() -> None:
-    """A wait explains the time-out of it in a log, and a lost rank the error of its peers; neither explains an error with a cause of its own."""
+    """Of errors in logs, a wait explains its time-out, a lost rank the error of its peers, and a cause its symptoms; others have causes of their own."""
     hang = found(HANG)[0]
     lost = Condition("rank_lost", ("1",), "died", NOW - 9, "train", "key", ranks=(1,))
 
@@ -242,6 +242,9 @@ def test_errors_that_follow() -> None:
         assert not explains(hang, logged(name, NOW - 60))
         assert not explains(lost, logged(name))
     assert explains(lost, logged("peer_lost"))
+    for name in ("gloo_error", "watchdog_timeout", "peer_lost"):
+        assert explains(logged("nccl_failed"), logged(name))
+        assert not explains(logged("socket_transport"), logged(name))
     for name in ("cuda_error", "ib_completion_error", "gloo_error"):
         assert not explains(hang, logged(name))
         assert not explains(lost, logged(name))
