@@ -20,8 +20,10 @@ from commwatch_agent.history.operations import Cursor, Operation
 from commwatch_agent.nodes.job_waits import JobWaits
 from commwatch_agent.nodes.merging import merged_jobs
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
-from commwatch_collectors.nccl.findings import SEVERITIES, Finding
+from commwatch_collectors.nccl.findings import RULES, SEVERITIES, Finding
 
+#: How far errors are from their causes, by name.
+_DEPTHS = {rule.name: rule.depth for rule in RULES if rule.severity == "error"}
 #: Most steps of all nodes together, the latest, and most operations; each node sends at most its share of them.
 MOST_STEPS, MOST_OPERATIONS = 60_000, 10_000
 
@@ -213,6 +215,7 @@ def network_of_all(own: Network, own_host: str, others: Sequence[NodeData]) -> N
 
 
 def findings_of(topologies: Sequence[Topology | None]) -> list[Finding]:
-    """Return the findings in the logs of all nodes, the worst first."""
-    found = [finding for topology in topologies if topology is not None for finding in topology.findings]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    """Return the findings in the logs of all nodes, the worst first, and of errors those that explain others. Nodes may read one file."""
+    found = (finding for topology in topologies if topology is not None for finding in topology.findings)
+    once = {(each.name, each.severity, each.says, *each.evidence): each for each in found}
+    return sorted(once.values(), key=lambda each: (SEVERITIES.index(each.severity), _DEPTHS.get(each.name, 0)))

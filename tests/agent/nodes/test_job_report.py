@@ -11,10 +11,12 @@ from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.totals import Totals
 from commwatch_agent.core.host_views import Complaint, HostView, TrafficView
-from commwatch_agent.nodes.job_report import NodeData, ReportPart, ReportQueries, network_of_all, rows_of
+from commwatch_agent.core.nccl_views import Topology
+from commwatch_agent.nodes.job_report import NodeData, ReportPart, ReportQueries, findings_of, network_of_all, rows_of
 from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
 from commwatch_agent.nodes.queries import Cells, view_of
 from commwatch_agent.nodes.wait_source import wait_part
+from commwatch_collectors.nccl.findings import Evidence, Finding
 from tests.agent.analysis.test_gpu_nic_affinity import GPUS
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
@@ -101,3 +103,22 @@ def test_networks_of_all_nodes(tmp_path: Path) -> None:
     assert found.places == [mine, *network_of(host, ranks).places]
     assert [place.rank for place in found.places] == [7, 0, 1]
     assert network_of_all(own, "here", []).complaints == [replace(complaint, device="ib0 of here")]
+
+
+def test_findings_of_all_nodes() -> None:
+    """Causes on any node come before what others noticed of them, and a line of a file that several nodes read counts once."""
+
+    def topology(*found: tuple[str, str, int]) -> Topology:
+        findings = [
+            Finding(name, severity, "t", "s", "m", "d", [Evidence("log", line, "x")]) for name, severity, line in found
+        ]
+        return Topology("job", "NCCL", [], {}, [], [], [], findings, [], 1, 0, 0)
+
+    here = topology(("peer_lost", "error", 1), ("gdr_off", "warning", 2))
+    there = topology(("cuda_error", "error", 3), ("peer_lost", "error", 1), ("peer_lost", "error", 4))
+    assert [(each.name, each.evidence[0].line) for each in findings_of([here, None, there])] == [
+        ("cuda_error", 3),
+        ("peer_lost", 1),
+        ("peer_lost", 4),
+        ("gdr_off", 2),
+    ]
