@@ -1,6 +1,6 @@
-"""Logs of failures as they come in the wild: what ``commwatch explain`` must say of each of them, and must not.
+"""Logs of failures as they come in the wild: what ``commwatch explain`` must print for each of them, and must not.
 
-The folders ``public`` and ``wild`` of ``tests/fixtures/nccl`` hold the logs and ``expected.json``; ``README.md`` says where they come from.
+The folders ``public`` and ``wild`` of ``tests/fixtures/nccl`` hold the logs and ``expected.json``; ``README.md`` there gives their origin.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pytest
 from commwatch_agent.commands.explain import explain
 
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
-#: A line of the log that is shown for a finding: it is the log's word, not ours.
+#: A line of the log that is shown for a finding: these words are the log's, not ours.
 QUOTED = re.compile(r"^  [^ :]+\.log:\d+: .*\n", re.MULTILINE)
 #: The first line of a finding.
 FINDING = re.compile(r"^(?=(?:ERROR|WARNING|INFO) )", re.MULTILINE)
 
 
 class Case(NamedTuple):
-    """A log, and what must be said of it."""
+    """A log, and what must be printed for it."""
 
     log: Path
     expected: dict[str, Any]
