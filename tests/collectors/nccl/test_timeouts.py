@@ -105,3 +105,23 @@ def test_each_report_is_heard_once() -> None:
         for number, line in enumerate(report(job, job % 2, 50, gpus(1, 1 + job // 2)), 1):
             heard += account.add(line, "job.log", number)
     assert [warned.kind for warned in heard] == ["timeout"] * 4
+
+
+def test_one_number_in_two_groups() -> None:
+    """A rank that waits in two groups, in collectives of one number, waits in both; the operation of one is not taken for the other's."""
+    tensor, data = gpus(2, 3), gpus(3, 8)
+    status = "[rank5]:[E507 11:22:34.445566 ProcessGroupNCCL.cpp:2241] [{} Rank 1]  failure detected by watchdog at work sequence id: 50 "
+    status += "PG status: last enqueued work: 50, last completed work: 49"
+    found = says(report(5, 1, 50, tensor), [status.format(data)])
+    assert [text.partition(";")[0] for text in found] == [
+        "not finished in process group 3 after 600 s: ALLREDUCE with SeqNum 50 on rank 5, group mesh",
+        "not finished in process group 8: work 50 on rank 5, group mesh",
+    ]
+
+
+def test_many_ranks() -> None:
+    """Reports of all ranks of a large job are one finding, and each rank is counted."""
+    (found,) = says(*(report(rank, rank, 50, "PG ID 0 PG GUID 0(default_pg)") for rank in range(600)))
+    assert found == (
+        "not finished after 600 s: ALLREDUCE with SeqNum 50 on ranks 0-599; all ranks in the log entered it: suspect the network"
+    )

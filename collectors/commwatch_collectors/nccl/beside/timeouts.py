@@ -99,10 +99,13 @@ def _by_group(log: Log) -> dict[str, list[_Late]]:
         if _group(dog.where):
             scopes[report][dog.where] = None
     numbered = [(fact, seen) for _, fact, seen in log.account.of(f.Progress) if fact.work is not None]
-    for job_rank, bare in first:
-        for fact, _ in numbered:
-            if (fact.where.job_rank, fact.rank, fact.work) == (job_rank, bare.rank, bare.seq) and _group(fact.where):
-                scopes[job_rank, bare][fact.where] = None
+    of_work: dict[tuple[int | None, int, int | None], list[f.Where]] = {}
+    for fact, _ in numbered:
+        if _group(fact.where):
+            of_work.setdefault((fact.where.job_rank, fact.rank, fact.work), []).append(fact.where)
+    for (job_rank, bare), places in scopes.items():
+        if not places:
+            places.update(dict.fromkeys(of_work.get((job_rank, bare.rank, bare.seq), ())))
     marked = {dog for job_rank, dog in first if job_rank is not None}
     found = []
     for (job_rank, bare), seen in first.items():
@@ -132,9 +135,10 @@ def _unnamed(log: Log, known: list[_Late], numbered: list[tuple[f.Progress, Seen
     """
     failed = any(True for _ in log.account.of(f.TorchError)) or bool(_failed_ranks(log))
     found: dict[tuple[int, int | None, str], _Late] = {}
-    has = {(report.rank, report.seq) for report in known}
+    has = {(report.rank, report.seq, _group(report.where)) for report in known}
     for fact, seen in numbered:
-        if (_job_rank(fact), fact.work) not in has and (fact.why == "time-out" or not failed):
+        same = {(_job_rank(fact), fact.work, group) for group in ("", _group(fact.where))}
+        if has.isdisjoint(same) and (fact.why == "time-out" or not failed):
             late = _report(fact, fact.work, "", None, seen)
             found.setdefault((late.rank, late.seq, _group(late.where)), late)
     for _, comm, seen in log.account.of(f.CommTimeout):
