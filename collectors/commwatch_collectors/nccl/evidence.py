@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
+from dataclasses import replace
 from functools import cached_property, wraps
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -185,16 +186,29 @@ class Log:
         return [seen for value, by in by_value.items() if not values or value in values for seen in by.values()]
 
     @cached_property
+    def warnings(self) -> list[Warned]:
+        """The warnings, and the texts that exceptions quote; of a warning that is in the log and quoted, only the warning, with its failure."""
+        every = list(self.account.warnings.values())
+        quoted = {warned.text: warned.failed for warned in every if warned.quoted_by is not None}
+        printed = [warned for warned in every if warned.quoted_by is None]
+        texts = {warned.text for warned in printed}
+        found = [
+            replace(warned, failed=quoted[warned.text]) if warned.text in quoted and not warned.failed else warned
+            for warned in printed
+        ]
+        return found + [warned for warned in every if warned.quoted_by is not None and warned.text not in texts]
+
+    @cached_property
     def exceptions_without_reason(self) -> list[Seen]:
         """Where PyTorch raised an exception for a call of NCCL, if neither it nor a failed call shows the reason."""
         account = self.account
-        if any(w.failed for w in account.warnings.values()) or any(True for _ in account.of(f.Trail)):
+        if any(w.failed for w in self.warnings) or any(True for _ in account.of(f.Trail)):
             return []
         return [seen for _, _, seen in account.of(f.TorchError)]
 
     def warned(self, *kinds: str) -> list[Warned]:
         """Warnings of some classes."""
-        return [warned for warned in self.account.warnings.values() if warned.kind in kinds]
+        return [warned for warned in self.warnings if warned.kind in kinds]
 
 
 def by_job(check: Check) -> Check:

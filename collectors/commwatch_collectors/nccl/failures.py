@@ -110,14 +110,14 @@ def mismatches(log: Log) -> Iterator[Hit]:
 
 def teardown(log: Log) -> Iterator[Hit]:
     """Service threads that lose their peers, as at the end of any job."""
-    found = once(w for w in log.account.warnings.values() if TEARDOWN.search(w.text))
+    found = once(w for w in log.warnings if TEARDOWN.search(w.text))
     if found:
         yield Hit(f"{sum(w.seen.lines for w in found)} warnings from service threads", [w.seen for w in found])
 
 
 def devices_closed(log: Log) -> Iterator[Hit]:
     """HCAs that are listed but cannot be opened."""
-    found = [(w, DEVICE.search(w.text)) for w in log.account.warnings.values()]
+    found = [(w, DEVICE.search(w.text)) for w in log.warnings]
     names = sorted({match[1] for _, match in found if match and match[1]})
     seen = [warned.seen for warned, match in found if match]
     if seen:
@@ -177,11 +177,7 @@ def _failed(log: Log) -> set[tuple[str, int] | None]:
 
     A process that failed has not waited for others, and what they wait for is that process.
     """
-    found = {
-        w.process
-        for w in log.account.warnings.values()
-        if w.failed or (severity(log, w) == "error" and not is_explained(w))
-    }
+    found = {w.process for w in log.warnings if w.failed or (severity(log, w) == "error" and not is_explained(w))}
     found |= {process for process, trail, _ in log.account.of(f.Trail) if trail.code not in NO_FAILURE}
     return {None if process is None else (process.host, process.pid) for process in found}
 
@@ -249,7 +245,7 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
 def torch_errors(log: Log) -> Iterator[Hit]:
     """PyTorch gave up on an NCCL call; not reported where the log has NCCL's own account of a failure."""
     account = log.account
-    known = any(w.kind != OTHER or w.failed for w in account.warnings.values())
+    known = any(w.kind != OTHER or w.failed for w in log.warnings)
     if known or any(trail.code not in NO_FAILURE for _, trail, _ in account.of(f.Trail)):
         return
     by_reason: dict[str, list[Seen]] = {}
@@ -263,7 +259,7 @@ def torch_errors(log: Log) -> Iterator[Hit]:
 
 def silent_failures(log: Log) -> Iterator[Hit]:
     """Errors passed up the call stack in a process without warnings: the first line is the origin."""
-    warned = {warning.process for warning in log.account.warnings.values() if warning.quoted_by is None}
+    warned = {warning.process for warning in log.warnings if warning.quoted_by is None}
     if None in warned:
         return  # the process of a warning is not known
     first: dict[tuple[str, int], list[Seen]] = {}

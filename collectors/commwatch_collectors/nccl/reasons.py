@@ -98,7 +98,7 @@ def _is_reason(log: Log, warned: Warned) -> bool:
 
 def has_reason(log: Log) -> bool:
     """Return whether some warning or exception gives the reason of a failure."""
-    return any(_is_reason(log, w) and not _PROXY.search(w.text) for w in log.account.warnings.values())
+    return any(_is_reason(log, w) and not _PROXY.search(w.text) for w in log.warnings)
 
 
 def of_kind(kind: str) -> Check:
@@ -138,7 +138,7 @@ def known_alone(log: Log) -> Iterator[Hit]:
 
 def hints(log: Log) -> Iterator[Hit]:
     """Warnings that are advice."""
-    found = log.account.warnings.values()
+    found = log.warnings
     yield from by_words(log, [w for w in found if is_hint(w)])
     yield from by_words(
         log,
@@ -215,12 +215,12 @@ def _version(code: int) -> str:
 
 
 def _of_peers(log: Log) -> list[Warned]:
-    found = log.account.warnings.values()
+    found = log.warnings
     return [w for w in found if (follows(w) and _PEER.search(w.text)) or _PROXY_OF_PEER.search(w.text)]
 
 
 def _of_others(log: Log) -> list[Warned]:
-    found = log.account.warnings.values()
+    found = log.warnings
     return [w for w in found if follows(w) and not _PEER.search(w.text) and not TEARDOWN.search(w.text)]
 
 

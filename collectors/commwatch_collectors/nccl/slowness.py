@@ -240,11 +240,7 @@ def nvls_unused(log: Log) -> Iterator[Hit]:
 def sharp_unused(log: Log) -> Iterator[Hit]:
     """CollNet (SHARP) was requested or tried, and is not used."""
     requested = log.setting("NCCL_COLLNET_ENABLE", "1")
-    failed = [
-        w
-        for w in log.account.warnings.values()
-        if "SHARP coll init error" in w.text or "Cannot initialize CollNet" in w.text
-    ]
+    failed = [w for w in log.warnings if "SHARP coll init error" in w.text or "Cannot initialize CollNet" in w.text]
     # It applies only between nodes, to communicators that are connected.
     between = any(
         comm.nodes > 1 and any(name.startswith("NET/") for name in comm.transports()) for comm in log.communicators

@@ -70,6 +70,15 @@ def test_subsystem_by_the_failed_calls() -> None:
     assert "NCCL_NVLS_ENABLE=0" not in one.do
 
 
+def test_warning_and_its_quotation() -> None:
+    """A warning that an exception quotes is one finding, with the remedy of the file that warned, whichever comes first."""
+    warns = "ant:1:2 [0] transport/nvls.cc:9 NCCL WARN Cuda failure 401 'the operation cannot be performed'"
+    raises = ["[rank0]: Last error:", "[rank0]: Cuda failure 401 'the operation cannot be performed'"]
+    for lines in ([warns, *raises], [*raises, warns]):
+        (one,) = found(*lines)
+        assert (one.name, one.severity, "NCCL_NVLS_ENABLE=0" in one.do) == ("cuda_error", "error", True)
+
+
 def test_settings_that_the_remedy_names() -> None:
     """A setting that the remedy names is shown with its value in this log."""
     setting = "ant:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ens7"
