@@ -19,7 +19,7 @@ from typing import IO, NamedTuple, cast
 from commwatch.wire.errors import UsageError
 from commwatch_agent.core.unpacking import Limit, Limited, Unpacking, UnpacksToMore
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.lines import lines_of
+from commwatch_collectors.nccl.input.lines import lines_of
 
 #: Bytes by which the kind of a file is known; archives within archives that are opened.
 _BEGIN, _MOST_NESTED = 1 << 16, 3

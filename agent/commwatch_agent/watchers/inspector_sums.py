@@ -12,8 +12,8 @@ from commwatch_agent.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch_agent.core.witness_views import InspectorRow
 from commwatch_agent.watchers.nccl_groups import fitting
 from commwatch_collectors.nccl.follow import Follower
+from commwatch_collectors.nccl.input.lines import apart
 from commwatch_collectors.nccl.inspector import Dropped, Reader, Timed
-from commwatch_collectors.nccl.lines import apart
 
 #: Sums kept of one job, and as many of its earlier runs.
 MOST_CELLS = 4096

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import MOST_ENTRIES, Folder, Trust
-from commwatch_collectors.nccl.lines import Lines
+from commwatch_collectors.nccl.input.lines import Lines
 from commwatch_collectors.nccl.matching import LogPattern, Output
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.

@@ -6,8 +6,8 @@ from typing import Any
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.input.lines import MOST_BYTES
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.lines import MOST_BYTES
 from commwatch_collectors.nccl.lives import Facts, Warned
 from commwatch_collectors.nccl.quiet import is_quiet
 from commwatch_collectors.nccl.search import SEARCHED

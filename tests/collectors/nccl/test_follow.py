@@ -12,7 +12,7 @@ import pytest
 from commwatch.wire import crossing
 from commwatch_collectors.nccl import follow
 from commwatch_collectors.nccl.follow import Follower
-from commwatch_collectors.nccl.lines import apart
+from commwatch_collectors.nccl.input.lines import apart
 from commwatch_collectors.nccl.matching import LogPattern, Output
 from tests.helpers import descriptors
 

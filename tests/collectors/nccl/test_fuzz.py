@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.input.lines import Lines
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.lines import Lines
 from commwatch_collectors.nccl.text import clean
 from commwatch_collectors.nccl.topology import choices, hosts, views
 from tests.helpers import examples

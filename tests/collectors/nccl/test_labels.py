@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.input.lines import lines_of
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.lines import lines_of
 
 TREE = Path(__file__).parents[3]
 FIXTURES = sorted((TREE / "tests/fixtures/nccl").glob("*.json"))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_collectors.nccl.lines import MOST_BYTES, Lines, apart, lines_of
+from commwatch_collectors.nccl.input.lines import MOST_BYTES, Lines, apart, lines_of
 from tests.helpers import examples
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.input.lines import apart, lines_of
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.lines import apart, lines_of
 from commwatch_collectors.nccl.text import Process
 from tests.helpers import examples
 

@@ -14,7 +14,7 @@ from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.beside.form import Form
 from commwatch_collectors.nccl.findings import findings
 from commwatch_collectors.nccl.forms import FORMS
-from commwatch_collectors.nccl.lines import Lines
+from commwatch_collectors.nccl.input.lines import Lines
 from commwatch_collectors.nccl.search import read
 from tests.collectors.nccl import reference
 from tests.collectors.nccl.test_fuzz import FIXTURES, LINES, cut, glued, line, mutated

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch_collectors.nccl.input.lines import MOST_BYTES, apart, lines_of
 from commwatch_collectors.nccl.input.wraps import unwrapped
-from commwatch_collectors.nccl.lines import MOST_BYTES, apart, lines_of
 from tests.collectors.nccl.test_fuzz import cut, glued, line
 from tests.collectors.nccl.test_same_results import LOGS
 from tests.helpers import examples
