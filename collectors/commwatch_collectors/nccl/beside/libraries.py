@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
@@ -122,8 +123,15 @@ def store(log: Log) -> Iterator[Hit]:
             yield Hit(f"{texts}{reporting}", [seen for _, seen in own], *_STORE[kind])
 
 
+#: Errors of connections and transfers: others, as for a device that cannot be opened, leave UCX other ways.
+_OF_TRANSFERS = re.compile(
+    r"(?i)retry count exceeded|connection (?:refused|reset|timed out)|unreachable|no route|timed? ?out|no active messages transport"
+    r"|completion with error|remote (?:access|operation|invalid)|local (?:protection|QP|length)"
+)
+
+
 def ucx(log: Log) -> Iterator[Hit]:
-    """Errors that UCX has logged."""
-    found = {fact.text: seen for _, fact, seen in log.account.of(f.Ucx)}
+    """Connections and transfers that failed, as UCX has logged."""
+    found = {fact.text: seen for _, fact, seen in log.account.of(f.Ucx) if _OF_TRANSFERS.search(fact.text)}
     if found:
         yield Hit(some(found, 2), list(found.values()))
