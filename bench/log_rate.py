@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit, memory_mb
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.input.lines import lines_of
 
 MEGABYTES = 256

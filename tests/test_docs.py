@@ -27,8 +27,8 @@ from commwatch_alerts.check import OF_A_SCRAPE, labels
 from commwatch_alerts.durations import duration
 from commwatch_alerts.export import runbook
 from commwatch_alerts.model import SEVERITIES
+from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
-from commwatch_collectors.nccl.findings import RULES
 from commwatch_collectors.node.gpu import THROTTLE_REASONS
 from commwatch_collectors.node.gpu_xids import XIDS
 from commwatch_collectors.node.infiniband import EVENTS, HW_EVENTS

@@ -35,7 +35,7 @@ from commwatch_agent.ingest.steps import EXPLICIT, StepTracker
 from commwatch_agent.ingest.tables import side_tables
 from commwatch_collectors.nccl import ras
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.evidence import Log
+from commwatch_collectors.nccl.checks.evidence import Log
 from commwatch_collectors.nccl.text import Process, parse_line
 from commwatch_collectors.node import flight_recorder
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring

@@ -10,7 +10,7 @@ from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.nccl.checks.findings import Finding
 
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01

@@ -17,8 +17,8 @@ from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, size
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.belonging import OF_FAULTS
+from commwatch_collectors.nccl.checks.findings import SEVERITIES, Finding, findings
 from commwatch_collectors.nccl.facts import Speaks
-from commwatch_collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 

@@ -47,7 +47,7 @@ from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import logs_of
 from commwatch_agent.watchers.nccl_archive import kept
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 
 #: What starts our own agent. The tests replace it by what starts one faster.
 AGENT: tuple[str, ...] = (sys.executable, "-m", "commwatch_agent", "agent")

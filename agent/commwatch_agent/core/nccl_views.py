@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.nccl.checks.findings import Finding
 from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from commwatch_agent.incidents.incident import LOST, EvidenceItem, Incident
-from commwatch_collectors.nccl.findings import RULES
-from commwatch_collectors.nccl.order import CAUSE
+from commwatch_collectors.nccl.checks.order import CAUSE
+from commwatch_collectors.nccl.checks.rules import RULES
 
 #: An effect may be seen so many seconds before its cause, because they come from different sources.
 _SOON_S = 30.0

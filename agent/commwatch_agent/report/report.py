@@ -22,7 +22,7 @@ from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
 from commwatch_agent.report.what_happened import happened, last_at, late_ranks, standstill_s
-from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.nccl.checks.findings import Finding
 
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
 MOST_UNJOINED = 0.1

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Set
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.evidence import FINISHED, Live
-from commwatch_collectors.nccl.failures import open_inits
-from commwatch_collectors.nccl.findings import Finding, findings
+from commwatch_collectors.nccl.checks.evidence import FINISHED, Live
+from commwatch_collectors.nccl.checks.failures import open_inits
+from commwatch_collectors.nccl.checks.findings import Finding, findings
 from commwatch_collectors.nccl.follow import Follower
 from commwatch_collectors.nccl.lives import Warned
 

@@ -26,9 +26,9 @@ from commwatch_agent.watchers.log_requests import LogRequest, requests
 from commwatch_agent.watchers.named_logs import named_by_ranks
 from commwatch_agent.watchers.nccl_groups import groups_of, matching, past, ranks_of
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.checks.findings import Finding
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
 from commwatch_collectors.nccl.communicators import Communicator, communicators
-from commwatch_collectors.nccl.findings import Finding
 from commwatch_collectors.nccl.follow import TICK_BYTES
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.lives import Warned

@@ -23,12 +23,6 @@ _ONLY_FAULTS = 2_000
 #: Characters kept of a fact's first line. A fact of a longer message counts as one for each ``_OF_LONG`` characters: it may be
 #: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
-#: Messages of a process after a warning in which a failed call of the same thread has it as its reason, and warnings of a thread that are remembered.
-_SOON, _MOST_WARNED = 32, 16
-#: Characters of the failed calls that are kept of a warning.
-_MOST_TRAIL = 400
-#: ncclResult_t that is no failure: success, and in progress.
-NO_FAILURE = (0, 7)
 _SAMPLES = 20
 #: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
@@ -36,9 +30,6 @@ _MOST_TORN = 3
 _MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
 
 _F = TypeVar("_F", bound=f.Fact)
-
-
-NO_PROCESS = Process("", "", 0)
 
 
 class _Tally:
@@ -111,7 +102,7 @@ class Account:
         self._reports: set[f.Watchdog] = set()
         self._last_errors = LastErrors()
         #: Messages whose head does not show the process.
-        self._unowned = Life(NO_PROCESS)
+        self._unowned = Life(Process("", "", 0))
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
@@ -264,29 +255,22 @@ class Account:
 
     def _warn(self, message: Message, life: Life | None) -> Warned:
         text, head = message.text.strip(), message.head
-        now = Warned(text, warning_class(text, head.origin), head.process, self._seen(), head.origin, _uses_mnnvl(life))
+        now = Warned(
+            text,
+            warning_class(text, head.origin),
+            head.process,
+            self._seen(),
+            head.origin,
+            life is not None and life.uses_mnnvl,
+        )
         known = self.warnings.get((head.process, text))
         if known is not None:
             known.seen.lines += 1
         elif self._has_room(of_fault=True):
             known = self.warnings[head.process, text] = replace(now, seen=self._seen())
         if known is not None:
-            life = life or self._unowned
-            latest = life.warned.setdefault(head.tid, [])
-            latest.append((life.messages, known))
-            del latest[:-_MOST_WARNED]
+            (life or self._unowned).warn(known, head.tid)
         return now
-
-    def _fail(self, life: Life, trail: f.Trail, tid: int) -> None:
-        """Note the failed call as the failure of the warnings that its thread printed just before."""
-        if trail.code in NO_FAILURE:
-            return
-        reasons = [warned for at, warned in life.warned.get(tid, ()) if life.messages - at <= _SOON]
-        for warned in reasons:
-            if len(warned.failed) < _MOST_TRAIL:
-                warned.failed += f"{trail.place} -> {trail.code}\n"
-            if warned is not reasons[0]:
-                warned.after = warned.after or reasons[0]
 
     def _quote(self, whose: str, text: str) -> None:
         known = self.warnings.get((whose, text))
@@ -303,7 +287,7 @@ class Account:
                 if isinstance(fact, f.Watchdog) and self._is_new(fact):
                     heard(Warned(message.text.strip(), "timeout", None, self._seen()))
                 if isinstance(fact, f.Trail):
-                    self._fail(self._unowned, fact, message.head.tid)
+                    self._unowned.fail(fact, message.head.tid)
                 self._note(self.loose, fact)
 
     def _is_new(self, dog: f.Watchdog) -> bool:
@@ -321,7 +305,7 @@ class Account:
             return
         self._note(life.facts, fact)
         if isinstance(fact, f.Trail):
-            self._fail(life, fact, tid)
+            life.fail(fact, tid)
         elif isinstance(fact, f.Init):
             self._init(life, fact, tid)
         elif isinstance(fact, f.End) and fact.comm in life.by_comm:
@@ -329,10 +313,7 @@ class Account:
 
     def _init(self, life: Life, fact: f.Init, tid: int) -> None:
         life.says_start |= fact.start
-        warned = life.warned.pop(tid, ())
-        if not fact.start:  # NCCL has found another way
-            for _, each in warned:
-                each.failed = ""
+        life.pass_init(tid, is_complete=not fact.start)
         if fact.rank is None or fact.comm is None:
             return
         member = life.by_comm.get(fact.comm)
@@ -439,14 +420,6 @@ class Account:
                     yield life.process, fact, seen
         for fact, seen in self.loose.of(kind).items():
             yield None, fact, seen
-
-
-def _uses_mnnvl(life: Life | None) -> bool:
-    """Return whether a process has said that it uses NVLink between nodes."""
-    if life is None:
-        return False
-    found = (life.facts, *life.pending.values(), *(member.facts for member in life.members))
-    return any(fact.used and fact.clique_size > 1 for facts in found for fact in facts.of(f.Mnnvl))
 
 
 def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:

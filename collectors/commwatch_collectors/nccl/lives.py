@@ -9,6 +9,12 @@ from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.text import Process
 
 _F = TypeVar("_F", bound=f.Fact)
+#: Messages of a process after a warning in which a failed call of the same thread has it as its reason, and warnings of a thread that are remembered.
+_SOON, _MOST_WARNED = 32, 16
+#: Characters of the failed calls that are kept of a warning.
+_MOST_TRAIL = 400
+#: ncclResult_t that is no failure: success, and in progress.
+NO_FAILURE = (0, 7)
 
 
 class Seen:
@@ -57,6 +63,35 @@ class Life:
         self.warned: dict[int, list[tuple[int, Warned]]] = {}
         self.says_start = False
         self.messages = 0
+
+    def warn(self, warned: Warned, tid: int) -> None:
+        """Note a warning of a thread."""
+        latest = self.warned.setdefault(tid, [])
+        latest.append((self.messages, warned))
+        del latest[:-_MOST_WARNED]
+
+    def fail(self, trail: f.Trail, tid: int) -> None:
+        """Note a failed call as the failure of the warnings that its thread printed just before."""
+        if trail.code in NO_FAILURE:
+            return
+        reasons = [warned for at, warned in self.warned.get(tid, ()) if self.messages - at <= _SOON]
+        for warned in reasons:
+            if len(warned.failed) < _MOST_TRAIL:
+                warned.failed += f"{trail.place} -> {trail.code}\n"
+            if warned is not reasons[0]:
+                warned.after = warned.after or reasons[0]
+
+    def pass_init(self, tid: int, is_complete: bool) -> None:
+        """Forget the warnings of a thread that begins an init; if one is complete, they were no reason to fail: NCCL has found another way."""
+        warned = self.warned.pop(tid, ())
+        for _, each in warned if is_complete else ():
+            each.failed = ""
+
+    @property
+    def uses_mnnvl(self) -> bool:
+        """Whether the process has printed that it uses NVLink between nodes."""
+        found = (self.facts, *self.pending.values(), *(member.facts for member in self.members))
+        return any(fact.used and fact.clique_size > 1 for facts in found for fact in facts.of(f.Mnnvl))
 
 
 @dataclass

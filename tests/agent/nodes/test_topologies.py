@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.nodes.topologies import merged_topology
-from commwatch_collectors.nccl.findings import Finding
+from commwatch_collectors.nccl.checks.findings import Finding
 from commwatch_collectors.nccl.topology import MOST_ENTRIES, ChoiceView, CommunicatorView, HostView, LinkView
 
 COMM = CommunicatorView(

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.evidence import Live
-from commwatch_collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
+from commwatch_collectors.nccl.checks.evidence import Live
+from commwatch_collectors.nccl.checks.findings import MOST_EVIDENCE, SEVERITIES, Finding, findings
+from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.topology import views
 
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.input.lines import Lines
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.text import clean

@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.input.lines import apart, lines_of
 from commwatch_collectors.nccl.text import parse_line
 from tests.collectors.nccl.test_findings import ALL

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.beside.form import Form
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.forms import FORMS
 from commwatch_collectors.nccl.input.lines import Lines
 from commwatch_collectors.nccl.search import read

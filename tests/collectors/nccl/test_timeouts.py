@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.findings import findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.lives import Warned
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.evidence import Hit, Log, some
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import ranks as named
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.beside.system import ended
-from commwatch_collectors.nccl.evidence import Hit, Log, some
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import ranks as named
 

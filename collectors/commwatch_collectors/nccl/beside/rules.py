@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from commwatch_collectors.nccl.beside import libraries, processes, timeouts
-from commwatch_collectors.nccl.evidence import Rule
-from commwatch_collectors.nccl.order import SYMPTOM
+from commwatch_collectors.nccl.checks.evidence import Rule
+from commwatch_collectors.nccl.checks.order import SYMPTOM
 
 #: What other failures follow from.
 CAUSES: tuple[Rule, ...] = (

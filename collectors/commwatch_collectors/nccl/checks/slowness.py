@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, by_job, many, some, who
+from commwatch_collectors.nccl.checks.failures import cut_in_init
 from commwatch_collectors.nccl.communicators import Communicator
-from commwatch_collectors.nccl.evidence import Hit, Log, by_job, many, some, who
-from commwatch_collectors.nccl.failures import cut_in_init
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import ranks
 

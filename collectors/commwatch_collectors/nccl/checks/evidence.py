@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.checks.order import CAUSE
 from commwatch_collectors.nccl.communicators import Communicator, communicators
 from commwatch_collectors.nccl.lives import Facts, Life, Seen, Warned
-from commwatch_collectors.nccl.order import CAUSE
 from commwatch_collectors.nccl.text import Process
 
 _T = TypeVar("_T")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from commwatch_collectors.nccl.checks.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.classes import CONSEQUENCE, OTHER
-from commwatch_collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.lives import Seen, Warned
 from commwatch_collectors.nccl.vocabulary.known import words_for
 from commwatch_collectors.nccl.vocabulary.places import subsystem

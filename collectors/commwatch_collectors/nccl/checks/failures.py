@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.account import NO_FAILURE, Account
-from commwatch_collectors.nccl.classes import OTHER
-from commwatch_collectors.nccl.communicators import Communicator
-from commwatch_collectors.nccl.evidence import Hit, Log, many, some, who
-from commwatch_collectors.nccl.lives import Seen, Warned
-from commwatch_collectors.nccl.reasons import (
+from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, many, some, who
+from commwatch_collectors.nccl.checks.reasons import (
     DEVICE,
     TEARDOWN,
     by_words,
@@ -21,6 +18,9 @@ from commwatch_collectors.nccl.reasons import (
     once,
     severity,
 )
+from commwatch_collectors.nccl.classes import OTHER
+from commwatch_collectors.nccl.communicators import Communicator
+from commwatch_collectors.nccl.lives import NO_FAILURE, Seen, Warned
 from commwatch_collectors.nccl.text import Process
 from commwatch_collectors.spans import missing_ranks, ranks
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, who
 from commwatch_collectors.nccl.communicators import Communicator
-from commwatch_collectors.nccl.evidence import Hit, Log, who
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.nccl.text import Process
 from commwatch_collectors.spans import ranks
