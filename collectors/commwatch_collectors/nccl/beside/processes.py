@@ -105,8 +105,13 @@ def failed(log: Log) -> Iterator[Hit]:
             yield _hit(died.kind, f"{died.who} {died.did}", seen)
             return
     yield from _alike((died.kind, died.who, died.did, seen) for died, seen in own)
-    if not own and _is_alone(log, ()):
-        raised = [(fact, seen) for _, fact, seen in log.account.of(f.Raised) if not _FOLLOWS.search(fact.error)]
+    if not own and (_is_alone(log, ()) or _has_only_lost_peers(log)):
+        lost = {(seen.source, seen.number) for kind in (f.Gloo, f.Store) for _, _, seen in log.account.of(kind)}
+        raised = [
+            (fact, seen)
+            for _, fact, seen in log.account.of(f.Raised)
+            if not _FOLLOWS.search(fact.error) and (seen.source, seen.number) not in lost
+        ]
         ranks = dict[int, tuple[str, str, str, Seen]]()
         for fact, place in sorted(raised, key=lambda each: each[1].number):
             ranks.setdefault(fact.rank, ("exception", f"rank {fact.rank}", f"raised {fact.error}", place))
@@ -163,6 +168,24 @@ def _is_alone(log: Log, also: tuple[type[f.Fact], ...]) -> bool:
         f.Ucx, f.Xid, f.CudaFailure, f.Trail, *also,
     )  # fmt: skip
     return not log.account.warnings and not any(True for kind in kinds for _ in log.account.of(kind))
+
+
+_LOST_PEER = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b|[Cc]onnection closed by")
+
+
+def _has_only_lost_peers(log: Log) -> bool:
+    """Return whether all other failures in the log are those of processes whose peer had ended."""
+    account = log.account
+    kinds = (
+        f.Watchdog, f.Progress, f.Relayed, f.GaveUp, f.CommTimeout, f.Stuck, f.Desync, f.Barrier, f.Ucx, f.Xid, f.CudaFailure,
+    )  # fmt: skip
+    return (
+        not any(True for kind in kinds for _ in account.of(kind))
+        and all("remote process" in error.reason for _, error, _ in account.of(f.TorchError))
+        and all(fact.kind == "closed" for _, fact, _ in account.of(f.Gloo))
+        and all(fact.kind == "lost" for _, fact, _ in account.of(f.Store))
+        and all(_LOST_PEER.search(warned.text) for warned in account.warnings.values())
+    )
 
 
 _PROGRAM = _Advice(
