@@ -67,7 +67,7 @@ def _timed_out(cause: Incident, effect: Incident) -> bool:
 
 def _of_peers(cause: Incident, effect: Incident) -> bool:
     """Return whether an error in a log is that ranks have lost a peer."""
-    return effect.subject[0] == "peer_lost"
+    return effect.subject[0] in ("peer_lost", "gloo_peer_lost")
 
 
 def _always(cause: Incident, effect: Incident) -> bool:

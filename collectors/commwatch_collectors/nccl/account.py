@@ -24,6 +24,8 @@ _ONLY_FAULTS = 2_000
 #: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
 _SAMPLES = 20
+#: Characters kept of a line that shows a fault: both sides of what differs.
+_MOST_OF_FAULT = 4_000
 #: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
 #: Heads and texts that are remembered, and characters of a text that is.
@@ -259,7 +261,7 @@ class Account:
             text,
             warning_class(text, head.origin),
             head.process,
-            self._seen(),
+            self._seen(_MOST_OF_FAULT),
             head.origin,
             life is not None and life.uses_mnnvl,
         )
@@ -267,7 +269,7 @@ class Account:
         if known is not None:
             known.seen.lines += 1
         elif self._has_room(of_fault=True):
-            known = self.warnings[head.process, text] = replace(now, seen=self._seen())
+            known = self.warnings[head.process, text] = replace(now, seen=self._seen(_MOST_OF_FAULT))
         if known is not None:
             (life or self._unowned).warn(known, head.tid)
         return now
@@ -278,7 +280,12 @@ class Account:
             known.seen.lines += 1
         elif self._has_room(of_fault=True):
             self.warnings[whose, text] = Warned(
-                text, warning_class(text), None, self._seen(), failed="an exception of PyTorch", quoted_by=whose
+                text,
+                warning_class(text),
+                None,
+                self._seen(_MOST_OF_FAULT),
+                failed="an exception of PyTorch",
+                quoted_by=whose,
             )
 
     def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
@@ -359,10 +366,10 @@ class Account:
         elif self._has_room(kind in OF_FAULTS):
             if of is None:
                 of = facts[kind] = {}
-            of[fact] = Seen(self._source, self._number, self._line[:_MOST_TEXT])
+            of[fact] = self._seen(_MOST_OF_FAULT if kind in OF_FAULTS else _MOST_TEXT)
 
-    def _seen(self) -> Seen:
-        return Seen(self._source, self._number, self._line[:_MOST_TEXT])
+    def _seen(self, most: int = _MOST_TEXT) -> Seen:
+        return Seen(self._source, self._number, self._line[:most])
 
     def _has_room(self, of_fault: bool = False) -> bool:
         taken = 1 if self._length <= _MOST_TEXT else self._length // _OF_LONG

@@ -242,6 +242,7 @@ def test_errors_that_follow() -> None:
         assert not explains(hang, logged(name, NOW - 60))
         assert not explains(lost, logged(name))
     assert explains(lost, logged("peer_lost"))
+    assert explains(lost, logged("gloo_peer_lost"))
     for name in ("gloo_error", "watchdog_timeout", "peer_lost"):
         assert explains(logged("nccl_failed"), logged(name))
         assert not explains(logged("socket_transport"), logged(name))

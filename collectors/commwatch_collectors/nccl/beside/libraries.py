@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
@@ -31,9 +31,10 @@ def barriers(log: Log) -> Iterator[Hit]:
 
 #: Lines from a failed barrier to the reason that Gloo gives.
 _REASON = 4
+_CLOSED = "closed"
 #: Kind of ``Gloo`` -> what it means and what to do.
 _GLOO = {
-    "closed": (
+    _CLOSED: (
         "This is a consequence: the process at the other end failed or ended first.",
         "Find the rank at that address that failed first; its log has the reason.",
     ),
@@ -54,6 +55,15 @@ _GLOO = {
 
 def gloo(log: Log) -> Iterator[Hit]:
     """Operations of Gloo that failed, once for each kind; not the time-out that a monitored barrier gives as its reason."""
+    yield from _gloo(log, set(_GLOO) - {_CLOSED})
+
+
+def gloo_peers(log: Log) -> Iterator[Hit]:
+    """Processes that Gloo was connected to and that ended."""
+    yield from _gloo(log, {_CLOSED})
+
+
+def _gloo(log: Log, kinds: Set[str]) -> Iterator[Hit]:
     reasons = {
         (seen.source, number)
         for _, _, seen in log.account.of(f.Barrier)
@@ -61,7 +71,7 @@ def gloo(log: Log) -> Iterator[Hit]:
     }
     alike: dict[tuple[str, str], list[tuple[f.Gloo, Seen]]] = {}
     for _, fact, seen in log.account.of(f.Gloo):
-        if fact.kind != "timed out" or (seen.source, seen.number) not in reasons:
+        if fact.kind in kinds and (fact.kind != "timed out" or (seen.source, seen.number) not in reasons):
             alike.setdefault((fact.kind, fact.text), []).append((fact, seen))
     for (kind, text), found in alike.items():
         peers = some(dict.fromkeys(fact.peer for fact, _ in found if fact.peer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commwatch_collectors.nccl.beside import libraries, processes, timeouts
 from commwatch_collectors.nccl.checks.evidence import Rule
-from commwatch_collectors.nccl.checks.order import SYMPTOM
+from commwatch_collectors.nccl.checks.order import CONSEQUENCE, SYMPTOM
 
 #: What other failures follow from.
 CAUSES: tuple[Rule, ...] = (
@@ -53,6 +53,15 @@ FAILURES: tuple[Rule, ...] = (
         "Look at the other rank first.",
         libraries.gloo,
         SYMPTOM,
+    ),
+    Rule(
+        "gloo_peer_lost",
+        "error",
+        "a process that Gloo was connected to ended",
+        "This follows from the end of that process.",
+        "Find the rank at that address that failed first; its log has the reason.",
+        libraries.gloo_peers,
+        CONSEQUENCE,
     ),
     Rule(
         "store_error",
