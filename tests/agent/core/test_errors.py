@@ -15,7 +15,17 @@ FILES = (
     *(SHARED / "wire" / f"{name}.py" for name in ("addresses", "errors", "tokens")),
 )
 #: Caught where they are raised or one call up, and never shown as they are.
-INTERNAL = {"AllTaken", "BadProfile", "BadTrace", "CannotBuild", "JobFailed", "Stopped", "TooManyOfOne", "UnknownLink"}
+INTERNAL = {
+    "AllTaken",
+    "BadProfile",
+    "BadTrace",
+    "CannotBuild",
+    "JobFailed",
+    "Stopped",
+    "TooManyOfOne",
+    "UnknownLink",
+    "_NoText",
+}
 
 
 def test_one_base() -> None:
