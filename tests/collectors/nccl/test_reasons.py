@@ -101,6 +101,15 @@ def test_consequences() -> None:
     assert names(lost, fails, *cause) == [("nccl_failed", "error"), ("peer_lost", "info")]
 
 
+def test_symptoms() -> None:
+    """A time-out is noticed of a cause, which comes first although its line came later."""
+    late = (
+        "[rank0]:[E507 11:22:33.445566 ProcessGroupNCCL.cpp:600] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=90000) ran for 90050 milliseconds before timing out."
+    )
+    assert [name for name, _ in names(late, WARNS, FAILS)] == ["nccl_failed", "watchdog_timeout"]
+
+
 def test_first_in_time() -> None:
     """Causes come in the order of their times, across files; in one file without times, in the order of its lines."""
     one = "[2026-05-02 07:10:{0}] ant:1:2 [0] misc/x.cc:9 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'"
