@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation("_behind(log, group, by_group) - elsewhere", "_behind(log, group, by_group)", "collectors/nccl/test_timeouts.py"),
     Mutation("if self.messages - at <= _SOON]", "]", "collectors/nccl/test_reasons.py"),
     Mutation("for _, each in warned if is_complete else ():", "for _, each in ():", "collectors/nccl/test_reasons.py"),
-    Mutation("return SEVERITIES.index(rule.severity), rule.depth if error else CAUSE, at", "return SEVERITIES.index(rule.severity), CAUSE, at", "collectors/nccl/test_reasons.py"),
+    Mutation("rule.depth if error else CAUSE, at", "CAUSE, at", "collectors/nccl/test_reasons.py"),
     Mutation("    if unchanged_s < HANG_S:", "    if unchanged_s < 0:", "agent/watchers/test_ras.py"),
     Mutation("self._memo[len(self._memo)] = self.stack[-1]", "self._memo[len(self._memo) + 1] = self.stack[-1]", "collectors/node/test_flight_recorder.py"),
     Mutation("raw = raw[-MOST_ENTRIES:]", "raw = raw[:MOST_ENTRIES]", "collectors/node/test_flight_recorder.py"),

@@ -103,6 +103,8 @@ class Account:
         #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
         self._reports: set[f.Watchdog] = set()
         self._last_errors = LastErrors()
+        #: Types of the facts that there are: a log has few of all that it may have, and perhaps thousands of processes.
+        self._kinds: set[type] = set()
         #: Messages whose head does not show the process.
         self._unowned = Life(Process("", "", 0))
 
@@ -366,6 +368,7 @@ class Account:
         elif self._has_room(kind in OF_FAULTS):
             if of is None:
                 of = facts[kind] = {}
+                self._kinds.add(kind)
             of[fact] = self._seen(_MOST_OF_FAULT if kind in OF_FAULTS else _MOST_TEXT)
 
     def _seen(self, most: int = _MOST_TEXT) -> Seen:
@@ -421,6 +424,8 @@ class Account:
 
     def of(self, kind: type[_F]) -> Iterator[tuple[Process | None, _F, Seen]]:
         """Yield all facts of one type, with process and place."""
+        if kind not in self._kinds:
+            return
         for life in self.lives.values():
             for facts in (life.facts, *life.pending.values(), *(member.facts for member in life.members)):
                 for fact, seen in facts.of(kind).items():
