@@ -151,6 +151,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "collectors/commwatch_collectors/nccl/ras.py": {"create_connection": [NETWORK]},
     "collectors/commwatch/nccl_plugin/trial.py": {"CDLL": [OURS]},
     "collectors/commwatch_collectors/node/gpu_nvidia.py": {"CDLL": [SYSTEM]},
+    "collectors/commwatch_collectors/node/tcp_connections.py": {"CDLL": [SYSTEM], "open": [KERNEL]},
     "collectors/commwatch/probe/native/build.py": {
         "TemporaryDirectory": [SCRATCH, SCRATCH],
         "chmod": [STATE, STATE],
