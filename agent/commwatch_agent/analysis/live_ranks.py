@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from commwatch.wire import events as ev
 from commwatch.wire.identity import process_began_ns
@@ -21,8 +21,8 @@ from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS
 from commwatch_agent.ingest.why_late import reason
-from commwatch_collectors.node.judged_activity import Activity
 
+_T = TypeVar("_T")
 #: Time after which a rank may do something else than was found.
 _OLD_NS = 5_000_000_000
 
@@ -153,7 +153,8 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         longest_quiet_s=longest_quiet_s,
         absence=_absence(totals, now_ns),
         steps=totals.marked,
-        activity=_activity(totals, now_ns),
+        activity=_lately(totals, totals.activity, now_ns),
+        traffic=_lately(totals, totals.traffic, now_ns),
         outside=_outside(totals, now_ns),
         begun=_begun(totals),
         world_size=int(identity["world_size"]),
@@ -161,12 +162,12 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
     )
 
 
-def _activity(totals: RankTotals, now_ns: int) -> Activity | None:
-    """Return what a rank does, if that was found lately."""
-    if not totals.alive or totals.activity is None:
+def _lately(totals: RankTotals, found: tuple[int, _T] | None, now_ns: int) -> _T | None:
+    """Return what was found of a rank, if that was lately."""
+    if not totals.alive or found is None:
         return None
-    found_ns, activity = totals.activity
-    return activity if now_ns - found_ns < _OLD_NS else None
+    found_ns, what = found
+    return what if now_ns - found_ns < _OLD_NS else None
 
 
 def _outside(totals: RankTotals, now_ns: int) -> list[OutsideCall]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_collectors.node.judged_activity import Activity
+from commwatch_collectors.node.tcp_peers import TcpPeer
 
 #: Where steps come from: from the marks of an optimizer or of ``commwatch.step()``, or from the cycle of a rank's operations.
 MARKS, ITERATIONS = "marks", "iterations"
@@ -198,6 +199,19 @@ class OutsideCall:
 
 
 @dataclass(frozen=True)
+class RankTraffic:
+    """What a rank sends to other nodes over TCP while communication takes much of its time. ``None``: not known."""
+
+    peers: list[TcpPeer] = field(default_factory=list)
+    #: Part of its usual steps (0 to 1) in communication, and in communication that compute waits for; and the length of such a step in s.
+    comm: float | None = None
+    exposed: float | None = None
+    step_s: float | None = None
+    #: Why its connections are not known; empty: they are.
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
 class RankView:
     """One rank of a job, in its latest run."""
 
@@ -276,6 +290,8 @@ class RankView:
     steps: bool | None = None
     #: What it does while others wait for it; ``None``: none waits, or not known.
     activity: Activity | None = None
+    #: Its TCP connections; ``None``: communication takes little of its time, or all ranks are on its node.
+    traffic: RankTraffic | None = None
     #: Where it waits for others outside operations.
     outside: list[OutsideCall] = field(default_factory=list)
     #: How many calls of ``init_process_group`` and of ``new_group`` it has begun, without one in which it died.

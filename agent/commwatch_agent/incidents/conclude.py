@@ -16,6 +16,7 @@ from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced
 from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
+from commwatch_agent.incidents.slow_links import slow_links
 from commwatch_agent.incidents.software_rules import logged_errors
 
 
@@ -71,7 +72,8 @@ _WAITS = ("hang", "stalled", "waiting", "desync", "init_incomplete", "straggler"
 FINDERS: tuple[Finder, ...] = (
     Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
     Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),
-    Finder((*_WAITS, "rank_lost"), "the same of jobs with ranks on several nodes", _on_other_nodes),
+    Finder(("slow_link",), "TCP connections of ranks that communicate much", _of_ranks(slow_links)),
+    Finder((*_WAITS, "rank_lost", "slow_link"), "the same of jobs with ranks on several nodes", _on_other_nodes),
     Finder(("nccl_fault",), "the logs of NCCL, and the output of the ranks", _in_logs),
     *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
 )

@@ -46,7 +46,10 @@ def _had_hung(cause: Incident, effect: Incident) -> bool:
 
 
 def _ranks_in(item: EvidenceItem) -> list[object]:
-    found = item.data.get("ranks")
+    return _listed(item.data.get("ranks"))
+
+
+def _listed(found: object) -> list[object]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
@@ -75,8 +78,14 @@ def _always(cause: Incident, effect: Incident) -> bool:
 
 
 def _most_of_it(cause: Incident, effect: Incident) -> bool:
-    """Return whether waiting for a late rank is at least half of a share of communication."""
+    """Return whether waiting for a late rank or a slow link is at least half of a share of communication."""
     return bool(cause.share and effect.share) and 2 * (cause.share or 0.0) >= (effect.share or 0.0)
+
+
+def _behind(cause: Incident, effect: Incident) -> bool:
+    """Return whether ranks leave operations late because of a slow link, and so come late to the next ones."""
+    behind = {rank for item in cause.evidence for rank in _listed(item.data.get("behind"))}
+    return bool(effect.ranks) and behind >= set(effect.ranks)
 
 
 #: Kind of the cause, kinds of the effects in the same job, and whether the cause explains the effect; the first that does counts.
@@ -93,6 +102,8 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("nccl_fault", frozenset({"nccl_fault"}), _shows),
     ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
     *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in ("desync", "hang", "stalled", "init_incomplete")),
+    ("slow_link", frozenset({"straggler"}), _behind),
+    ("slow_link", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
 )

@@ -15,7 +15,7 @@ STANDSTILLS = _WAITS | {"desync", "init_incomplete"}
 #: Causes of a wait by which its culprit is lost.
 LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
-OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost"}
+OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost", "slow_link"}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from commwatch.wire.ring import Outside
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.names_file import Names
 from commwatch_agent.core.shares import Account
+from commwatch_agent.core.views import RankTraffic
 from commwatch_agent.ingest.tables.weights import IN_FLIGHT, SAMPLE
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
 from commwatch_collectors.node.judged_activity import Activity
@@ -45,6 +46,8 @@ class TrainerState(Names):
         self.process: tuple[int, str | None] | None = None
         #: What it does while others wait for it, and when that was found, on the monotonic clock; ``None``: none waits, or not known.
         self.activity: tuple[int, Activity] | None = None
+        #: What its TCP connections do while it communicates much, and when that was found, on the monotonic clock; ``None``: not looked at.
+        self.traffic: tuple[int, RankTraffic] | None = None
         #: The latest samples of its process and GPU.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False

@@ -27,6 +27,8 @@ from commwatch_agent.server.services import Services
 log = logging.getLogger("commwatch")
 #: Seconds between two questions: usually, and while ranks wait; and for each agent, if that is longer.
 _EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
+#: Seconds between two questions while ranks communicate much, so that a slow link is known soon.
+_TRAFFIC_S = 5.0
 #: What was concluded longer ago no longer counts.
 _STALE_S = 60.0
 #: py-spy may take 20 s for each of them, but takes less than one.
@@ -91,10 +93,12 @@ class WholeJobs:
         ranks = Counter(view.job_id for view in here.ranks)
         waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in _WAITS}
         waits |= {view.job_id for view in here.ranks if view.state == "gone"}
+        sends = {view.job_id for view in here.ranks if view.traffic is not None}
         shared = {name: job for name, job in here.jobs.items() if job.world_size > ranks[name]}
         self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
         for name, job in shared.items():
-            if self.leads(here.common.get(job.run, "")) and self._is_due(name, agents, ranks_wait=name in waits):
+            every_s = _SOON_S if name in waits else _TRAFFIC_S if name in sends else _EVERY_S
+            if self.leads(here.common.get(job.run, "")) and self._is_due(name, agents, every_s):
                 self._ask(name, job)
 
     def leads(self, common: str) -> bool:
@@ -106,9 +110,8 @@ class WholeJobs:
         known = self._jobs.get(job)
         return None if known is None or self._clock() - known.at_s > _STALE_S else known.found
 
-    def _is_due(self, job: str, agents: int, *, ranks_wait: bool) -> bool:
-        every_s = max(_SOON_S if ranks_wait else _EVERY_S, _PER_AGENT_S * agents)
-        return self._clock() - self._jobs[job].asked_s >= every_s
+    def _is_due(self, job: str, agents: int, every_s: float) -> bool:
+        return self._clock() - self._jobs[job].asked_s >= max(every_s, _PER_AGENT_S * agents)
 
     def _ask(self, name: str, job: KnownJob) -> None:
         known = self._jobs[name]

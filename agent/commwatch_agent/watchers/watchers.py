@@ -15,6 +15,7 @@ from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.runtime.periodic import Beside
 from commwatch_agent.watchers.activities import Activities
+from commwatch_agent.watchers.connections import Connections
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_agent.watchers.inspector import Inspector
@@ -62,6 +63,7 @@ class Watchers:
             Beside("network", self.host.tick, _HOST_S, stop),
             Beside("processes", processes.tick, _PROCESSES_S, stop),
             Beside("activities", activities.tick, _PROCESSES_S, stop),
+            Beside("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop),
         ]
         #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
         self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)

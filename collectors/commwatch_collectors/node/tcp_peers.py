@@ -9,12 +9,16 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
 
 from commwatch_collectors.node.tcp_connections import Sockets
 from commwatch_collectors.node.tcp_info import Connection
 
 #: Most addresses that are kept: those that most is sent to.
 _MOST_PEERS = 128
+#: Least number of times between samples from which a loss is known: new connections lose data until they have found their speed.
+_LEAST_TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -32,24 +36,52 @@ class TcpPeer:
     #: Part of the time (0 to 1) in which the busiest connection was busy, and in which the other side's window held one up.
     busy: float
     window_limited: float
-    #: Part of the sent bytes (0 to 1) that was sent again.
+    #: Part of the sent bytes (0 to 1) that was sent again: the median over the samples; ``None`` also with too few of them.
     retransmitted: float | None
     #: Round trip now, and the shortest one of the last minutes, in s: of the connection that sent most.
     rtt_s: float | None
     min_rtt_s: float | None
 
 
-def peers(before: Sockets, after: Sockets, seconds: float) -> list[TcpPeer]:
-    """Return what the connections did that both samples of one process have, without those within the node."""
+def peers(samples: Sequence[Sockets], seconds: float) -> list[TcpPeer]:
+    """Return what the connections did that the first and the last sample of one process have, without those within the node.
+
+    Args:
+        samples: two or more, the latest last.
+        seconds: between the first and the last one.
+    """
+    last, sent_again = samples[-1], _sent_again(samples)
+    found = [
+        _peer(pairs, last.devices.get(at[0], ""), seconds, sent_again.get(at))
+        for at, pairs in _pairs(samples[0], last).items()
+    ]
+    return sorted(found, key=lambda peer: (-peer.sent_bytes, peer.remote))[:_MOST_PEERS]
+
+
+def _pairs(before: Sockets, after: Sockets) -> dict[tuple[str, str], list[tuple[Connection, Connection]]]:
+    """Return the connections that two samples have, by their addresses."""
     earlier = {(each.inode, each.local_port, each.remote_port): each for each in before.connections}
     pairs: dict[tuple[str, str], list[tuple[Connection, Connection]]] = {}
     for each in after.connections:
         was = earlier.get((each.inode, each.local_port, each.remote_port))
-        is_known = was is not None and _grown(was, each) and each.busy_us is not None
-        if is_known and was is not None and not _is_local(each):
+        if was is not None and _grown(was, each) and each.busy_us is not None and not _is_local(each):
             pairs.setdefault((each.local, each.remote), []).append((was, each))
-    found = [_peer(of_pair, after.devices.get(local, ""), seconds) for (local, _), of_pair in pairs.items()]
-    return sorted(found, key=lambda peer: (-peer.sent_bytes, peer.remote))[:_MOST_PEERS]
+    return pairs
+
+
+def _sent_again(samples: Sequence[Sockets]) -> dict[tuple[str, str], float]:
+    """Return the part of the sent bytes that was sent again, by addresses: the median over the samples.
+
+    A queue that overflows now and then, as any link's does, is no loss.
+    """
+    parts: dict[tuple[str, str], list[float]] = {}
+    for before, after in pairwise(samples):
+        for at, pairs in _pairs(before, after).items():
+            out = _added((was.bytes_sent, now.bytes_sent) for was, now in pairs)
+            again = _added((was.bytes_retrans, now.bytes_retrans) for was, now in pairs)
+            if out and again is not None:
+                parts.setdefault(at, []).append(again / out)
+    return {at: median_low(each) for at, each in parts.items() if len(each) >= _LEAST_TIMES}
 
 
 def _is_local(connection: Connection) -> bool:
@@ -62,11 +94,11 @@ def _grown(was: Connection, now: Connection) -> bool:
     return same and (now.busy_us or 0) >= (was.busy_us or 0) and (now.bytes_acked or 0) >= (was.bytes_acked or 0)
 
 
-def _peer(pairs: Sequence[tuple[Connection, Connection]], device: str, seconds: float) -> TcpPeer:
+def _peer(
+    pairs: Sequence[tuple[Connection, Connection]], device: str, seconds: float, retransmitted: float | None
+) -> TcpPeer:
     sent = [(now.bytes_acked or 0) - (was.bytes_acked or 0) for was, now in pairs]
     most = pairs[max(range(len(pairs)), key=sent.__getitem__)][1]
-    out = _added((was.bytes_sent, now.bytes_sent) for was, now in pairs)
-    again = _added((was.bytes_retrans, now.bytes_retrans) for was, now in pairs)
     return TcpPeer(
         most.local,
         most.remote,
@@ -75,7 +107,7 @@ def _peer(pairs: Sequence[tuple[Connection, Connection]], device: str, seconds: 
         sum(sent),
         _part(((was.busy_us, now.busy_us) for was, now in pairs), seconds),
         _part(((was.rwnd_limited_us, now.rwnd_limited_us) for was, now in pairs), seconds),
-        again / out if again is not None and out else None,
+        retransmitted,
         _in_s(most.rtt_us),
         _in_s(most.min_rtt_us),
     )

@@ -1,0 +1,211 @@
+"""The rule on one slow link between nodes: from the TCP connections of all ranks of a job that are seen. Pure.
+
+In a ring all nodes send the same, equally slowly. But only the sender before the slow link has data to send nearly all of the time: the others
+wait for data. While it is busy, each link shows its speed, and one that is far slower than the others is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from commwatch_agent.core.units import percent, rate, seconds
+from commwatch_agent.core.views import RankTraffic, RankView
+from commwatch_agent.incidents.evidence import Evidence
+from commwatch_agent.incidents.incident import Condition, EvidenceItem
+from commwatch_collectors.node.tcp_peers import TcpPeer
+
+#: Least part of the time in which a slow link is busy, and most part of the speed of the others that it has.
+_BUSY, _SLOW = 0.3, 0.6
+#: By how many standard deviations, estimated from the median absolute deviation, it is slower than the others.
+_DEVIATIONS, _PER_MAD = 3.0, 1.4826
+#: Least part of their time that ranks lose because of it.
+_LEAST_COST = 0.1
+#: Links that send less than this part of what the slow one sends have another role.
+_ALIKE = 0.25
+#: Part of the busy time from which on the receiver, and not the link, is slow.
+_BY_RECEIVER = 0.5
+#: Part of the sent bytes that is sent again from which on a link loses data; and how many times the round trip of the others, and at least so
+#: many seconds, make a delay.
+_LOSS, _DELAY, _LEAST_DELAY_S = 0.005, 5.0, 0.001
+
+
+@dataclass(frozen=True)
+class Link:
+    """What all connections of a job from one address to one other do."""
+
+    local: str
+    remote: str
+    device: str
+    #: Names of the nodes of both addresses.
+    nodes: tuple[str, str]
+    #: For how long it was looked at.
+    seconds: float
+    #: Bytes per second over all of the time, and parts of the time (0 to 1), as of ``TcpPeer``.
+    sent: float
+    busy: float
+    window_limited: float
+    retransmitted: float | None
+    rtt_s: float | None
+    min_rtt_s: float | None
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second while it is busy."""
+        return self.sent / self.busy if self.busy else 0.0
+
+
+def slow_links(evidence: Evidence) -> Iterator[Condition]:
+    """Yield the slow link of each job, if it has one."""
+    of_job: dict[str, list[RankView]] = {}
+    for view in evidence.ranks:
+        if view.state == "running":
+            of_job.setdefault(view.job_id, []).append(view)
+    for job_id, views in of_job.items():
+        job = evidence.jobs.get(job_id)
+        found = None if job is None else slow_link(links(views))
+        if job is not None and found is not None:
+            condition = _condition(*found, views, job.run, evidence.now)
+            if (condition.share or 0.0) >= _LEAST_COST:
+                yield condition
+
+
+def links(views: Iterable[RankView]) -> list[Link]:
+    """Return the links between nodes of a job: other addresses may be those of a file system."""
+    known = [(view.host, peer) for view in views if view.traffic is not None for peer in view.traffic.peers]
+    hosts = {peer.local: host for host, peer in known}
+    of_link: dict[tuple[str, str], list[TcpPeer]] = {}
+    for _, peer in known:
+        if peer.remote in hosts:
+            of_link.setdefault((peer.local, peer.remote), []).append(peer)
+    return [_link(peers, (hosts[local], hosts[remote])) for (local, remote), peers in of_link.items()]
+
+
+def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
+    most = max(peers, key=lambda peer: peer.sent_bytes)
+    known = [(peer.sent_bytes, peer.retransmitted) for peer in peers if peer.retransmitted is not None]
+    total = sum(sent for sent, _ in known)
+    return Link(
+        most.local,
+        most.remote,
+        most.device,
+        nodes,
+        max(peer.seconds for peer in peers),
+        sum(peer.sent_bytes / peer.seconds for peer in peers),
+        max(peer.busy for peer in peers),
+        max(peer.window_limited for peer in peers),
+        sum(sent * part for sent, part in known) / total if total else None,
+        most.rtt_s,
+        most.min_rtt_s,
+    )
+
+
+def slow_link(found: Collection[Link]) -> tuple[Link, list[Link]] | None:
+    """Return the one link that is slow, and those that it is compared with; ``None``: there is none, or too little is known."""
+    busy = [link for link in found if link.busy >= _BUSY]
+    if not busy:
+        return None
+    slow = min(busy, key=lambda link: link.speed)
+    others = [link for link in found if link is not slow and link.sent >= _ALIKE * slow.sent and not _by_receiver(link)]
+    # What comes in the opposite direction waits for acknowledgements that go over the slow link: it is slow, too.
+    peers = [link for link in others if link.remote != slow.local]
+    is_whole = any(link.local == slow.remote for link in others)
+    if _by_receiver(slow) or len(others) < 2 or not peers or not is_whole:
+        return None
+    if any(link.speed < slow.speed for link in others):
+        return None
+    usual = median(link.speed for link in peers)
+    deviation = _PER_MAD * median(abs(link.speed - usual) for link in peers)
+    is_slow = slow.speed <= _SLOW * usual and slow.speed < usual - _DEVIATIONS * deviation
+    return (slow, peers) if is_slow else None
+
+
+def _by_receiver(link: Link) -> bool:
+    return link.busy > 0 and link.window_limited >= _BY_RECEIVER * link.busy
+
+
+def _condition(slow: Link, peers: list[Link], views: list[RankView], run: str, now: float) -> Condition:
+    traffic = [view.traffic for view in views if view.traffic is not None]
+    usual = median(link.speed for link in peers)
+    cost = _cost(slow, usual, traffic)
+    steps = [each.step_s for each in traffic if each.step_s is not None]
+    lost = f", {seconds(cost * median(steps))} of a step of {seconds(median(steps))}" if steps else ""
+    cause = _cause(slow, peers)
+    over = f" over {slow.device}" if slow.device else ""
+    says = (
+        f"the link from {_at(slow.nodes[0], slow.local)} to {_at(slow.nodes[1], slow.remote)}{over} {_HOW[cause]}: "
+        f"it sends {rate(slow.speed)} while it has data to send, {percent(slow.busy)} of the time; "
+        f"the others of this job send {rate(usual)} (median of {len(peers)}, {_range(peers)})"
+        f"{_retransmitted(slow, peers)}{_round_trip(slow, peers)}; "
+        f"ranks wait for it {percent(cost)} of the time{lost}"
+    )
+    data = {"from": slow.local, "to": slow.remote, "device": slow.device, "behind": _behind(slow, views)}
+    return Condition(
+        kind="slow_link",
+        subject=(slow.local, slow.remote),
+        says=says,
+        began_at=now - slow.seconds,
+        job_id=views[0].job_id,
+        run=run,
+        cause=cause,
+        value=cost,
+        waiting=tuple(sorted(view.rank for view in views)),
+        nodes=tuple(sorted({node for node in slow.nodes if node})),
+        idle_ranks=cost * len(views),
+        share=cost,
+        labels={"device": slow.device} if slow.device else {},
+        evidence=(EvidenceItem("tcp", now, says, data),),
+    )
+
+
+def _behind(slow: Link, views: Iterable[RankView]) -> list[int]:
+    """Return the ranks at the far end that may seem late because of the link: on GPUs, what is a rank's own time is not known."""
+    at = {view.rank for view in views if view.traffic and any(each.local == slow.remote for each in view.traffic.peers)}
+    return sorted(view.rank for view in views if view.rank in at and view.gpu_timing)
+
+
+def _cost(slow: Link, usual: float, traffic: list[RankTraffic]) -> float:
+    """Return the part of the time (0 to 1) that ranks lose: what the link is busy for longer than at the speed of the others."""
+    longer = slow.busy * (1 - slow.speed / usual)
+    waits = [each.comm if each.exposed is None else each.exposed for each in traffic]
+    known = [wait for wait in waits if wait is not None]
+    return min(longer, median(known)) if known else longer
+
+
+#: By cause.
+_HOW = {"": "is slow", "loss": "is slow and loses data", "delay": "is slow and has a long delay"}
+
+
+def _cause(slow: Link, peers: list[Link]) -> str:
+    again = [link.retransmitted for link in peers if link.retransmitted is not None]
+    if slow.retransmitted is not None and slow.retransmitted >= max(_LOSS, 3 * median([0.0, *again])):
+        return "loss"
+    trips = [link.min_rtt_s for link in peers if link.min_rtt_s is not None]
+    if slow.min_rtt_s is not None and trips and slow.min_rtt_s >= max(_LEAST_DELAY_S, _DELAY * median(trips)):
+        return "delay"
+    return ""
+
+
+def _at(node: str, address: str) -> str:
+    return f"{node} ({address})" if node else address
+
+
+def _range(peers: list[Link]) -> str:
+    speeds = [link.speed for link in peers]
+    return f"{rate(min(speeds))} to {rate(max(speeds))}"
+
+
+def _retransmitted(slow: Link, peers: list[Link]) -> str:
+    if slow.retransmitted is None:
+        return ""
+    again = [link.retransmitted for link in peers if link.retransmitted is not None]
+    usual = f" ({100 * median(again):.2g}%)" if again else ""
+    return f"; {100 * slow.retransmitted:.2g}% of its data is sent again{usual}"
+
+
+def _round_trip(slow: Link, peers: list[Link]) -> str:
+    if slow.rtt_s is None:
+        return ""
+    trips = [link.rtt_s for link in peers if link.rtt_s is not None]
+    return f"; round trip {seconds(slow.rtt_s)}{f' ({seconds(median(trips))})' if trips else ''}"

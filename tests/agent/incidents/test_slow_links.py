@@ -1,0 +1,205 @@
+"""One slow link is named from the TCP connections of a job's ranks; what is slow for another reason, or on all links, is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commwatch_agent.core.views import RankTraffic, RankView
+from commwatch_agent.incidents.conclude import conclude
+from commwatch_agent.incidents.evidence import Evidence, WholeJob
+from commwatch_agent.incidents.incident import Condition, Incident
+from commwatch_agent.incidents.lifecycle import Around
+from commwatch_agent.incidents.slow_links import links, slow_link, slow_links
+from commwatch_collectors.node.tcp_peers import TcpPeer
+from tests.agent.incidents.test_job_rules import JOBS, NOW, TABLE, rank
+
+#: Recorded of rings on links of 200 Mbit/s, one of them slower: by rank, MB/s over all of the time, and the part of it in which it was busy.
+TENTH_OF_THREE = ((2.6, 0.15), (2.35, 0.99), (2.35, 0.15))
+FIFTH_OF_FOUR = ((4.6, 0.20), (4.65, 0.98), (4.6, 0.45), (4.7, 0.20))
+LATE_RANK, WITH_ITS_LATE_RANK = (
+    ((8.2, 0.18), (8.0, 0.18), (8.2, 0.85), (8.2, 0.44)),
+    ((3.0, 0.12), (3.0, 0.64), (3.0, 0.3), (3.0, 0.12)),
+)
+#: All at 100 Mbit/s; and as fast as they can, with all_reduces of 4 MiB, of 80 kB, and with a rank that is late by 100 ms.
+ALIKE = ((10.8, 0.95), (10.7, 0.93), (10.8, 0.93), (10.9, 0.93))
+HEALTHY = ((128, 0.16), (134, 0.14), (134, 0.14), (133, 0.14))
+SMALL, LATE = ((3.3, 0.06), (3.3, 0.06), (3.3, 0.05), (3.3, 0.08)), ((13, 0.02), (13, 0.02), (13, 0.02), (13, 0.05))
+
+
+def peer(number: int, size: int, mb_s: float, busy: float) -> TcpPeer:
+    """What a rank sends to the one before it, as Gloo's ring does."""
+    return TcpPeer(
+        f"10.0.0.{number}",
+        f"10.0.0.{(number - 1) % size}",
+        "eth0",
+        10.0,
+        int(mb_s * 1e7),
+        busy,
+        0.0,
+        0.0001,
+        0.005,
+        0.0002,
+    )
+
+
+def ring(*sent: tuple[float, float], **shares: float) -> list[RankView]:
+    """The ranks of a job, one a node."""
+    known = {"comm": 0.95, "exposed": 0.9, "step_s": 1.4, **shares}
+    return [
+        rank(number, host=f"node{number}", traffic=RankTraffic([peer(number, len(sent), *each)], **known))
+        for number, each in enumerate(sent)
+    ]
+
+
+def changed(views: list[RankView], number: int, **about: object) -> list[RankView]:
+    """The same, where the connections of one rank differ."""
+    traffic = views[number].traffic
+    assert traffic is not None
+    peers = [replace(each, **about) for each in traffic.peers]  # type: ignore[arg-type]
+    return [*views[:number], replace(views[number], traffic=replace(traffic, peers=peers)), *views[number + 1 :]]
+
+
+def found(views: list[RankView]) -> list[Condition]:
+    return list(slow_links(Evidence(NOW, JOBS, ranks=views)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "slow"), [(TENTH_OF_THREE, 1), (FIFTH_OF_FOUR, 1), (LATE_RANK, 2), (WITH_ITS_LATE_RANK, 1)]
+)
+def test_named(sent: tuple[tuple[float, float], ...], slow: int) -> None:
+    """The sender that is busy while the others wait for data is before the slow link, also if a rank is late at the same time."""
+    (one,) = found(ring(*sent))
+    assert (one.kind, one.subject) == ("slow_link", (f"10.0.0.{slow}", f"10.0.0.{slow - 1}"))
+    assert (one.ranks, one.waiting) == ((), tuple(range(len(sent))))
+    assert one.nodes == (f"node{slow - 1}", f"node{slow}")
+
+
+@pytest.mark.parametrize("sent", [ALIKE, HEALTHY, SMALL, LATE])
+def test_nothing(sent: tuple[tuple[float, float], ...]) -> None:
+    """No link is named where all are alike, however slow, or where links are idle most of the time."""
+    assert found(ring(*sent)) == []
+
+
+def test_sentence() -> None:
+    """The sentence names both ends and the device, and has the speeds, what is sent again, the round trip and the cost in a step."""
+    (one,) = found(changed(ring(*FIFTH_OF_FOUR), 1, rtt_s=0.05))
+    assert one.says == (
+        "the link from node1 (10.0.0.1) to node0 (10.0.0.0) over eth0 is slow: it sends 4.74 MB/s while it has data to send, 98% of the time; "
+        "the others of this job send 23.2 MB/s (median of 2, 23 MB/s to 23.5 MB/s); 0.01% of its data is sent again (0.01%); "
+        "round trip 50 ms (5 ms); ranks wait for it 78% of the time, 1.09 s of a step of 1.40 s"
+    )
+    assert one.share == pytest.approx(0.98 * (1 - 4.745 / 23.25), rel=0.01)
+    assert one.idle_ranks == pytest.approx(4 * one.share)
+    assert one.began_at == NOW - 10
+    assert [(item.source, item.data) for item in one.evidence] == [
+        ("tcp", {"from": "10.0.0.1", "to": "10.0.0.0", "device": "eth0", "behind": []})
+    ]
+
+
+def test_cost_is_what_compute_waits_for() -> None:
+    """What is hidden behind compute is not lost: a slow link costs no more than the exposed share, else the communication share; little is nothing."""
+    shares = [{"exposed": 0.3}, {"exposed": None, "comm": 0.5}, {"exposed": 0.05}]
+    assert [[each.share for each in found(ring(*FIFTH_OF_FOUR, **of))] for of in shares] == [[0.3], [0.5], []]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("about", "cause", "words"),
+    [
+        ({"retransmitted": 0.012}, "loss", "is slow and loses data: "),
+        ({"min_rtt_s": 0.02}, "delay", "is slow and has a long delay: "),
+        ({"min_rtt_s": 0.0009, "retransmitted": 0.004}, "", "is slow: "),
+        ({"min_rtt_s": None, "retransmitted": None, "rtt_s": None}, "", "is slow: "),
+    ],
+)
+def test_loss_and_delay(about: dict[str, float | None], cause: str, words: str) -> None:
+    """Loss and delay are named as such; the queue before a slow link is neither, and what the kernel does not say is left out."""
+    (one,) = found(changed(ring(*FIFTH_OF_FOUR), 1, **about))
+    assert one.cause == cause
+    assert f"over eth0 {words}" in one.says
+    assert ("sent again" in one.says, "round trip" in one.says) == (
+        about.get("retransmitted", 0) is not None,
+        about.get("rtt_s", 0) is not None,
+    )
+
+
+def test_slow_receiver() -> None:
+    """A receiver that reads slowly is a slow rank, and no slow link; neither is the link to the sender that waits for it."""
+    assert found(changed(ring(*FIFTH_OF_FOUR), 1, window_limited=0.7)) == []
+
+
+def test_too_few_to_compare() -> None:
+    """With two nodes, or where the others send little, it is not known what a link should do."""
+    assert found(ring((2.3, 0.99), (2.4, 0.15))) == []
+    few = changed(ring(*TENTH_OF_THREE), 0, sent_bytes=100_000)
+    assert found(few) == []
+
+
+def test_other_addresses() -> None:
+    """Connections to addresses of no rank, such as a file system, are no links of the job; neither are those of ranks that have ended.
+
+    Without them nothing is named: the link to a sender is slow, too, if what that one sends is.
+    """
+    views = ring(*FIFTH_OF_FOUR)
+    assert len(links(views)) == 4
+    assert found(changed(views, 1, remote="10.9.9.9")) == []
+    assert found([views[0], replace(views[1], state="gone"), *views[2:]]) == []
+
+
+def test_several_ranks_on_a_node() -> None:
+    """Connections of several ranks between two nodes are one link: as busy as the busiest, and with all that they send."""
+    views = ring(*FIFTH_OF_FOUR)
+    both = [*views, replace(views[1], rank=4)]
+    (of_both,) = (link for link in links(both) if link.local == "10.0.0.1")
+    assert (of_both.busy, of_both.sent) == (0.98, 2 * 4.65e6)
+    named = slow_link(links(both))
+    assert named is not None
+    assert named[0] == of_both
+
+
+def incidents(views: list[RankView], *others: Condition) -> dict[str, Incident]:
+    """The incidents after half a minute, by kind."""
+    known: list[Incident] = []
+    for second in range(30):
+        conditions = [*found(views), *others]
+        evidence = Evidence(NOW + second, JOBS, whole={"train": WholeJob(conditions, ended=False)})
+        known = conclude(evidence, known, TABLE, Around(NOW + second))
+    return {each.kind: each for each in known}
+
+
+def late(number: int, share: float = 0.3) -> Condition:
+    return Condition(
+        "straggler", (str(number),), "late", NOW, "train", "key", ranks=(number,), share=share, value=share
+    )
+
+
+def test_opens() -> None:
+    """A slow link that is seen for some seconds is an incident, and a warning."""
+    one = incidents(ring(*FIFTH_OF_FOUR))["slow_link"]
+    assert (one.state, one.severity, one.ranks) == ("open", "warning", ())
+    assert one.cost_rank_s == pytest.approx(4 * (one.share or 0) * 39, rel=0.01)
+
+
+@pytest.mark.parametrize(("exposed", "explained"), [(0.9, True), (0.5, True), (0.4, False)])
+def test_share_of_communication(exposed: float, explained: bool) -> None:
+    """Operations are slow because of a slow link, if that is at least half of what they cost."""
+    slow = Condition("bandwidth_low", ("g", "all_reduce"), "slow", NOW, "train", "key", share=0.9, value=0.2)
+    by_kind = incidents(ring(*FIFTH_OF_FOUR, exposed=exposed), slow)
+    cause = by_kind["slow_link"].id if explained else None
+    assert by_kind["bandwidth_low"].consequence_of == cause
+
+
+def test_late_rank_beside_it() -> None:
+    """A rank that is late by itself is named beside a slow link, wherever it is."""
+    for number in range(4):
+        by_kind = incidents(ring(*FIFTH_OF_FOUR), late(number))
+        assert (by_kind["straggler"].consequence_of, by_kind["slow_link"].consequence_of) == (None, None)
+
+
+def test_last_rank_of_a_slow_link() -> None:
+    """On GPUs, the rank behind a slow link leaves operations last, and so seems late: that is the link's fault; another rank is late."""
+    views = [replace(view, gpu_timing="events") for view in ring(*FIFTH_OF_FOUR)]
+    by_number = {number: incidents(views, late(number)) for number in range(4)}
+    explained = {number: of["straggler"].consequence_of for number, of in by_number.items()}
+    assert explained == {0: by_number[0]["slow_link"].id, 1: None, 2: None, 3: None}
