@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Containers often set it. Then each of the thousands of processes of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures image-proof lengths
+.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes faults-links advice pictures image-proof lengths
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -76,6 +76,9 @@ faults: .stamps/venv hook  ## run small jobs with one fault each that have no re
 
 faults-nodes: .stamps/venv hook  ## run the same jobs on two hosts (network namespaces, as root), judged by rules of Prometheus
 	$(BIN)/python -m tests.faults.nodes $(WORDS)
+
+faults-links: .stamps/venv hook  ## run jobs on hosts whose links are shaped (network namespaces, as root), and print which link is named, and when
+	$(BIN)/python -m tests.faults.links $(WORDS)
 
 advice: .stamps/venv hook  ## follow each piece of advice in a real job, and compare its gain with the predicted gain (as root)
 	$(BIN)/python -m tests.advice.run $(WORDS)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.commands.doctor import Check, examine
+from commwatch_agent.commands.doctor import examine
+from commwatch_agent.commands.network_checks import Check
 from commwatch_agent.config import load
 from tests import prefork
 from tests.agent.server.routes.test_jobs import rings_of

@@ -10,7 +10,7 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from commwatch.api.client import get, keys_of, local_agents
 from commwatch.wire import nccl_debug_file as debug
 from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.analysis.traffic import NOT_COUNTED
+from commwatch_agent.commands.network_checks import FAIL, PASS, WARN, Check, connections, network_checks
 from commwatch_agent.config import Config
 from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted, line_rate, size
+from commwatch_agent.core.units import counted, size
 from commwatch_agent.runtime.run_lock import bind_remedy
 from commwatch_agent.watchers import stack_capture
 from commwatch_collectors.node.gpu import ALARMING
@@ -35,8 +35,6 @@ _ROOM_BYTES = 32 << 20
 _SCRAPED_S = 300.0
 #: Xids older than this many seconds are ignored.
 _XIDS_S = 86400.0
-_STUCK_S = 30.0
-_PASS, _WARN, _FAIL = "pass", "warn", "fail"
 Get = Callable[[str], Any]
 _INSPECTOR = (
     "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
@@ -50,25 +48,13 @@ _NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build --py
 _RAS = "use NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check."""
-
-    #: ``pass``, ``warn`` or ``fail``.
-    result: str
-    what: str
-    says: str
-    #: What to do; empty if there is nothing to do.
-    remedy: str = ""
-
-
 def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
     """Check this node and its agents.
 
     Args:
         wait_s: seconds to watch, for each agent, whether records arrive.
     """
-    checks = [Check(_PASS, "version", f"commwatch {__version__}"), _run_directory(config.dir), *_native()]
+    checks = [Check(PASS, "version", f"commwatch {__version__}"), _run_directory(config.dir), *_native()]
     urls, keys = local_agents(config.dir), keys_of(config)
     if not urls:
         checks += [_no_agent(config), _port(config)]
@@ -76,7 +62,7 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
         try:
             checks += _agent(url, partial(get, url, keys=keys), wait_s)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            checks.append(Check(_FAIL, "agent", f"{url}: {error}", "check its log, and start it again"))
+            checks.append(Check(FAIL, "agent", f"{url}: {error}", "check its log, and start it again"))
     return checks
 
 
@@ -90,13 +76,13 @@ def _run_directory(directory: Path) -> Check:
         remedy = (
             "set COMMWATCH_DIR for trainer and agent to a directory of your own, or COMMWATCH_GROUP to a common group"
         )
-        return Check(_FAIL, "run directory", f"{there} is not a writable directory", remedy)
+        return Check(FAIL, "run directory", f"{there} is not a writable directory", remedy)
     free = shutil.disk_usage(there).free
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
-        return Check(_WARN, "run directory", f"{directory}: {size(free)} free; a rank's ring takes 1 MiB", remedy)
+        return Check(WARN, "run directory", f"{directory}: {size(free)} free; a rank's ring takes 1 MiB", remedy)
     missing = "" if there == directory else f"{directory} does not exist yet; "
-    return Check(_PASS, "run directory", f"{missing}{there}: {size(free)} free")
+    return Check(PASS, "run directory", f"{missing}{there}: {size(free)} free")
 
 
 def _native() -> Iterator[Check]:
@@ -105,12 +91,12 @@ def _native() -> Iterator[Check]:
             "install a C++ compiler, or build the hook with the image (commwatch native build --python PATH); "
             "until then, the Python hook records at a higher cost"
         )
-        yield Check(_WARN, "compiler", "none found for the native hook", remedy)
+        yield Check(WARN, "compiler", "none found for the native hook", remedy)
 
 
 def _no_agent(config: Config) -> Check:
     return Check(
-        _FAIL, "agent", f"none watches {config.dir}", f"commwatch agent --dir {config.dir}, or commwatch run -- ..."
+        FAIL, "agent", f"none watches {config.dir}", f"commwatch agent --dir {config.dir}, or commwatch run -- ..."
     )
 
 
@@ -123,10 +109,8 @@ def _port(config: Config) -> Check:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else error.strerror
-            return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", bind_remedy(error))
-    return Check(
-        _PASS, "port", f"{config.host}:{wanted} is free" if wanted else f"{config.host}: any free port is used"
-    )
+            return Check(WARN, "port", f"{config.host}:{wanted}: {why}", bind_remedy(error))
+    return Check(PASS, "port", f"{config.host}:{wanted} is free" if wanted else f"{config.host}: any free port is used")
 
 
 # -- an agent and its jobs ------------------------------------------------------------------------
@@ -136,16 +120,16 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     about = get("about")
     other = "" if about["version"] == __version__ else f", this command is {__version__}"
     remedy = "use one version of commwatch in trainer, agent and command" if other else ""
-    yield Check(_WARN if other else _PASS, "agent", f"{url}: {about['version']}{other}, pid {about['pid']}", remedy)
+    yield Check(WARN if other else PASS, "agent", f"{url}: {about['version']}{other}, pid {about['pid']}", remedy)
     if about["trouble"]:
         yield Check(
-            _FAIL,
+            FAIL,
             "history",
             about["trouble"],
             "free disk space; if the directory is gone, start the agent again; or choose another place with --state",
         )
     else:
-        yield Check(_PASS, "history", about["history"])
+        yield Check(PASS, "history", about["history"])
     if not about.get("otlp") or about["scraped_at"] is not None:
         yield _scraping(about)
     yield from _pushing(about)
@@ -157,7 +141,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         remedy = (
             "set COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; a job appears when it calls init_process_group"
         )
-        yield Check(_WARN, "jobs", "none is running here", remedy)
+        yield Check(WARN, "jobs", "none is running here", remedy)
         return
     before = {job["job_id"]: _ranks(get, job["job_id"]) for job in jobs}
     time.sleep(wait_s)
@@ -170,9 +154,9 @@ def _scraping(about: dict[str, Any]) -> Check:
     if age is None or age > _SCRAPED_S:
         since = "never fetched" if age is None else f"last fetched {age / 60:.0f} min ago"
         remedy = "add this address to a scrape_config; from another host the agent needs --host, and TLS or --insecure (docs/security.md)"
-        return Check(_WARN, "prometheus", f"/metrics was {since}", remedy)
+        return Check(WARN, "prometheus", f"/metrics was {since}", remedy)
     return Check(
-        _PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
+        PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
     )
 
 
@@ -182,12 +166,12 @@ def _pushing(about: dict[str, Any]) -> Iterator[Check]:
         dropped = f", {push['dropped']} records dropped" if push["dropped"] else ""
         if push["trouble"] is not None:
             remedy = "check the settings otlp_endpoint, otlp_headers_file and otlp_ca_file (docs/otlp.md); set otlp_logs = false if it takes only metrics"
-            yield Check(_WARN, "otlp", f"{signal}: {push['trouble']}{dropped}", remedy)
+            yield Check(WARN, "otlp", f"{signal}: {push['trouble']}{dropped}", remedy)
         elif push["pushed_at"] is None:
-            yield Check(_PASS, "otlp", f"{signal}: nothing pushed to {push['endpoint']} yet{dropped}")
+            yield Check(PASS, "otlp", f"{signal}: nothing pushed to {push['endpoint']} yet{dropped}")
         else:
             age = time.time() - push["pushed_at"]
-            yield Check(_PASS, "otlp", f"{signal}: pushed to {push['endpoint']} {age:.0f} s ago{dropped}")
+            yield Check(PASS, "otlp", f"{signal}: pushed to {push['endpoint']} {age:.0f} s ago{dropped}")
 
 
 def _peers(found: list[dict[str, Any]]) -> Iterator[Check]:
@@ -195,11 +179,11 @@ def _peers(found: list[dict[str, Any]]) -> Iterator[Check]:
     others = [peer for peer in found if peer["state"] != "this agent"]
     answering = sum(peer["state"] == "answers" for peer in others)
     if answering:
-        yield Check(_PASS, "peers", f"{answering} of {len(others)} agents of other nodes answer")
+        yield Check(PASS, "peers", f"{answering} of {len(others)} agents of other nodes answer")
     for peer in others:
         if peer["state"] == "silent":
             remedy = "start it, or take it out of the setting peers; with TLS set ca_file, with require_token a common token_file"
-            yield Check(_WARN, "peers", f"{peer['url']}: {peer['reason']}", remedy)
+            yield Check(WARN, "peers", f"{peer['url']}: {peer['reason']}", remedy)
 
 
 def _gpus(view: dict[str, Any]) -> Iterator[Check]:
@@ -209,17 +193,17 @@ def _gpus(view: dict[str, Any]) -> Iterator[Check]:
     if view["state"] == "up":
         version = f"{driver['vendor']} driver {driver['version']}{f', CUDA {cuda}' if (cuda := driver['cuda']) else ''}"
         yield Check(
-            _PASS, "gpus", f"{len(cards)}, {version}; {placed} of {placed + len(view['elsewhere'])} ranks placed"
+            PASS, "gpus", f"{len(cards)}, {version}; {placed} of {placed + len(view['elsewhere'])} ranks placed"
         )
     elif view["state"] == "down":
         remedy = "check the driver with nvidia-smi (amd-smi); after an update of the driver start the agent again"
-        yield Check(_WARN, "gpus", f"cannot be read: {view['says']}", remedy)
+        yield Check(WARN, "gpus", f"cannot be read: {view['says']}", remedy)
     else:
-        yield Check(_PASS, "gpus", f"none are read: {view['says']}")
+        yield Check(PASS, "gpus", f"none are read: {view['says']}")
     if view["elsewhere"]:
         who = ", ".join(f"{rank['job_id']} rank {rank['rank']}" for rank in view["elsewhere"])
         remedy = "give the agent's container all GPUs: NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
-        yield Check(_WARN, "gpus", f"the agent does not see the GPU of {who}", remedy)
+        yield Check(WARN, "gpus", f"the agent does not see the GPU of {who}", remedy)
     for card in cards:
         yield from _gpu(card)
 
@@ -228,43 +212,16 @@ def _gpu(card: dict[str, Any]) -> Iterator[Check]:
     gpu, name = card["gpu"], f"GPU {card['gpu']['card']['index']}"
     if gpu["lost"]:
         remedy = "check nvidia-smi and the kernel's log; reset the GPU or reboot the node"
-        yield Check(_WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
+        yield Check(WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
     latest = {xid["xid"]: xid for xid in reversed(card["xids"])}
     for number, xid in latest.items():
         age = time.time() - xid["at"]
         if age < _XIDS_S:
-            yield Check(_WARN, "gpus", f"{name}: Xid {number} {age / 60:.0f} min ago: {xid['title']}", xid["do"])
+            yield Check(WARN, "gpus", f"{name}: Xid {number} {age / 60:.0f} min ago: {xid['title']}", xid["do"])
     reasons = [reason for reason in ALARMING if gpu["measured"]["throttled"].get(reason)]
     if reasons:
         remedy = "check cooling and power supply of the node"
-        yield Check(_WARN, "gpus", f"{name} is throttled: {', '.join(reasons)}", remedy)
-
-
-def network_checks(host: dict[str, Any]) -> Iterator[Check]:
-    """Check the network devices in an answer of ``/api/v1/host``."""
-    age = time.time() - host["looked_at"] if host["looked_at"] is not None else 0.0
-    if age > _STUCK_S:
-        remedy = (
-            "a driver may block: check dmesg; commwatch_network_bytes_total and related metrics are absent until then"
-        )
-        yield Check(_WARN, "network", f"not read for {age:.0f} s", remedy)
-    for complaint in host["complaints"]:
-        yield Check(_WARN, "network", f"{complaint['device']}: {complaint['says']}", complaint["remedy"])
-    used = [nic for nic in host["nics"] if nic["received_bytes"] or nic["sent_bytes"]]
-    if not used:
-        remedy = "the agent sees the devices of its own network namespace: run it in the trainer's (same pod, or host network)"
-        yield Check(_WARN, "network", "no device has sent or received a byte", remedy)
-    elif not host["complaints"]:
-        yield Check(_PASS, "network", ", ".join(_named(nic) for nic in used))
-    if host["traffic"]["says"] == NOT_COUNTED:
-        remedy = (
-            "run the agent in the trainer's network namespace, so that it can compare sent bytes with expected bytes"
-        )
-        yield Check(_WARN, "traffic", f"collectives across nodes: {NOT_COUNTED}", remedy)
-
-
-def _named(nic: dict[str, Any]) -> str:
-    return nic["device"] if nic["speed"] is None else f"{nic['device']} ({line_rate(nic['speed'])})"
+        yield Check(WARN, "gpus", f"{name} is throttled: {', '.join(reasons)}", remedy)
 
 
 def _ranks(get: Get, job: str) -> list[dict[str, Any]]:
@@ -280,32 +237,33 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
             "fine if they run on other nodes; else check that they have COMMWATCH=1, and the probe on their PYTHONPATH, "
             "which python -I and -E ignore"
         )
-        yield Check(_WARN, "probe", f"{name}: no data from {missing}", remedy)
+        yield Check(WARN, "probe", f"{name}: no data from {missing}", remedy)
     else:
-        yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
+        yield Check(PASS, "probe", f"{name}: on all {len(ranks)} ranks")
     arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)
     if arrived:
-        yield Check(_PASS, "records", f"{name}: {arrived / wait_s:.0f} a second")
+        yield Check(PASS, "records", f"{name}: {arrived / wait_s:.0f} a second")
     else:
-        yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose shows whether it hangs")
+        yield Check(WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose shows whether it hangs")
     hooks = sorted({rank["hook"] for rank in ranks})
     dear = "python" in hooks
     remedy = f"the native hook costs less: {_NATIVE}" if dear else ""
-    yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
+    yield Check(WARN if dear else PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
     yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)
     if job["lost"]:
         remedy = "use a larger ring (COMMWATCH_SLOTS), or give the agent more CPU"
         yield Check(
-            _WARN, "losses", f"{name}: {job['lost']} record{'s were' if job['lost'] != 1 else ' was'} lost", remedy
+            WARN, "losses", f"{name}: {job['lost']} record{'s were' if job['lost'] != 1 else ' was'} lost", remedy
         )
     if job["steps_unavailable"]:
         yield Check(
-            _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "call commwatch.step() at the end of each step"
+            WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "call commwatch.step() at the end of each step"
         )
     yield _nccl(name, get)
     yield from _witnesses(name, get)
     yield _recorder(name, ranks)
+    yield from connections(name, job["world_size"], ranks)
 
 
 def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], wait_s: float) -> Check:
@@ -317,9 +275,9 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
     says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank with the highest cost"
     part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks if rank["state"] == "running")
     if part is None:
-        return Check(_PASS, "probe cost", says)
+        return Check(PASS, "probe cost", says)
     native = "" if any(rank["hook"] == "native" for rank in ranks) else f"the native hook costs a tenth: {_NATIVE}; or "
-    return Check(_WARN, "probe cost", f"{says}; {part}", f"{native}COMMWATCH_BUDGET=0.02 in the trainer allows more")
+    return Check(WARN, "probe cost", f"{says}; {part}", f"{native}COMMWATCH_BUDGET=0.02 in the trainer allows more")
 
 
 def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
@@ -334,7 +292,7 @@ def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
             if blind
             else ""
         )
-        yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
+        yield Check(WARN if blind else PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
 
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:
@@ -344,7 +302,7 @@ def _witnesses(name: str, get: Get) -> Iterator[Check]:
         ("inspector", inspector, _inspector_remedy(inspector)),
         ("ras", ras, _RAS if ras["state"] in ("down", "refused") else ""),
     ):
-        yield Check(_WARN if remedy else _PASS, what, f"{name}: {seen['state']}: {seen['says']}", remedy)
+        yield Check(WARN if remedy else PASS, what, f"{name}: {seen['state']}: {seen['says']}", remedy)
 
 
 def _inspector_remedy(inspector: dict[str, Any]) -> str:
@@ -360,25 +318,25 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
     what, here = "fl. recorder", socket.gethostname()
     near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
     if not near:
-        return Check(_PASS, what, f"{name}: unknown: its processes are not visible from here")
+        return Check(PASS, what, f"{name}: unknown: its processes are not visible from here")
     states = {rank["rank"]: stack_capture.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
     down = [rank for rank, state in states.items() if state == "down"]
     if down:
         remedy = "only ProcessGroupNCCL creates it; set TORCH_FR_BUFFER_SIZE=2000"
-        return Check(_WARN, what, f"{name}: down: {named(down)} {'have' if len(down) > 1 else 'has'} no pipe", remedy)
+        return Check(WARN, what, f"{name}: down: {named(down)} {'have' if len(down) > 1 else 'has'} no pipe", remedy)
     if "works" in states.values():
-        return Check(_PASS, what, f"{name}: works: commwatch diagnose can request a dump")
-    return Check(_PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
+        return Check(PASS, what, f"{name}: works: commwatch diagnose can request a dump")
+    return Check(PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
 
 
 def _nccl(name: str, get: Get) -> Check:
     files = [file for each in get(f"topology?job={urllib.parse.quote(name, safe='')}") for file in each["files"]]
     if files:
-        return Check(_PASS, "nccl log", f"{name}: {counted(len(files), 'file')}")
+        return Check(PASS, "nccl log", f"{name}: {counted(len(files), 'file')}")
     level = debug.in_force(os.environ).get("NCCL_DEBUG")
     says = f"{name}: none read{f' (NCCL_DEBUG={level} here)' if level else ''}"
     remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"
-    return Check(_WARN, "nccl log", says, remedy)
+    return Check(WARN, "nccl log", says, remedy)
 
 
 # -- output -----------------------------------------------------------------------------------

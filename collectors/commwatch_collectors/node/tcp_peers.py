@@ -64,7 +64,7 @@ def _pairs(before: Sockets, after: Sockets) -> dict[tuple[str, str], list[tuple[
     pairs: dict[tuple[str, str], list[tuple[Connection, Connection]]] = {}
     for each in after.connections:
         was = earlier.get((each.inode, each.local_port, each.remote_port))
-        if was is not None and _grown(was, each) and each.busy_us is not None and not _is_local(each):
+        if was is not None and _grown(was, each) and each.busy_us is not None and not is_local(each):
             pairs.setdefault((each.local, each.remote), []).append((was, each))
     return pairs
 
@@ -84,7 +84,8 @@ def _sent_again(samples: Sequence[Sockets]) -> dict[tuple[str, str], float]:
     return {at: median_low(each) for at, each in parts.items() if len(each) >= _LEAST_TIMES}
 
 
-def _is_local(connection: Connection) -> bool:
+def is_local(connection: Connection) -> bool:
+    """Return whether both ends are on one node."""
     return connection.local == connection.remote or ipaddress.ip_address(connection.remote).is_loopback
 
 

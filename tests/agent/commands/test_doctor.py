@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.traffic import NOT_COUNTED
-from commwatch_agent.commands.doctor import Check, _cost, _witnesses, examine, network_checks
+from commwatch_agent.commands.doctor import _cost, _witnesses, examine
+from commwatch_agent.commands.network_checks import Check, connections, network_checks
 from commwatch_agent.config import load
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_host import Watched
@@ -225,3 +226,18 @@ def test_text(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert any(line.startswith("fail  agent") for line in done.stdout.splitlines())
     assert any(line.strip().startswith("-> commwatch agent") for line in done.stdout.splitlines())
+
+
+def test_connections() -> None:
+    """Of a job on several nodes, doctor says whether the connections of its ranks are seen, and if not, why and what to do."""
+    rank = {"rank": 3, "state": "running", "host": socket.gethostname(), "visible_pid": os.getpid(), "traffic": None}
+    (seen,) = connections("job", 8, [rank])
+    assert (seen.result, seen.what) == ("pass", "connections")
+    hidden = {**rank, "rank": 4, "traffic": {"peers": [], "unknown": "another network namespace"}}
+    (check,) = connections("job", 8, [rank, hidden])
+    assert (check.result, check.says) == ("warn", "job: of rank 4 not known: another network namespace")
+    assert "as root" in check.remedy
+    gone = {**rank, "visible_pid": 2**22 + 1}
+    assert [each.result for each in connections("job", 8, [gone])] == ["warn"]
+    assert list(connections("job", 1, [rank])) == []
+    assert list(connections("job", 8, [{**rank, "host": "elsewhere"}])) == []
