@@ -51,12 +51,21 @@ class Host(NamedTuple):
 
     def shape(self, rate: str) -> None:
         """Hold what it sends to a rate, such as ``200mbit``."""
-        words = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "50ms")
-        subprocess.run([*self.there, "tc", "qdisc", "add", "dev", self.device, *words], check=True)
+        _shape(self.there, self.device, rate)
+
+    def shape_received(self, rate: str) -> None:
+        """Hold what is sent to it to a rate, as long as it exists."""
+        switch, _, number = self.name.rpartition("-")
+        _shape(_there(switch, None), f"port{number}", rate)
 
     def free(self) -> None:
         """Let it send as fast as it can again."""
         subprocess.run([*self.there, "tc", "qdisc", "del", "dev", self.device, "root"], check=True)
+
+
+def _shape(there: Sequence[str], device: str, rate: str) -> None:
+    words = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "50ms")
+    subprocess.run([*there, "tc", "qdisc", "add", "dev", device, *words], check=True)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Jobs over several hosts whose links are shaped: which link is named, how soon, and what else (``make faults-links``).
 
-Arguments: words; only the cases whose names have all of them are run.
+Arguments: words of a name; only the cases whose names have them are run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class Case(NamedTuple):
     #: What all compute in a step, and numbers of 4 bytes in its all_reduce.
     work_ms: int = 50
     numbers: int = 1 << 20
+    op: str = "all_reduce"
+    #: Host to which all send slowly, and at which rate.
+    received: tuple[int, str] | None = None
 
 
 CASES = (
@@ -47,9 +50,18 @@ CASES = (
     Case("a half of four", ("200mbit", "200mbit", "200mbit", "100mbit"), slow=3),
     Case("a tenth and a late rank", ("200mbit", "20mbit", "200mbit", "200mbit"), slow=1, late=3, late_ms=400),
     Case("a fifth and its own late rank", ("200mbit", "40mbit", "200mbit", "200mbit"), slow=1, late=1, late_ms=400),
+    Case("both directions of a node", ("200mbit", "200mbit", "20mbit", "200mbit"), slow=2, received=(2, "20mbit")),
+    Case("both directions of a node of three", ("200mbit", "40mbit", "200mbit"), slow=1, received=(1, "40mbit")),
+    Case("to one node", ("200mbit",) * 4, slow=2, received=(1, "20mbit")),
+    Case("a tenth in all_to_all", ("200mbit", "200mbit", "20mbit", "200mbit"), slow=2, op="all_to_all"),
+    Case("a tenth in a chain", ("200mbit", "20mbit", "200mbit", "200mbit"), slow=1, op="buckets"),
     Case("all equally slow", ("50mbit",) * 4),
     Case("all equally slow and a late rank", ("100mbit",) * 4, late=2, late_ms=400),
     Case("healthy", ("",) * 4),
+    Case("healthy, only communication", ("",) * 4, work_ms=0, numbers=1 << 22),
+    Case("healthy, small operations", ("",) * 4, work_ms=0, numbers=1 << 13),
+    Case("healthy all_to_all", ("",) * 4, work_ms=10, op="all_to_all"),
+    Case("healthy buckets", ("",) * 4, work_ms=10, op="buckets"),
     Case("late rank", ("",) * 4, late=0, late_ms=200),
 )
 
@@ -69,6 +81,8 @@ def running(case: Case, hosts: Sequence[Host], directory: Path) -> Iterator[list
             if rate:
                 host.shape(rate)
                 stack.callback(host.free)
+        if case.received is not None:
+            hosts[case.received[0]].shape_received(case.received[1])
         agents = []
         for host in hosts:
             folder = directory / host.address
@@ -87,7 +101,7 @@ def _rank(case: Case, rank: int, hosts: Sequence[Host], directory: Path) -> subp
         RANK=str(rank), WORLD_SIZE=str(len(hosts)), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
         COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB=JOB,
     )  # fmt: skip
-    words = (case.numbers, -1 if case.late is None else case.late, case.late_ms, case.work_ms)
+    words = (case.numbers, -1 if case.late is None else case.late, case.late_ms, case.work_ms, case.op)
     command = [*host.there, *prefork.command(JOBS / "ring.py", *map(str, words))]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -118,8 +132,9 @@ def watch(case: Case, directory: Path, watched_s: float = WATCHED_S) -> list[See
 
 
 if __name__ == "__main__":
+    words = " ".join(sys.argv[1:])
     for chosen in CASES:
-        if all(word in chosen.name for word in sys.argv[1:]):
+        if words in chosen.name:
             with tempfile.TemporaryDirectory() as folder:
                 found = watch(chosen, Path(folder))
             print(f"{chosen.name}:", "nothing" if not found else "", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from commwatch_agent.core.units import percent, rate, seconds
 from commwatch_agent.core.views import RankTraffic, RankView
@@ -22,6 +23,8 @@ _BUSY, _SLOW = 0.3, 0.6
 _DEVIATIONS, _PER_MAD = 3.0, 1.4826
 #: Least part of their time that ranks lose because of it.
 _LEAST_COST = 0.1
+#: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
+_DISTINCT, _LEAST_OTHERS = 0.8, 2
 #: Links that send less than this part of what the slow one sends have another role.
 _ALIKE = 0.25
 #: Part of the busy time from which on the receiver, and not the link, is slow.
@@ -56,6 +59,18 @@ class Link:
         return self.sent / self.busy if self.busy else 0.0
 
 
+class Slow(NamedTuple):
+    """A link that is slow, or the slowest one of a node."""
+
+    link: Link
+    #: Address of the node whose links are slow; empty: it is one link.
+    node: str
+    #: The slow links.
+    alike: list[Link]
+    #: Those that they are compared with.
+    peers: list[Link]
+
+
 def slow_links(evidence: Evidence) -> Iterator[Condition]:
     """Yield the slow link of each job, if it has one."""
     of_job: dict[str, list[RankView]] = {}
@@ -66,7 +81,7 @@ def slow_links(evidence: Evidence) -> Iterator[Condition]:
         job = evidence.jobs.get(job_id)
         found = None if job is None else slow_link(links(views))
         if job is not None and found is not None:
-            condition = _condition(*found, views, job.run, evidence.now)
+            condition = _condition(found, views, job.run, evidence.now)
             if (condition.share or 0.0) >= _LEAST_COST:
                 yield condition
 
@@ -101,49 +116,71 @@ def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
     )
 
 
-def slow_link(found: Collection[Link]) -> tuple[Link, list[Link]] | None:
-    """Return the one link that is slow, and those that it is compared with; ``None``: there is none, or too little is known."""
+def slow_link(found: Collection[Link]) -> Slow | None:
+    """Return the link that is slow, or the node whose links are; ``None``: there is none, or too little is known."""
     busy = [link for link in found if link.busy >= _BUSY]
-    if not busy:
+    slowest = min(busy, key=lambda link: link.speed, default=None)
+    if slowest is None or _by_receiver(slowest):
         return None
-    slow = min(busy, key=lambda link: link.speed)
-    others = [link for link in found if link is not slow and link.sent >= _ALIKE * slow.sent and not _by_receiver(link)]
-    # What comes in the opposite direction waits for acknowledgements that go over the slow link: it is slow, too.
-    peers = [link for link in others if link.remote != slow.local]
-    is_whole = any(link.local == slow.remote for link in others)
-    if _by_receiver(slow) or len(others) < 2 or not peers or not is_whole:
+    others = [
+        link for link in found if link is not slowest and link.sent >= _ALIKE * slowest.sent and not _by_receiver(link)
+    ]
+    is_whole = any(link.local == slowest.remote for link in others)
+    if len(others) < _LEAST_OTHERS or not is_whole:
         return None
-    if any(link.speed < slow.speed for link in others):
+    alike = [slowest, *(link for link in others if slowest.speed > _DISTINCT * link.speed)]
+    node = "" if len(alike) == 1 else _common(alike)
+    if len(alike) > 1 and not node:
         return None
-    usual = median(link.speed for link in peers)
-    deviation = _PER_MAD * median(abs(link.speed - usual) for link in peers)
-    is_slow = slow.speed <= _SLOW * usual and slow.speed < usual - _DEVIATIONS * deviation
-    return (slow, peers) if is_slow else None
+    usual = _unaffected(slowest, node, others)
+    return Slow(slowest, node, alike, usual) if usual and _is_slower(slowest, usual) else None
+
+
+def _common(alike: Iterable[Link]) -> str:
+    """Return the only address that all links have; empty: there is none, or two."""
+    both = set.intersection(*({link.local, link.remote} for link in alike))
+    return both.pop() if len(both) == 1 else ""
+
+
+def _unaffected(slowest: Link, node: str, others: list[Link]) -> list[Link]:
+    """Return the links to compare with: those whose acknowledgements do not wait in the queue before the slow link.
+
+    On three nodes there are none: then the slow link must be far slower than each other one.
+    """
+    if node:
+        return [link for link in others if node not in (link.local, link.remote)]
+    apart = [link for link in others if link.remote != slowest.local and link.local != slowest.remote]
+    return apart or [min(others, key=lambda link: link.speed)]
+
+
+def _is_slower(slowest: Link, usual: list[Link]) -> bool:
+    middle = median(link.speed for link in usual)
+    deviation = _PER_MAD * median(abs(link.speed - middle) for link in usual)
+    return slowest.speed <= _SLOW * middle and slowest.speed < middle - _DEVIATIONS * deviation
 
 
 def _by_receiver(link: Link) -> bool:
     return link.busy > 0 and link.window_limited >= _BY_RECEIVER * link.busy
 
 
-def _condition(slow: Link, peers: list[Link], views: list[RankView], run: str, now: float) -> Condition:
+def _condition(found: Slow, views: list[RankView], run: str, now: float) -> Condition:
+    slow, peers = found.link, found.peers
     traffic = [view.traffic for view in views if view.traffic is not None]
     usual = median(link.speed for link in peers)
-    cost = _cost(slow, usual, traffic)
+    cost, cause = _cost(slow, usual, traffic), _cause(slow, peers)
     steps = [each.step_s for each in traffic if each.step_s is not None]
     lost = f", {seconds(cost * median(steps))} of a step of {seconds(median(steps))}" if steps else ""
-    cause = _cause(slow, peers)
-    over = f" over {slow.device}" if slow.device else ""
+    device = _device(found, traffic)
     says = (
-        f"the link from {_at(slow.nodes[0], slow.local)} to {_at(slow.nodes[1], slow.remote)}{over} {_HOW[cause]}: "
+        f"{_what(found)}{f' over {device}' if device else ''} {_HOW[cause]}: "
         f"it sends {rate(slow.speed)} while it has data to send, {percent(slow.busy)} of the time; "
-        f"the others of this job send {rate(usual)} (median of {len(peers)}, {_range(peers)})"
-        f"{_retransmitted(slow, peers)}{_round_trip(slow, peers)}; "
+        f"{_others(peers)}{_retransmitted(slow, peers)}{_round_trip(slow, peers)}; "
         f"ranks wait for it {percent(cost)} of the time{lost}"
     )
-    data = {"from": slow.local, "to": slow.remote, "device": slow.device, "behind": _behind(slow, views)}
+    data = {"from": slow.local, "to": slow.remote, "node": found.node, "device": device, "behind": _behind(slow, views)}
     return Condition(
         kind="slow_link",
-        subject=(slow.local, slow.remote),
+        subject=(found.node,) if found.node else (slow.local, slow.remote),
         says=says,
         began_at=now - slow.seconds,
         job_id=views[0].job_id,
@@ -151,12 +188,41 @@ def _condition(slow: Link, peers: list[Link], views: list[RankView], run: str, n
         cause=cause,
         value=cost,
         waiting=tuple(sorted(view.rank for view in views)),
-        nodes=tuple(sorted({node for node in slow.nodes if node})),
+        nodes=_nodes(found),
         idle_ranks=cost * len(views),
         share=cost,
-        labels={"device": slow.device} if slow.device else {},
+        labels={"device": device} if device else {},
         evidence=(EvidenceItem("tcp", now, says, data),),
     )
+
+
+def _nodes(found: Slow) -> tuple[str, ...]:
+    """Return the names of the nodes that it is about, as far as known."""
+    slow = found.link
+    names = dict(zip((slow.local, slow.remote), slow.nodes, strict=True))
+    return tuple(sorted({name for at, name in names.items() if name and found.node in ("", at)}))
+
+
+def _what(found: Slow) -> str:
+    slow = found.link
+    names = dict(zip((slow.local, slow.remote), slow.nodes, strict=True))
+    if not found.node:
+        return f"the link from {_at(slow.nodes[0], slow.local)} to {_at(slow.nodes[1], slow.remote)}"
+    does = {"sending" if link.local == found.node else "receiving" for link in found.alike}
+    return f"{' and '.join(sorted(does, reverse=True))} on {_at(names[found.node], found.node)}"
+
+
+def _device(found: Slow, traffic: Iterable[RankTraffic]) -> str:
+    """Return the device of the node, or of the sender; empty: not known."""
+    at = found.node or found.link.local
+    return next((peer.device for each in traffic for peer in each.peers if peer.local == at), "")
+
+
+def _others(peers: list[Link]) -> str:
+    if len(peers) == 1:
+        return f"the link from {peers[0].local} to {peers[0].remote} sends {rate(peers[0].speed)}"
+    speeds = [link.speed for link in peers]
+    return f"{len(peers)} others send {rate(median(speeds))} ({rate(min(speeds))} to {rate(max(speeds))})"
 
 
 def _behind(slow: Link, views: Iterable[RankView]) -> list[int]:
@@ -189,11 +255,6 @@ def _cause(slow: Link, peers: list[Link]) -> str:
 
 def _at(node: str, address: str) -> str:
     return f"{node} ({address})" if node else address
-
-
-def _range(peers: list[Link]) -> str:
-    speeds = [link.speed for link in peers]
-    return f"{rate(min(speeds))} to {rate(max(speeds))}"
 
 
 def _retransmitted(slow: Link, peers: list[Link]) -> str:

@@ -22,6 +22,9 @@ LATE_RANK, WITH_ITS_LATE_RANK = (
     ((8.2, 0.18), (8.0, 0.18), (8.2, 0.85), (8.2, 0.44)),
     ((3.0, 0.12), (3.0, 0.64), (3.0, 0.3), (3.0, 0.12)),
 )
+#: What one node receives is held to a tenth; and both directions of one node, of four and of three.
+RECEIVED = ((2.35, 0.09), (2.33, 0.20), (2.31, 0.98), (2.30, 0.13))
+BOTH, BOTH_OF_THREE = ((2.1, 0.1), (2.1, 0.13), (2.1, 0.99), (2.1, 0.96)), ((4.0, 0.2), (3.9, 0.97), (4.0, 0.95))
 #: All at 100 Mbit/s; and as fast as they can, with all_reduces of 4 MiB, of 80 kB, and with a rank that is late by 100 ms.
 ALIKE = ((10.8, 0.95), (10.7, 0.93), (10.8, 0.93), (10.9, 0.93))
 HEALTHY = ((128, 0.16), (134, 0.14), (134, 0.14), (133, 0.14))
@@ -66,7 +69,8 @@ def found(views: list[RankView]) -> list[Condition]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "slow"), [(TENTH_OF_THREE, 1), (FIFTH_OF_FOUR, 1), (LATE_RANK, 2), (WITH_ITS_LATE_RANK, 1)]
+    ("sent", "slow"),
+    [(TENTH_OF_THREE, 1), (FIFTH_OF_FOUR, 1), (RECEIVED, 2), (LATE_RANK, 2), (WITH_ITS_LATE_RANK, 1)],
 )
 def test_named(sent: tuple[tuple[float, float], ...], slow: int) -> None:
     """The sender that is busy while the others wait for data is before the slow link, also if a rank is late at the same time."""
@@ -74,6 +78,38 @@ def test_named(sent: tuple[tuple[float, float], ...], slow: int) -> None:
     assert (one.kind, one.subject) == ("slow_link", (f"10.0.0.{slow}", f"10.0.0.{slow - 1}"))
     assert (one.ranks, one.waiting) == ((), tuple(range(len(sent))))
     assert one.nodes == (f"node{slow - 1}", f"node{slow}")
+
+
+def test_node() -> None:
+    """A node that sends and receives slowly is named itself, and not one of its links, also among three."""
+    (one,) = found(ring(*BOTH))
+    assert (one.subject, one.nodes) == (("10.0.0.2",), ("node2",))
+    assert one.says.startswith("sending and receiving on node2 (10.0.0.2) over eth0 is slow: it sends 2.12 MB/s while")
+    (one,) = found(ring(*BOTH_OF_THREE))
+    assert one.subject == ("10.0.0.1",)
+
+
+def test_node_among_all() -> None:
+    """If all exchange data with all, a node from which all links are slow sends slowly; two slow links with no node in common name nothing."""
+    views = [
+        rank(
+            number,
+            host=f"node{number}",
+            traffic=RankTraffic(
+                [
+                    replace(peer(number, 4, 1.5, 0.9 if number == 2 else 0.1), remote=f"10.0.0.{to}")
+                    for to in range(4)
+                    if to != number
+                ],
+                comm=0.9,
+            ),
+        )
+        for number in range(4)
+    ]
+    (one,) = found(views)
+    assert (one.subject, one.says.partition(" is slow")[0]) == (("10.0.0.2",), "sending on node2 (10.0.0.2) over eth0")
+    assert "6 others send 15 MB/s (15 MB/s to 15 MB/s)" in one.says
+    assert found(ring((2.1, 0.1), (2.1, 0.95), (2.1, 0.1), (2.1, 0.95))) == []
 
 
 @pytest.mark.parametrize("sent", [ALIKE, HEALTHY, SMALL, LATE])
@@ -87,14 +123,14 @@ def test_sentence() -> None:
     (one,) = found(changed(ring(*FIFTH_OF_FOUR), 1, rtt_s=0.05))
     assert one.says == (
         "the link from node1 (10.0.0.1) to node0 (10.0.0.0) over eth0 is slow: it sends 4.74 MB/s while it has data to send, 98% of the time; "
-        "the others of this job send 23.2 MB/s (median of 2, 23 MB/s to 23.5 MB/s); 0.01% of its data is sent again (0.01%); "
+        "the link from 10.0.0.3 to 10.0.0.2 sends 23.5 MB/s; 0.01% of its data is sent again (0.01%); "
         "round trip 50 ms (5 ms); ranks wait for it 78% of the time, 1.09 s of a step of 1.40 s"
     )
-    assert one.share == pytest.approx(0.98 * (1 - 4.745 / 23.25), rel=0.01)
+    assert one.share == pytest.approx(0.98 * (1 - 4.745 / 23.5), rel=0.01)
     assert one.idle_ranks == pytest.approx(4 * one.share)
     assert one.began_at == NOW - 10
     assert [(item.source, item.data) for item in one.evidence] == [
-        ("tcp", {"from": "10.0.0.1", "to": "10.0.0.0", "device": "eth0", "behind": []})
+        ("tcp", {"from": "10.0.0.1", "to": "10.0.0.0", "node": "", "device": "eth0", "behind": []})
     ]
 
 
@@ -155,7 +191,7 @@ def test_several_ranks_on_a_node() -> None:
     assert (of_both.busy, of_both.sent) == (0.98, 2 * 4.65e6)
     named = slow_link(links(both))
     assert named is not None
-    assert named[0] == of_both
+    assert named.link == of_both
 
 
 def incidents(views: list[RankView], *others: Condition) -> dict[str, Incident]:
