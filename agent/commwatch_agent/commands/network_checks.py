@@ -70,7 +70,7 @@ def connections(name: str, world_size: int, ranks: Iterable[dict[str, Any]]) -> 
         seen = found[rank["visible_pid"]]
         by_agent = (rank.get("traffic") or {}).get("unknown", "")
         if isinstance(seen, Sockets) and not by_agent:
-            number += sum(not is_local(each) for each in seen.connections)
+            number += sum(not is_local(each, seen.devices) for each in seen.connections)
         else:
             unknown.setdefault(by_agent or getattr(seen, "reason", ""), []).append(rank["rank"])
     for reason, whom in unknown.items():

@@ -25,8 +25,10 @@ _DEVIATIONS, _PER_MAD = 3.0, 1.4826
 _LEAST_COST = 0.1
 #: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
 _DISTINCT, _LEAST_OTHERS = 0.8, 2
-#: Links that send less than this part of what the slow one sends have another role.
+#: Links that send less than this part of what the one sends that sends most have another role.
 _ALIKE = 0.25
+#: Part of the samples in which a slow link has data to send: others are busy while they wait for acknowledgements, which may be delayed by 40 ms.
+_UNSENT = 0.33
 #: Part of the busy time from which on the receiver, and not the link, is slow.
 _BY_RECEIVER = 0.5
 #: Part of the sent bytes that is sent again from which on a link loses data; and how many times the round trip of the others, and at least so
@@ -49,6 +51,7 @@ class Link:
     sent: float
     busy: float
     window_limited: float
+    unsent: float
     retransmitted: float | None
     rtt_s: float | None
     min_rtt_s: float | None
@@ -110,6 +113,7 @@ def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
         sum(peer.sent_bytes / peer.seconds for peer in peers),
         max(peer.busy for peer in peers),
         max(peer.window_limited for peer in peers),
+        max(peer.unsent for peer in peers),
         sum(sent * part for sent, part in known) / total if total else None,
         most.rtt_s,
         most.min_rtt_s,
@@ -118,13 +122,12 @@ def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
 
 def slow_link(found: Collection[Link]) -> Slow | None:
     """Return the link that is slow, or the node whose links are; ``None``: there is none, or too little is known."""
-    busy = [link for link in found if link.busy >= _BUSY]
-    slowest = min(busy, key=lambda link: link.speed, default=None)
-    if slowest is None or _by_receiver(slowest):
+    most = max((link.sent for link in found), default=0.0)
+    of_role = [link for link in found if link.sent >= _ALIKE * most]
+    slowest = min((link for link in of_role if link.busy >= _BUSY), key=lambda link: link.speed, default=None)
+    if slowest is None or slowest.unsent < _UNSENT or _by_receiver(slowest):
         return None
-    others = [
-        link for link in found if link is not slowest and link.sent >= _ALIKE * slowest.sent and not _by_receiver(link)
-    ]
+    others = [link for link in of_role if link is not slowest and not _by_receiver(link)]
     is_whole = any(link.local == slowest.remote for link in others)
     if len(others) < _LEAST_OTHERS or not is_whole:
         return None

@@ -7,7 +7,8 @@ the time; the others wait for data, and are idle.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -36,6 +37,8 @@ class TcpPeer:
     #: Part of the time (0 to 1) in which the busiest connection was busy, and in which the other side's window held one up.
     busy: float
     window_limited: float
+    #: Part of the samples (0 to 1) in which data was not sent yet: a link that only waits for acknowledgements has sent all.
+    unsent: float
     #: Part of the sent bytes (0 to 1) that was sent again: the median over the samples; ``None`` also with too few of them.
     retransmitted: float | None
     #: Round trip now, and the shortest one of the last minutes, in s: of the connection that sent most.
@@ -50,9 +53,9 @@ def peers(samples: Sequence[Sockets], seconds: float) -> list[TcpPeer]:
         samples: two or more, the latest last.
         seconds: between the first and the last one.
     """
-    last, sent_again = samples[-1], _sent_again(samples)
+    last, sent_again, unsent = samples[-1], _sent_again(samples), _unsent(samples)
     found = [
-        _peer(pairs, last.devices.get(at[0], ""), seconds, sent_again.get(at))
+        _peer(pairs, last.devices.get(at[0], ""), seconds, unsent[at] / len(samples), sent_again.get(at))
         for at, pairs in _pairs(samples[0], last).items()
     ]
     return sorted(found, key=lambda peer: (-peer.sent_bytes, peer.remote))[:_MOST_PEERS]
@@ -64,9 +67,16 @@ def _pairs(before: Sockets, after: Sockets) -> dict[tuple[str, str], list[tuple[
     pairs: dict[tuple[str, str], list[tuple[Connection, Connection]]] = {}
     for each in after.connections:
         was = earlier.get((each.inode, each.local_port, each.remote_port))
-        if was is not None and _grown(was, each) and each.busy_us is not None and not is_local(each):
+        if was is not None and _grown(was, each) and each.busy_us is not None and not is_local(each, after.devices):
             pairs.setdefault((each.local, each.remote), []).append((was, each))
     return pairs
+
+
+def _unsent(samples: Sequence[Sockets]) -> Counter[tuple[str, str]]:
+    """Return the number of samples in which data was not sent yet, by addresses."""
+    return Counter(
+        at for sample in samples for at in {(each.local, each.remote) for each in sample.connections if each.unsent}
+    )
 
 
 def _sent_again(samples: Sequence[Sockets]) -> dict[tuple[str, str], float]:
@@ -84,9 +94,10 @@ def _sent_again(samples: Sequence[Sockets]) -> dict[tuple[str, str], float]:
     return {at: median_low(each) for at, each in parts.items() if len(each) >= _LEAST_TIMES}
 
 
-def is_local(connection: Connection) -> bool:
-    """Return whether both ends are on one node."""
-    return connection.local == connection.remote or ipaddress.ip_address(connection.remote).is_loopback
+def is_local(connection: Connection, devices: Mapping[str, str]) -> bool:
+    """Return whether both ends are on one node; ``devices``: those of the addresses that it has."""
+    same = connection.remote in devices or connection.remote == connection.local
+    return same or ipaddress.ip_address(connection.remote).is_loopback
 
 
 def _grown(was: Connection, now: Connection) -> bool:
@@ -96,7 +107,11 @@ def _grown(was: Connection, now: Connection) -> bool:
 
 
 def _peer(
-    pairs: Sequence[tuple[Connection, Connection]], device: str, seconds: float, retransmitted: float | None
+    pairs: Sequence[tuple[Connection, Connection]],
+    device: str,
+    seconds: float,
+    unsent: float,
+    retransmitted: float | None,
 ) -> TcpPeer:
     sent = [(now.bytes_acked or 0) - (was.bytes_acked or 0) for was, now in pairs]
     most = pairs[max(range(len(pairs)), key=sent.__getitem__)][1]
@@ -108,6 +123,7 @@ def _peer(
         sum(sent),
         _part(((was.busy_us, now.busy_us) for was, now in pairs), seconds),
         _part(((was.rwnd_limited_us, now.rwnd_limited_us) for was, now in pairs), seconds),
+        unsent,
         retransmitted,
         _in_s(most.rtt_us),
         _in_s(most.min_rtt_us),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,15 +42,16 @@ def peer(number: int, size: int, mb_s: float, busy: float) -> TcpPeer:
         int(mb_s * 1e7),
         busy,
         0.0,
+        busy,
         0.0001,
         0.005,
         0.0002,
     )
 
 
-def ring(*sent: tuple[float, float], **shares: float) -> list[RankView]:
+def ring(*sent: tuple[float, float], **shares: Any) -> list[RankView]:
     """The ranks of a job, one a node."""
-    known = {"comm": 0.95, "exposed": 0.9, "step_s": 1.4, **shares}
+    known: dict[str, Any] = {"comm": 0.95, "exposed": 0.9, "step_s": 1.4, **shares}
     return [
         rank(number, host=f"node{number}", traffic=RankTraffic([peer(number, len(sent), *each)], **known))
         for number, each in enumerate(sent)
@@ -127,7 +129,7 @@ def test_sentence() -> None:
         "round trip 50 ms (5 ms); ranks wait for it 78% of the time, 1.09 s of a step of 1.40 s"
     )
     assert one.share == pytest.approx(0.98 * (1 - 4.745 / 23.5), rel=0.01)
-    assert one.idle_ranks == pytest.approx(4 * one.share)
+    assert one.idle_ranks == pytest.approx(4 * (one.share or 0))
     assert one.began_at == NOW - 10
     assert [(item.source, item.data) for item in one.evidence] == [
         ("tcp", {"from": "10.0.0.1", "to": "10.0.0.0", "node": "", "device": "eth0", "behind": []})
@@ -170,6 +172,17 @@ def test_too_few_to_compare() -> None:
     assert found(ring((2.3, 0.99), (2.4, 0.15))) == []
     few = changed(ring(*TENTH_OF_THREE), 0, sent_bytes=100_000)
     assert found(few) == []
+
+
+def test_waits_for_acknowledgements() -> None:
+    """A link that has sent all and waits for acknowledgements, which the receiver may delay, is not slow; nor is one that sends hardly anything."""
+    assert found(changed(ring(*FIFTH_OF_FOUR), 1, unsent=0.2)) == []
+    views = ring(*FIFTH_OF_FOUR)
+    little = replace(peer(1, 4, 0.0017, 0.43), remote="10.0.0.2")
+    assert views[1].traffic is not None
+    also = replace(views[1], traffic=replace(views[1].traffic, peers=[*views[1].traffic.peers, little]))
+    assert [each.subject for each in found([views[0], also, *views[2:]])] == [("10.0.0.1", "10.0.0.0")]
+    assert found([views[0], replace(also, traffic=RankTraffic([little])), *views[2:]]) == []
 
 
 def test_other_addresses() -> None:

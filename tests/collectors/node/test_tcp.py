@@ -162,13 +162,11 @@ def sample(*connections: Connection) -> Sockets:
 
 def test_between_two_samples() -> None:
     """The connections to one address together have sent what each has; they are as busy as the busiest of them."""
-    later = IDLE._replace(
-        busy_us=900_000, bytes_acked=2_000_000, bytes_sent=2_020_000, bytes_retrans=20_200, rtt_us=5000
-    )
+    later = IDLE._replace(busy_us=900_000, bytes_acked=2_000_000, unsent=100, rtt_us=5000)
     second = IDLE._replace(inode=8, local_port=5001)
     also = second._replace(busy_us=500_000, rwnd_limited_us=300_000, bytes_acked=1_000_000)
     (found,) = peers([sample(IDLE, second), sample(later, also)], 2.0)
-    assert found == TcpPeer(*PLACE, "eth0", 2.0, 3_000_000, 0.45, 0.15, None, 0.005, 0.0001)
+    assert found == TcpPeer(*PLACE, "eth0", 2.0, 3_000_000, 0.45, 0.15, 0.5, None, 0.005, 0.0001)
 
 
 def test_what_does_not_count() -> None:
@@ -176,6 +174,8 @@ def test_what_does_not_count() -> None:
     local = IDLE._replace(remote=PLACE[0])
     loop = IDLE._replace(inode=9, local="127.0.0.1", remote="127.0.0.2")
     unknown = IDLE._replace(inode=10, busy_us=None)
+    here = Sockets([IDLE], {PLACE[0]: "eth0", PLACE[1]: "eth1"})
+    assert peers([here, here], 2.0) == []
     assert peers([sample(local, loop, unknown), sample(local, loop, unknown, IDLE._replace(inode=11))], 2.0) == []
     other = IDLE._replace(busy_us=5, bytes_acked=5)  # another connection got its inode
     assert peers([sample(other), sample(IDLE)], 2.0) == []
