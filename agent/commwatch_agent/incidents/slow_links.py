@@ -6,6 +6,7 @@ wait for data. While it is busy, each link shows its speed, and one that is far 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -24,7 +25,7 @@ _DEVIATIONS, _PER_MAD = 3.0, 1.4826
 #: Least part of their time that ranks lose because of it.
 _LEAST_COST = 0.1
 #: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
-_DISTINCT, _LEAST_OTHERS = 0.8, 2
+_DISTINCT, _DISTINCT_OF_QUEUE, _LEAST_OTHERS = 0.8, 0.5, 2
 #: Links that send less than this part of what the one sends that sends most have another role.
 _ALIKE = 0.25
 #: Part of the samples in which a slow link has data to send: others are busy while they wait for acknowledgements, which may be delayed by 40 ms.
@@ -131,12 +132,18 @@ def slow_link(found: Collection[Link]) -> Slow | None:
     is_whole = any(link.local == slowest.remote for link in others)
     if len(others) < _LEAST_OTHERS or not is_whole:
         return None
-    alike = [slowest, *(link for link in others if slowest.speed > _DISTINCT * link.speed)]
+    alike = [slowest, *(link for link in others if _is_alike(slowest, link))]
     node = "" if len(alike) == 1 else _common(alike)
     if len(alike) > 1 and not node:
         return None
     usual = _unaffected(slowest, node, others)
     return Slow(slowest, node, alike, usual) if usual and _is_slower(slowest, usual) else None
+
+
+def _is_alike(slowest: Link, other: Link) -> bool:
+    """Return whether another link is as slow; links of one sender, or to one receiver, share a queue, but not evenly."""
+    shares = slowest.local == other.local or slowest.remote == other.remote
+    return slowest.speed > (_DISTINCT_OF_QUEUE if shares else _DISTINCT) * other.speed
 
 
 def _common(alike: Iterable[Link]) -> str:
@@ -157,9 +164,14 @@ def _unaffected(slowest: Link, node: str, others: list[Link]) -> list[Link]:
 
 
 def _is_slower(slowest: Link, usual: list[Link]) -> bool:
-    middle = median(link.speed for link in usual)
-    deviation = _PER_MAD * median(abs(link.speed - middle) for link in usual)
-    return slowest.speed <= _SLOW * middle and slowest.speed < middle - _DEVIATIONS * deviation
+    """Return whether a link is far slower than others; speeds scatter by factors."""
+    if any(not link.speed for link in (slowest, *usual)):
+        return False
+    logs = [math.log(link.speed) for link in usual]
+    middle = median(logs)
+    deviation = _PER_MAD * median(abs(each - middle) for each in logs)
+    below = middle - math.log(slowest.speed)
+    return below >= -math.log(_SLOW) and below > _DEVIATIONS * deviation
 
 
 def _by_receiver(link: Link) -> bool:

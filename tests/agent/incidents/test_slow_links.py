@@ -108,10 +108,25 @@ def test_node_among_all() -> None:
         )
         for number in range(4)
     ]
+    traffic = views[2].traffic
+    assert traffic is not None
+    unevenly = [
+        replace(each, sent_bytes=int(each.sent_bytes * part))
+        for each, part in zip(traffic.peers, (0.7, 1.0, 1.2), strict=True)
+    ]
+    (one,) = found([*views[:2], replace(views[2], traffic=replace(traffic, peers=unevenly)), views[3]])
+    assert one.subject == ("10.0.0.2",)
     (one,) = found(views)
     assert (one.subject, one.says.partition(" is slow")[0]) == (("10.0.0.2",), "sending on node2 (10.0.0.2) over eth0")
     assert "6 others send 15 MB/s (15 MB/s to 15 MB/s)" in one.says
     assert found(ring((2.1, 0.1), (2.1, 0.95), (2.1, 0.1), (2.1, 0.95))) == []
+
+
+def test_scattered() -> None:
+    """Speeds scatter by factors: among links of 8 to 23 MB/s, one of 1 MB/s is slow, and one of 6 MB/s is not."""
+    speeds = (16.5, 1.0, 11.4, 8.0, 23.1, 11.7, 21.5, 10.0)
+    assert [each.subject[0] for each in found(ring(*((0.7, 0.7 / speed) for speed in speeds)))] == ["10.0.0.1"]
+    assert found(ring(*((3.0, 3.0 / speed) for speed in (16.5, 6.0, *speeds[2:])))) == []
 
 
 @pytest.mark.parametrize("sent", [ALIKE, HEALTHY, SMALL, LATE])
