@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
 from tests.e2e.torchjob import JOBS
-from tests.helpers import RunningAgent, agent, clean_env
+from tests.helpers import RunningAgent, agent, clean_env, wait_for
 
 #: How long a job is watched.
 WATCHED_S = 60.0
@@ -75,7 +75,7 @@ class Seen(NamedTuple):
 
 @contextmanager
 def running(case: Case, hosts: Sequence[Host], directory: Path) -> Iterator[list[RunningAgent]]:
-    """The job on shaped hosts with a rank and an agent each."""
+    """The job on shaped hosts with a rank and an agent each, from its first step on."""
     with ExitStack() as stack:
         for host, rate in zip(hosts, case.rates, strict=True):
             if rate:
@@ -91,6 +91,7 @@ def running(case: Case, hosts: Sequence[Host], directory: Path) -> Iterator[list
             agents.append(stack.enter_context(agent(*flags, beside=host.process, fetch=host.fetch)))
         for rank, host in enumerate(hosts):
             stack.callback(_end, _rank(case, rank, hosts, directory / host.address))
+        wait_for(lambda: agents[0].get("/api/v1/jobs") and agents[0].get(f"/api/v1/steps?job={JOB}"), "a step")
         yield agents
 
 
@@ -121,8 +122,6 @@ def watch(case: Case, directory: Path, watched_s: float = WATCHED_S) -> list[See
     """Run a case; return the incidents in the order in which they opened."""
     seen: dict[str, Seen] = {}
     with joined_hosts(len(case.rates)) as hosts, running(case, hosts, directory) as agents:
-        while not agents[0].get("/api/v1/jobs") or not agents[0].get(f"/api/v1/steps?job={JOB}"):
-            time.sleep(0.2)
         began_s = time.monotonic()
         while time.monotonic() < began_s + watched_s:
             for each in open_incidents(agents):

@@ -17,7 +17,7 @@ from commwatch_collectors.node.tcp_connections import Sockets
 from commwatch_collectors.node.tcp_info import Connection
 
 #: Most addresses that are kept: those that most is sent to.
-_MOST_PEERS = 128
+_MOST_PEERS = 32
 #: Least number of times between samples from which a loss is known: new connections lose data until they have found their speed.
 _LEAST_TIMES = 4
 
