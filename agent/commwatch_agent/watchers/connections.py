@@ -13,7 +13,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.views import RankTraffic
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_collectors.node.tcp_connections import Sockets, Unknown, sockets
+from commwatch_collectors.node.tcp_connections import Lister, Sockets, Unknown
 from commwatch_collectors.node.tcp_peers import peers
 
 #: Part of the time in communication from which on connections are looked at, and over how many ticks; an operation that has begun so long ago
@@ -37,7 +37,7 @@ class Connections:
 
     Args:
         lock: guards the totals.
-        listed: returns the connections of processes.
+        listed: returns the connections of processes; default: those that the kernel lists.
         now_ns: returns the monotonic time.
     """
 
@@ -46,10 +46,10 @@ class Connections:
         aggregate: Aggregate,
         lock: threading.RLock,
         *,
-        listed: Callable[[Iterable[int]], dict[int, Sockets | Unknown]] = sockets,
+        listed: Callable[[Iterable[int]], dict[int, Sockets | Unknown]] | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._aggregate, self._lock, self._listed, self._now_ns = aggregate, lock, listed, now_ns
+        self._aggregate, self._lock, self._listed, self._now_ns = aggregate, lock, listed or Lister(), now_ns
         #: Time in periods and in communication, by tick.
         self._periods: dict[RankTotals, deque[tuple[int, int]]] = {}
         self._samples: dict[RankTotals, deque[tuple[int, Sockets]]] = {}

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import os
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from commwatch.wire import files
 from commwatch_collectors.node.tcp_info import FAMILIES, Connection, answer, device_addresses, request
 
 _PROC = "/proc"
-#: Most descriptors of a process, and connections and addresses of a network namespace; with more they are not known.
-_MOST_DESCRIPTORS, _MOST_CONNECTIONS, _MOST_ADDRESSES = 4096, 4096, 256
+#: Most descriptors of a process, bytes about connections of a network namespace (some 400 for each), and addresses; with more they are not known.
+_MOST_DESCRIPTORS, _MOST_BYTES, _MOST_ADDRESSES = 4096, 4 << 20, 256
+#: For how long it is taken as known which sockets a process has.
+_INODES_S = 10.0
 _NETLINK, _SOCK_DIAG, _NEW_NET, _ADDRESSES_OF_DEVICES = 16, 4, 0x40000000, 0x8912
 _READ_BYTES, _PATIENCE_S = 1 << 16, 1.0
 
@@ -37,25 +41,50 @@ class Sockets(NamedTuple):
     devices: Mapping[str, str]
 
 
+class Lister:
+    """Lists the connections of processes again and again. Which sockets a process has is looked up every ten seconds.
+
+    Args:
+        now_s: returns the monotonic time.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        #: By pid: the inodes of its sockets, and when they were read.
+        self._known: dict[int, tuple[float, set[int] | None]] = {}
+
+    def __call__(self, pids: Iterable[int]) -> dict[int, Sockets | Unknown]:
+        """Return the connections of each process."""
+        now_s, before = self._now_s(), self._known
+        self._known = {pid: before.get(pid, (-math.inf, None)) for pid in pids}
+        for pid, (read_s, _) in self._known.items():
+            if now_s - read_s >= _INODES_S:
+                self._known[pid] = now_s, _inodes(pid)
+        inodes = {pid: of_process for pid, (_, of_process) in self._known.items()}
+        wanted = {inode for of_process in inodes.values() for inode in of_process or ()}
+        spaces: dict[str, Sockets | Unknown] = {}
+        return {pid: _sockets(pid, of_process, wanted, spaces) for pid, of_process in inodes.items()}
+
+
 def sockets(pids: Iterable[int]) -> dict[int, Sockets | Unknown]:
     """Return the connections of each process."""
-    found: dict[int, Sockets | Unknown] = {}
-    spaces: dict[str | None, Sockets | Unknown] = {}
-    here = _link(f"{_PROC}/self/ns/net")
-    for pid in pids:
-        inodes, space = _inodes(pid), _link(f"{_PROC}/{pid}/ns/net")
-        if inodes is None or space is None:
-            found[pid] = Unknown("its descriptors cannot be read (another user), or are too many")
-            continue
-        if space not in spaces:
-            spaces[space] = _listed() if space == here else _listed_in(f"{_PROC}/{pid}/ns/net")
-        there = spaces[space]
-        found[pid] = (
-            there
-            if isinstance(there, Unknown)
-            else Sockets([each for each in there.connections if each.inode in inodes], there.devices)
-        )
-    return found
+    return Lister()(pids)
+
+
+def _sockets(
+    pid: int, inodes: set[int] | None, wanted: set[int], spaces: dict[str, Sockets | Unknown]
+) -> Sockets | Unknown:
+    """Return the connections of a process; ``spaces``: those that are wanted of the network namespaces asked so far."""
+    space = _link(f"{_PROC}/{pid}/ns/net")
+    if inodes is None or space is None:
+        return Unknown("its descriptors cannot be read (another user), or are too many")
+    if space not in spaces:
+        is_here = space == _link(f"{_PROC}/self/ns/net")
+        spaces[space] = _listed(wanted) if is_here else _listed_in(f"{_PROC}/{pid}/ns/net", wanted)
+    there = spaces[space]
+    if isinstance(there, Unknown):
+        return there
+    return Sockets([each for each in there.connections if each.inode in inodes], there.devices)
 
 
 def _inodes(pid: int) -> set[int] | None:
@@ -74,7 +103,7 @@ def _link(path: str) -> str | None:
         return None
 
 
-def _listed_in(namespace: str) -> Sockets | Unknown:
+def _listed_in(namespace: str, wanted: set[int]) -> Sockets | Unknown:
     """Return what a thread lists that enters a network namespace and ends."""
     found: list[Sockets | Unknown] = []
 
@@ -88,7 +117,9 @@ def _listed_in(namespace: str) -> Sockets | Unknown:
             failed = ctypes.CDLL(None, use_errno=True).setns(space, _NEW_NET)
         finally:
             os.close(space)
-        found.append(Unknown("another network namespace, which this agent may not enter") if failed else _listed())
+        found.append(
+            Unknown("another network namespace, which this agent may not enter") if failed else _listed(wanted)
+        )
 
     thread = threading.Thread(target=enter)
     thread.start()
@@ -96,28 +127,26 @@ def _listed_in(namespace: str) -> Sockets | Unknown:
     return found[0]
 
 
-def _listed() -> Sockets | Unknown:
+def _listed(wanted: set[int]) -> Sockets | Unknown:
     """Return what the kernel lists in the network namespace of this thread."""
     try:
         with socket.socket(_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as asked:
             asked.settimeout(_PATIENCE_S)
-            found: list[Connection] = []
-            for each in (each for family in FAMILIES for each in _dumped(asked, family)):
-                found.append(each)
-                if len(found) > _MOST_CONNECTIONS:
-                    return Unknown(f"more than {_MOST_CONNECTIONS} connections")
+            found = [each for family in FAMILIES for each in _dumped(asked, family, wanted)]
         return Sockets(found, _devices())
     except OSError as error:
         return Unknown(f"sock_diag: {error.strerror or error}")
 
 
-def _dumped(asked: socket.socket, family: int) -> Iterator[Connection]:
+def _dumped(asked: socket.socket, family: int, wanted: set[int]) -> Iterator[Connection]:
     asked.send(request(family))
-    is_last = False
+    is_last, left = False, _MOST_BYTES
     while not is_last:
-        found, is_last, errno = answer(asked.recv(_READ_BYTES))
-        if errno:
-            raise OSError(errno, os.strerror(errno))
+        data = asked.recv(_READ_BYTES)
+        left -= len(data)
+        found, is_last, refused = answer(data, wanted)
+        if refused or left < 0:
+            raise OSError(refused, os.strerror(refused) if refused else "too many connections")
         yield from found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 #: Families of addresses that are asked for.
@@ -20,6 +20,7 @@ _ERROR, _DONE, _INFO = 2, 3, 2
 _HEADER, _REQUEST, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI48x"), struct.Struct("=HH")
 #: ``inet_diag_msg``: family, state, timer, retransmits, ports, addresses, interface, cookie, expiry, queues, uid, inode.
 _SOCKET = struct.Struct("=BBBBHH16s16sI8sIIIII")
+_INODE = struct.Struct("=I")
 #: Ports are in the order of the network.
 _PORTS = struct.Struct("!HH")
 #: How an IPv6 address begins that is one of IPv4.
@@ -76,15 +77,21 @@ def request(family: int) -> bytes:
     return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body
 
 
-def answer(data: bytes) -> Answer:
-    """Return what messages of the kernel contain; what is cut or of an unknown type is left out."""
+def answer(data: bytes, wanted: Container[int] | None = None) -> Answer:
+    """Return what messages of the kernel contain; what is cut or of an unknown type is left out.
+
+    Args:
+        wanted: inodes of the sockets that are returned; ``None``: of all.
+    """
     found: list[Connection] = []
     for kind, body in _messages(data):
         if kind in (_DONE, _ERROR):
             refused = kind == _ERROR and len(body) >= 4
             return Answer(found, is_last=True, errno=-struct.unpack_from("=i", body)[0] if refused else 0)
         if kind == _BY_FAMILY and len(body) >= _SOCKET.size:
-            found.append(_connection(body))
+            inode = _INODE.unpack_from(body, _SOCKET.size - _INODE.size)[0]
+            if wanted is None or inode in wanted:
+                found.append(_connection(body))
     return Answer(found, is_last=False)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from commwatch_collectors.node import tcp_connections
-from commwatch_collectors.node.tcp_connections import Sockets, Unknown, sockets
+from commwatch_collectors.node.tcp_connections import Lister, Sockets, Unknown, sockets
 from commwatch_collectors.node.tcp_info import Answer, Connection, answer, device_addresses
 from commwatch_collectors.node.tcp_peers import TcpPeer, peers
-from tests.helpers import needs
+from tests.helpers import needs, wait_for
 
 #: Of Linux 6.18, from 10.77.9.2 over a link of 20 Mbit/s: a ``tcp_info`` of 280 bytes.
 RECORDED = (Path(__file__).parent / "sock_diag.hex").read_text()
@@ -112,19 +112,43 @@ def test_of_this_process(pair: tuple[socket.socket, socket.socket]) -> None:
     """A process has its own connections, with what they have sent; another one has not."""
     one, other = pair
     one.sendall(bytes(5000))
-    received = 0
-    while received < 5000:
-        received += len(other.recv(5000))
+    other.recv(5000, socket.MSG_WAITALL)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = sockets([os.getpid(), process.pid])
+
+        def listed() -> tuple[list[Connection], list[Connection]]:
+            found = sockets([os.getpid(), process.pid])
+            mine, theirs = found[os.getpid()], found[process.pid]
+            assert isinstance(mine, Sockets)
+            assert isinstance(theirs, Sockets)
+            assert mine.devices["127.0.0.1"] == "lo"
+            return [each for each in mine.connections if each.local_port == one.getsockname()[1]], theirs.connections
+
+        wait_for(lambda: listed()[0][0].bytes_acked == 5001, "the acknowledgement")
+        (sent,), others = listed()
         process.communicate(b"\n")
-    mine, theirs = found[os.getpid()], found[process.pid]
-    assert isinstance(mine, Sockets)
-    assert isinstance(theirs, Sockets)
-    (sent,) = (each for each in mine.connections if each.local_port == one.getsockname()[1])
-    assert (sent.remote_port, sent.bytes_acked, sent.uid) == (other.getsockname()[1], 5001, os.getuid())
-    assert mine.devices["127.0.0.1"] == "lo"
-    assert theirs.connections == []
+    assert (sent.remote_port, sent.uid) == (other.getsockname()[1], os.getuid())
+    assert others == []
+
+
+def test_again(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Which sockets a process has is looked up again after ten seconds; what they have sent is always new."""
+    one, other = pair
+    now = [0.0]
+    lister = Lister(lambda: now[0])
+
+    def seen(at_s: float) -> dict[int, int | None]:
+        now[0] = at_s
+        mine = lister([os.getpid()])[os.getpid()]
+        assert isinstance(mine, Sockets)
+        return {each.local_port: each.bytes_acked for each in mine.connections}
+
+    before, port = seen(0.0), one.getsockname()[1]
+    one.sendall(b"12345")
+    other.recv(5, socket.MSG_WAITALL)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as new:
+        wait_for(lambda: (seen(9.0)[port] or 0) - (before[port] or 0) == 5, "the acknowledgement")
+        assert new.getsockname()[1] not in seen(9.0)
+        assert new.getsockname()[1] in seen(10.0)
 
 
 def test_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +157,9 @@ def test_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         process.wait()
         gone = process.pid
     assert isinstance(sockets([gone])[gone], Unknown)
-    monkeypatch.setattr(tcp_connections, "_MOST_CONNECTIONS", -1)
+    monkeypatch.setattr(tcp_connections, "_MOST_BYTES", 1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        assert sockets([os.getpid()])[os.getpid()] == Unknown("more than -1 connections")
+        assert sockets([os.getpid()])[os.getpid()] == Unknown("sock_diag: too many connections")
 
 
 def test_another_network_namespace() -> None:
