@@ -27,8 +27,8 @@ from commwatch_agent.server.services import Services
 log = logging.getLogger("commwatch")
 #: Seconds between two questions: usually, and while ranks wait; and for each agent, if that is longer.
 _EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
-#: Seconds between two questions while ranks communicate much, so that a slow link is known soon.
-_TRAFFIC_S = 5.0
+#: Seconds between two questions while ranks communicate much, so that a slow link is known soon; and questions before that, in which a job begins.
+_TRAFFIC_S, _OF_BEGIN = 5.0, 2
 #: What was concluded longer ago no longer counts.
 _STALE_S = 60.0
 #: py-spy may take 20 s for each of them, but takes less than one.
@@ -70,6 +70,8 @@ class _Job:
     found: WholeJob | None = None
     at_s: float = float("-inf")
     asked_s: float = float("-inf")
+    #: Number of questions.
+    asked: int = 0
 
 
 class WholeJobs:
@@ -97,7 +99,8 @@ class WholeJobs:
         shared = {name: job for name, job in here.jobs.items() if job.world_size > ranks[name]}
         self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
         for name, job in shared.items():
-            every_s = _SOON_S if name in waits else _TRAFFIC_S if name in sends else _EVERY_S
+            often = name in sends and self._jobs[name].asked >= _OF_BEGIN
+            every_s = _SOON_S if name in waits else _TRAFFIC_S if often else _EVERY_S
             if self.leads(here.common.get(job.run, "")) and self._is_due(name, agents, every_s):
                 self._ask(name, job)
 
@@ -115,7 +118,7 @@ class WholeJobs:
 
     def _ask(self, name: str, job: KnownJob) -> None:
         known = self._jobs[name]
-        known.asked_s = self._clock()
+        known.asked_s, known.asked = self._clock(), known.asked + 1
         try:
             question = question_of_job(self._services, name)
             found: JobWide[WholeJob] = self._services.worker.find(
