@@ -11,7 +11,7 @@ from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.belonging import OF_COMMUNICATOR, OF_FAULTS, fits, needs_head
 from commwatch_collectors.nccl.classes import warning_class
 from commwatch_collectors.nccl.last_errors import ANNOUNCES, LastErrors
-from commwatch_collectors.nccl.lives import Facts, Life, Member, Seen, Warned
+from commwatch_collectors.nccl.lives import QUOTED, Facts, Life, Member, Seen, Warned
 from commwatch_collectors.nccl.quiet import is_quiet
 from commwatch_collectors.nccl.search import read
 from commwatch_collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line, read_head
@@ -286,7 +286,7 @@ class Account:
                 warning_class(text),
                 None,
                 self._seen(_MOST_OF_FAULT),
-                failed="an exception of PyTorch",
+                failed=QUOTED,
                 quoted_by=whose,
             )
 

@@ -11,10 +11,14 @@ from commwatch_collectors.nccl.text import Process
 _F = TypeVar("_F", bound=f.Fact)
 #: Messages of a process after a warning in which a failed call of the same thread has it as its reason, and warnings of a thread that are remembered.
 _SOON, _MOST_WARNED = 32, 16
+#: Messages after a hint in which a failed call has it as its reason.
+_NEAR = 4
 #: Characters of the failed calls that are kept of a warning.
 _MOST_TRAIL = 400
 #: ncclResult_t that is no failure: success, and in progress.
 NO_FAILURE = (0, 7)
+#: Instead of failed calls: an exception quotes the warning.
+QUOTED = "an exception of PyTorch"
 
 
 class Seen:
@@ -74,7 +78,11 @@ class Life:
         """Note a failed call as the failure of the warnings that its thread printed just before."""
         if trail.code in NO_FAILURE:
             return
-        reasons = [warned for at, warned in self.warned.get(tid, ()) if self.messages - at <= _SOON]
+        reasons = []
+        for at, warned in self.warned.get(tid, ()):
+            if self.messages - at <= _SOON:
+                reasons.append(warned)
+                warned.near |= self.messages - at <= _NEAR
         for warned in reasons:
             if len(warned.failed) < _MOST_TRAIL:
                 warned.failed += f"{trail.place} -> {trail.code}\n"
@@ -85,7 +93,7 @@ class Life:
         """Forget the warnings of a thread that begins an init; if one is complete, they were no reason to fail: NCCL has found another way."""
         warned = self.warned.pop(tid, ())
         for _, each in warned if is_complete else ():
-            each.failed = ""
+            each.failed, each.near = "", False
 
     @property
     def uses_mnnvl(self) -> bool:
@@ -108,6 +116,8 @@ class Warned:
     between_nodes: bool = False
     #: The calls that failed next on the same thread (the innermost first), or the exception that quotes it; empty: none is known.
     failed: str = ""
+    #: The first failed call came at once.
+    near: bool = False
     #: An earlier warning of the thread before the same failure.
     after: Warned | None = None
     #: Of an exception's: the launcher's mark of its rank, empty if there is none.

@@ -61,6 +61,51 @@ def test_every_process_has_its_own() -> None:
     assert one.says == f"NCCL: {ODD} (3 times); on 3 processes on ant"
 
 
+REAL = "Could not find real path of /sys/class/pci_bus/0000:01/../../0000:01:00.0"
+NO_PATH = f"ant:1:2 [0] graph/xml.cc:332 NCCL WARN {REAL}"
+COMPLETE = "ant:1:2 [0] NCCL INFO comm 0x5a rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1b000 commId 0xa1 - Init COMPLETE"
+RAISES = "RuntimeError: NCCL error in: ../x.cpp:784, unhandled system error, NCCL version 2.7.8"
+
+
+def test_hint_that_failed() -> None:
+    """A hint is the reason of a call that failed at once or of an exception that quotes it, unless another warning is."""
+    assert names(NO_PATH, FAILS) == [("topology", "error")]
+    assert names(NO_PATH) == names(NO_PATH, FAILS, COMPLETE) == [("hint", "info")]
+    assert names("Last error:", REAL) == [("topology", "error")]
+    between = ["ant:1:2 [0] NCCL INFO Setting affinity for GPU 0 to ff"] * 9
+    assert names(NO_PATH, *between, FAILS) == [("hint", "info")]
+    assert names(NO_PATH, WARNS, FAILS) == [("nccl_failed", "error"), ("hint", "info")]
+    verbs = "ant:1:2 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]"
+    assert names(verbs, NO_PATH, FAILS) == [("topology", "error")]
+    assert names(verbs, FAILS) == [("system_error", "error")]
+
+
+def test_remark_at_each_init() -> None:
+    """What RCCL prints at each init is no reason of a failed call next to it, which failed without a warning."""
+    text = 'Missing "iommu=pt" from kernel command line which can lead to system instability or hang!'
+    remark = f"ant:1:2 [0] init.cc:179 NCCL WARN {text}"
+    assert names(remark, FAILS) == [("silent_failure", "error"), ("hint", "info")]
+    assert names(remark, RAISES) == [("torch_error", "error"), ("hint", "info")]
+    assert names("Last error:", text)[0][1] == "error"
+
+
+def test_words_of_an_end_that_failed() -> None:
+    """What service threads print is the reason of an exception that quotes it or comes after a failed call; else it is noise."""
+    ends = "ant:1:2 [0] misc/x.cc:9 NCCL WARN [Service thread] Could not accept a connection"
+    assert names(ends, FAILS) == [("teardown_noise", "info")]
+    assert names(RAISES, ends, FAILS)[-1] == ("teardown_noise", "info")
+    assert names(ends, FAILS, RAISES) == [("system_error", "error")]
+
+
+def test_no_remedy_of_a_hint() -> None:
+    """Where a call failed, the remedy is not that nothing needs to be done."""
+    retry = "ant:1:2 [0] net_fastsocket.cc:785 NCCL WARN Maximum retry reached for accept 3."
+    (one,) = found(retry, FAILS)
+    assert (one.severity, "Nothing" in one.do, "NCCL_SOCKET_IFNAME" in one.do) == ("error", False, True)
+    (one,) = found(retry)
+    assert (one.severity, one.do) == ("info", "Nothing needs to be done.")
+
+
 def test_subsystem_by_the_failed_calls() -> None:
     """Where the file that warned shows no subsystem, the files whose calls failed do."""
     cuda = "ant:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 1 'invalid argument'"

@@ -14,7 +14,9 @@ from commwatch_collectors.nccl.checks.reasons import (
     TEARDOWN,
     by_words,
     errors_of,
+    hints_that_failed,
     is_explained,
+    is_remark,
     once,
     severity,
 )
@@ -110,14 +112,16 @@ def mismatches(log: Log) -> Iterator[Hit]:
 
 def teardown(log: Log) -> Iterator[Hit]:
     """Service threads that lose their peers, as at the end of any job."""
-    found = once(w for w in log.warnings if TEARDOWN.search(w.text))
+    reasons = {id(w) for w in hints_that_failed(log)}
+    found = once(w for w in log.warnings if TEARDOWN.search(w.text) and id(w) not in reasons)
     if found:
         yield Hit(f"{sum(w.seen.lines for w in found)} warnings from service threads", [w.seen for w in found])
 
 
 def devices_closed(log: Log) -> Iterator[Hit]:
     """HCAs that are listed but cannot be opened."""
-    found = [(w, DEVICE.search(w.text)) for w in log.warnings]
+    reasons = {id(w) for w in hints_that_failed(log)}
+    found = [(w, DEVICE.search(w.text)) for w in log.warnings if id(w) not in reasons]
     names = sorted({match[1] for _, match in found if match and match[1]})
     seen = [warned.seen for warned, match in found if match]
     if seen:
@@ -245,7 +249,7 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
 def torch_errors(log: Log) -> Iterator[Hit]:
     """PyTorch gave up on an NCCL call; not reported where the log has NCCL's own account of a failure."""
     account = log.account
-    known = any(w.kind != OTHER or w.failed for w in log.warnings)
+    known = any((w.kind != OTHER or w.failed) and not is_remark(w) for w in log.warnings)
     if known or any(trail.code not in NO_FAILURE for _, trail, _ in account.of(f.Trail)):
         return
     by_reason: dict[str, list[Seen]] = {}
@@ -259,7 +263,7 @@ def torch_errors(log: Log) -> Iterator[Hit]:
 
 def silent_failures(log: Log) -> Iterator[Hit]:
     """Errors passed up the call stack in a process without warnings: the first line is the origin."""
-    warned = {warning.process for warning in log.warnings if warning.quoted_by is None}
+    warned = {warning.process for warning in log.warnings if warning.quoted_by is None and not is_remark(warning)}
     if None in warned:
         return  # the process of a warning is not known
     first: dict[tuple[str, int], list[Seen]] = {}

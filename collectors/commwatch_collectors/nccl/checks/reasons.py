@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.checks.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.classes import CONSEQUENCE, OTHER
-from commwatch_collectors.nccl.lives import Seen, Warned
+from commwatch_collectors.nccl.lives import QUOTED, Seen, Warned
 from commwatch_collectors.nccl.vocabulary.known import words_for
 from commwatch_collectors.nccl.vocabulary.places import subsystem
 from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
@@ -28,6 +29,8 @@ TEARDOWN = re.compile(
 SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
 _HINT = re.compile(r'Missing "iommu=pt"|lib wrapper not initialized|MSCCL|Could not find real path')
+#: Hints that NCCL prints at a fixed place of each init: a failed call next to one does not follow from it.
+_AT_START = re.compile(r'Missing "iommu=pt"|MSCCL\+\+')
 #: No verbs library: the check ``sockets`` reports it where it matters.
 _NO_VERBS = re.compile(r"Failed to open libibverbs")
 #: Warnings that other checks report, whatever their class, as hints and closed connections.
@@ -37,6 +40,7 @@ _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r"(?:[0-9A-Za-z.:_-]{1,100}[0-9A-Za-z])?<\d{1,5}>")
 _SETTING = re.compile(r"\b(?:NCCL|RCCL|FI|OFI|TORCH|UCX)_[A-Z0-9_]+\b")
 _RANK = re.compile(r"^rank(\d+)$")
+_FAILED = "A call failed after this warning, which is harmless elsewhere."
 _VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
 
 
@@ -49,6 +53,39 @@ def words_of(warned: Warned) -> Words | None:
 def is_explained(warned: Warned) -> bool:
     """Return whether another check reports the warning."""
     return is_hint(warned) or follows(warned) or any(pattern.search(warned.text) for pattern in _EXPLAINED)
+
+
+def is_remark(warned: Warned) -> bool:
+    """Return whether the warning is never the reason of the failed call next to it."""
+    return _AT_START.search(warned.text) is not None and warned.quoted_by is None
+
+
+def hints_that_failed(log: Log) -> list[Warned]:
+    """Return the hints, closed devices and words of an end that are the reason of a failure, because no other warning is.
+
+    An exception quotes them, or a call failed at once. SHARP, and services at an end, fail calls in a job in good order as well.
+    """
+    found = [w for w in log.warnings if _is_weak(w) and (w.failed == QUOTED or (w.near and not is_remark(w)))]
+    found = [w for w in found if w.failed == QUOTED or not _needs_exception(w) or _raises_later(log, w)]
+    if not found or has_reason(log):
+        return []
+    latest: dict[object, Warned] = {}
+    for warned in sorted(found, key=lambda w: w.seen.number):
+        latest[warned.process or warned.quoted_by] = warned
+    return list(latest.values())
+
+
+def _is_weak(warned: Warned) -> bool:
+    return is_explained(warned) and not follows(warned) and not _PROXY_OF_PEER.search(warned.text)
+
+
+def _needs_exception(warned: Warned) -> bool:
+    return TEARDOWN.search(warned.text) is not None or SHARP.search(warned.text) is not None
+
+
+def _raises_later(log: Log, warned: Warned) -> bool:
+    errors = log.account.of(f.TorchError)
+    return any(seen.source == warned.seen.source and seen.number > warned.seen.number for _, _, seen in errors)
 
 
 def follows(warned: Warned) -> bool:
@@ -82,6 +119,7 @@ def _is_before_exception(log: Log, warned: Warned) -> bool:
 def errors_of(log: Log, kind: str) -> list[Warned]:
     """Return the warnings of a class that are errors, except those that other checks report."""
     found = [w for w in log.warned(kind) if _is_reason(log, w) and not _repeats(w)]
+    found += [w for w in hints_that_failed(log) if w.kind == kind]
     # A proxy thread that failed for a rank follows from another reason, if there is one.
     causes = [w for w in found if not _PROXY.search(w.text)]
     return causes if len(causes) == len(found) or has_reason(log) else found
@@ -89,7 +127,13 @@ def errors_of(log: Log, kind: str) -> list[Warned]:
 
 def _repeats(warned: Warned) -> bool:
     """Return whether an earlier warning of the same failure has the reason: of the same kind, or of known words where this one's are not."""
-    return warned.after is not None and words_of(warned.after) is not None and warned.kind in (warned.after.kind, OTHER)
+    after = warned.after
+    return (
+        after is not None
+        and words_of(after) is not None
+        and warned.kind in (after.kind, OTHER)
+        and not is_explained(after)
+    )
 
 
 def _is_reason(log: Log, warned: Warned) -> bool:
@@ -138,8 +182,8 @@ def known_alone(log: Log) -> Iterator[Hit]:
 
 def hints(log: Log) -> Iterator[Hit]:
     """Warnings that are advice."""
-    found = log.warnings
-    yield from by_words(log, [w for w in found if is_hint(w)])
+    found, reasons = log.warnings, {id(w) for w in hints_that_failed(log)}
+    yield from by_words(log, [w for w in found if is_hint(w) and id(w) not in reasons])
     yield from by_words(
         log,
         [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)],
@@ -156,6 +200,8 @@ def by_words(log: Log, warned: Iterable[Warned]) -> Iterator[Hit]:
         times = sum(warning.seen.lines for warning in same)
         more = f" ({times} times{', in variants' if len(same) > 1 else ''})" if times > 1 else ""
         means, do = ("", "") if words is None else (words.means, words.do)
+        if words is not None and words.is_harmless and severity(log, same[0]) == "error":
+            means, do = _FAILED, subsystem(same[0].origin or same[0].failed)[1]
         says = f"{_versions(same[0].text)}{more}{_seen_by(every)}{_settings(log, means + do + same[0].text)}"
         yield Hit(says, [warning.seen for warning in same], means, do)
 

@@ -44,8 +44,10 @@ MACHINE: tuple[Words, ...] = (
     Words(
         "topology",
         r"[Cc]ould not find real path",
-        "The container's /sys does not show where a device is, so NCCL guesses its place.",
-        "Mount /sys of the host into the container. A virtual machine needs NCCL_TOPO_FILE, a description that its provider has.",
+        "NCCL does not see in /sys where a device is (WSL2, a virtual machine, a container). Old versions give up there; newer ones guess its "
+        "place.",
+        "Use a newer version of NCCL. Mount /sys of the host into the container. A virtual machine needs NCCL_TOPO_FILE, a description that "
+        "its provider has.",
         "info",
     ),
     Words(

@@ -21,6 +21,11 @@ class Words(NamedTuple):
     #: A regular expression that is searched in the origin, where the words alone are ambiguous.
     file: str = ""
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the remedy is to do nothing, which is wrong under an error."""
+        return self.alone == "info" and "Nothing needs to be done" in self.do
+
 
 #: Class -> title.
 KINDS: dict[str, str] = {
