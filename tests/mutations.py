@@ -85,7 +85,7 @@ MUTATIONS = (
     # Logs of NCCL, its RAS, PyTorch's Flight Recorder.
     Mutation("flushed = by_status.pop(_FLUSHED, []) if len(by_status) > 1 else []", "flushed: list[Warned] = []", "collectors/nccl/test_findings.py"),
     Mutation("_behind(log, group, by_group) - elsewhere", "_behind(log, group, by_group)", "collectors/nccl/test_timeouts.py"),
-    Mutation("if self.messages - at <= _SOON]", "]", "collectors/nccl/test_reasons.py"),
+    Mutation("if self.messages - at <= _SOON:", "if True:", "collectors/nccl/test_reasons.py"),
     Mutation("for _, each in warned if is_complete else ():", "for _, each in ():", "collectors/nccl/test_reasons.py"),
     Mutation("rule.depth if error else CAUSE, at", "CAUSE, at", "collectors/nccl/test_reasons.py"),
     Mutation("    if unchanged_s < HANG_S:", "    if unchanged_s < 0:", "agent/watchers/test_ras.py"),

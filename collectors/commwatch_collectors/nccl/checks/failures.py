@@ -19,6 +19,7 @@ from commwatch_collectors.nccl.checks.reasons import (
     is_remark,
     once,
     severity,
+    words_of,
 )
 from commwatch_collectors.nccl.classes import OTHER
 from commwatch_collectors.nccl.communicators import Communicator
@@ -61,7 +62,7 @@ RESULTS = {
     6: "remote process or network error",
 }
 _FLUSHED = 5
-_STATUS = re.compile(r"(?:with error |status=(?:[A-Z_]+\()?)(\d+)")
+_STATUS = re.compile(r"(?:with error |status=(?:[A-Z_]{1,40}\()?)(\d{1,9})")
 _SECONDS = re.compile(r"[\d.]+ ?s\b")
 _VENDOR_ERROR = re.compile(r"vendor[ _]err[ =](\d+)")
 #: Printed in each init, and only with NCCL_DEBUG_SUBSYS=INIT (connections also with NET).
@@ -89,7 +90,9 @@ def ib_errors(log: Log) -> Iterator[Hit]:
         more = [f" ({times} times)"] if times > 1 else []
         more += [f" (and {many(len(flushed), 'request')} flushed by it)"] if flushed else []
         says = f"{'; '.join(reasons)}: {warned[0].text}{''.join(more)}"
-        yield Hit(says, [warning.seen for warning in warned + flushed])
+        words = words_of(warned[0])
+        means, do = ("", "") if words is None else (words.means, words.do)
+        yield Hit(says, [warning.seen for warning in warned + flushed], means, do)
         flushed = []
 
 

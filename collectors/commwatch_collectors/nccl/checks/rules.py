@@ -67,16 +67,15 @@ RULES: tuple[Rule, ...] = (
         "error",
         "a transfer over InfiniBand or RoCE failed",
         "The communicator is unusable from here on; the job has to be restarted.",
-        "Status 12: check the peer first (did it crash?), then the link (ibstat, error counters), and on RoCE "
-        "NCCL_IB_GID_INDEX and flow control. Only then raise NCCL_IB_TIMEOUT. Status 5 alone: find the request that failed first.",
+        "Look for the first error of a transfer or a card, in this log and the peer's.",
         failures.ib_errors,
     ),
     Rule(
         "ib_async_event",
         "error",
         "a network card reported a fault",
-        "A port went down, or a queue or the card itself failed. Transfers over it will fail next.",
-        "Check dmesg and the switch's log of that port at that time. Replace the cable or the card if it happens again.",
+        "A port, a queue or the card itself failed. Transfers over it will fail next.",
+        "Check dmesg and ibstat at that time.",
         failures.ib_events,
     ),
     Rule(

@@ -6,6 +6,7 @@ import re
 from functools import cache, lru_cache
 
 from commwatch_collectors.nccl.vocabulary.calls import CALLS
+from commwatch_collectors.nccl.vocabulary.infiniband import INFINIBAND
 from commwatch_collectors.nccl.vocabulary.internal import INTERNAL
 from commwatch_collectors.nccl.vocabulary.machine import MACHINE
 from commwatch_collectors.nccl.vocabulary.memory import MEMORY
@@ -14,7 +15,7 @@ from commwatch_collectors.nccl.vocabulary.plugins import PLUGINS
 from commwatch_collectors.nccl.vocabulary.words import Words
 
 #: All entries, the first match wins.
-WORDS: tuple[Words, ...] = (*PLUGINS, *MEMORY, *NETWORK, *CALLS, *MACHINE, *INTERNAL)
+WORDS: tuple[Words, ...] = (*PLUGINS, *MEMORY, *INFINIBAND, *NETWORK, *CALLS, *MACHINE, *INTERNAL)
 #: Characters that are matched: the words of a warning are at its beginning.
 _MOST_TEXT = 1024
 #: Pointers and counters, by which many warnings of one kind differ.

@@ -15,14 +15,6 @@ _OOO = "Unset NCCL_IB_OOO_RQ, or enable adaptive routing and the same firmware o
 _CARDS: tuple[Words, ...] = (
     Words(
         "ib_completion_error",
-        r"Got completion|Got CQE with error|Unsupported completion status",
-        "The communicator is unusable from here on; the job has to be restarted.",
-        "Status 12: check the peer first (did it crash?), then the link (ibstat, error counters), and on RoCE NCCL_IB_GID_INDEX and "
-        "flow control. Only then raise NCCL_IB_TIMEOUT. Status 5 alone: find the request that failed first.",
-        "error",
-    ),
-    Words(
-        "ib_completion_error",
         r"Detected \d{1,9} failed devices|The error is fatal|Maximum number of probing|replacement QP|replace QP|functional device",
         "A card has failed, and NCCL could not move its traffic to another one.",
         "Look for the first error of a transfer or a card before this line. Check that card and its link (ibstat, dmesg) on both sides.",
@@ -33,21 +25,6 @@ _CARDS: tuple[Words, ...] = (
         r"Device \d{1,9} marked as failed",
         "A card has failed, and NCCL moves its traffic to another one. The job goes on more slowly.",
         "Check that card and its link (ibstat, dmesg) on both sides.",
-    ),
-    Words(
-        "ib_async_event",
-        r"Got (?:non-fatal )?async event.{0,40}(?i:port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change"
-        r"|communication established|last WQE|send queue drained)|GID table changed|unknown event type",
-        "A port came up, or its addresses or its subnet manager changed. This is not a failure in itself.",
-        "If transfers failed at that time, check the fabric.",
-        "info",
-    ),
-    Words(
-        "ib_async_event",
-        r"Got .{0,80}event|async fatal event",
-        "A port went down, or a queue or the card itself failed. Transfers over it will fail next.",
-        "Check dmesg and the switch's log of that port at that time. Replace the cable or the card if it happens again.",
-        "error",
     ),
     Words(
         "system_error",
