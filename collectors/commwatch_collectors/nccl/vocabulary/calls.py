@@ -88,6 +88,13 @@ _USAGE: tuple[Words, ...] = (
     ),
     Words(
         "invalid_usage",
+        r"should be in the 0\.\.-\d{1,10} range",
+        "The communicator has no ranks any more: it was destroyed or aborted before this call.",
+        "Find the first error of this process. Otherwise the program still uses a communicator after its end: create a new one first.",
+        "error",
+    ),
+    Words(
+        "invalid_usage",
         r"already been destroyed|communicator was revoked|corrupted comm object|[Cc]ould not find communicator|invalid communicator passed"
         r"|in abort state",
         "A communicator is used after it was destroyed, aborted or revoked.",

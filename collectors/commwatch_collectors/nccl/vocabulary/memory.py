@@ -300,17 +300,19 @@ _CUDA: tuple[Words, ...] = (
     ),
     Words(
         "cuda_error",
-        r"(?i:(?:cuda|hip) failure.{0,20}(?:invalid device|no .{0,10}device|device.{0,20}busy|CUDA-capable device))",
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:invalid device(?! function)|no .{0,10}device|device.{0,20}busy|CUDA-capable device))",
         "The process uses a GPU that it does not have, or that another process holds.",
         "Compare CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), LOCAL_RANK and the number of processes per node.",
         "error",
     ),
     Words(
         "cuda_error",
-        r"(?i:cuda failure.{0,20}(?:no kernel image|invalid device function|PTX))|Failed to get kernel attributes"
+        r"(?i:(?:cuda|hip) failure.{0,20}(?:no kernel image|no binary for|invalid device function|invalid kernel file|shared object initialization"
+        r" failed|PTX|device kernel image is invalid))|Failed to get kernel attributes"
         r"|exceeds device/fn maxSharedMem",
-        "This build of NCCL has no kernels for this GPU.",
-        "Install a build of NCCL, or of PyTorch, for this generation of GPUs. For AMD, check gcnArchName and HSA_OVERRIDE_GFX_VERSION.",
+        "This build of NCCL or RCCL has no kernels that were compiled for this GPU.",
+        "Install a build of NCCL (RCCL), and of PyTorch, for this generation of GPUs. For AMD, compare the architecture (rocminfo: gfx…) with "
+        "those that the library was built for, and check HSA_OVERRIDE_GFX_VERSION.",
         "error",
     ),
     Words(
