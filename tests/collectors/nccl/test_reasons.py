@@ -106,6 +106,36 @@ def test_no_remedy_of_a_hint() -> None:
     assert (one.severity, one.do) == ("info", "Nothing needs to be done.")
 
 
+def test_remedy_of_a_mismatch() -> None:
+    """A check of PyTorch that was on is not advised, and for different models the remedy is another one."""
+    calls = "Detected mismatch between collectives on ranks. Rank {0} is running collective: CollectiveFingerPrint(OpType={1})"
+    (one,) = found(f"RuntimeError: {calls.format(0, 'GATHER')}, but Rank 1 is running collective: ALLREDUCE")
+    assert "DETAIL" not in one.do
+    (one,) = found("[rank1]:   [0, 2] finished collective #9, but didn't join collective #10 (count from 1)")
+    assert "DETAIL" in one.do
+    (one,) = found(
+        "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 8 params, while rank 1 has inconsistent 6 params."
+    )
+    assert "same model" in one.do
+
+
+@pytest.mark.parametrize(
+    ("error", "names_", "without"),
+    [
+        ("invalid usage", "two ranks on one GPU", "shm"),
+        ("unhandled system error", "/dev/shm", "two ranks"),
+        ("unhandled cuda error", "Xid", "two ranks"),
+        ("remote process exited or there was a network error", "ended first", "two ranks"),
+        ("unknown thing", "NCCL_DEBUG=WARN", "often"),
+    ],
+)
+def test_remedy_of_an_exception(error: str, names_: str, without: str) -> None:
+    """An exception without NCCL's warning has the advice for its error only."""
+    (one,) = found(f"RuntimeError: NCCL error in: ../x.cpp:784, {error}, NCCL version 2.17.8")
+    assert names_ in one.do
+    assert without not in one.do
+
+
 def test_subsystem_by_the_failed_calls() -> None:
     """Where the file that warned shows no subsystem, the files whose calls failed do."""
     cuda = "ant:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 1 'invalid argument'"

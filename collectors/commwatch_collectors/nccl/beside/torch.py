@@ -83,6 +83,10 @@ _FIELDS = {
 }
 
 
+#: The other side, where a report does not have it.
+OTHERS = "other ranks make another call"
+
+
 def _mismatch(match: re.Match[str]) -> f.Fact:
     """Return both sides as one sentence: what they call, and what differs."""
     sides = list(_SIDE.finditer(match[1]))
@@ -95,7 +99,7 @@ def _mismatch(match: re.Match[str]) -> f.Fact:
         values = {name: value[1] for name, pattern in _FIELDS.items() if (value := pattern.search(body))}
         found.append((side[1], values))
     called = [_called(rank, values) for rank, values in found]
-    return f.Desync("; ".join(called if len(called) > 1 else [*called, "other ranks make another call"]))
+    return f.Desync("; ".join(called if len(called) > 1 else [*called, OTHERS]))
 
 
 def _called(rank: str, values: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.beside.torch import OTHERS
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, many, some, who
 from commwatch_collectors.nccl.checks.reasons import (
     DEVICE,
@@ -71,6 +72,30 @@ _IN_INIT: tuple[type[f.Fact], ...] = (f.Trees, f.Channels, f.Ring)
 _HARMLESS = re.compile(
     r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
 )
+#: What a rank calls, as PyTorch reports it at TORCH_DISTRIBUTED_DEBUG=DETAIL; and what DistributedDataParallel finds.
+_CALLS = re.compile(r"rank \d+ calls ")
+_CHECKED = re.compile(r"rank \d+ calls |Detected mismatch between collectives")
+_MODEL = re.compile(r"DDP expects same model|appears not to match")
+#: Ranks whose calls are shown.
+_MOST_CALLS = 4
+_BRANCH = "Look for a branch around the collective that depends on rank or data."
+_OTHER_MODEL = (
+    "The ranks have built different models, so their collectives would differ.",
+    "Build the same model on all ranks: compare the code, the settings and the checkpoint, and look for parameters that depend on rank "
+    "or data.",
+)
+#: NCCL's error in an exception -> what to do beside switching its warnings on.
+_OF_ERROR = {
+    "invalid usage": "It is often two ranks on one GPU, or a communicator used after its end.",
+    "invalid argument": "Check the arguments of the call: a tensor on another GPU, or a rank or size that does not fit the group.",
+    "unhandled system error": "It is often the network or shared memory: NCCL_SOCKET_IFNAME, /dev/shm, ulimit -l, /dev/infiniband.",
+    "unhandled cuda error": "It is often no memory left on the GPU, a kernel that failed before, or a driver or build that does not fit the GPU: "
+    "look for Xid errors in dmesg.",
+    "internal error": "It is often a peer that ended first, or a setting of the network that does not fit the node.",
+    "remote process exited": "Find the process that ended first, then look at the network between the two.",
+    "remote error": "Find the process that ended first, then look at the network between the two.",
+}
+_AGAIN = "Run again with NCCL_DEBUG=WARN."
 
 
 def ib_errors(log: Log) -> Iterator[Hit]:
@@ -109,8 +134,27 @@ def ib_changes(log: Log) -> Iterator[Hit]:
 def mismatches(log: Log) -> Iterator[Hit]:
     """Ranks called different collectives, or with different sizes."""
     yield from by_words(log, errors_of(log, "mismatch"))
+    found: list[tuple[dict[str, None], list[Seen]]] = []
     for _, desync, seen in log.account.of(f.Desync):
-        yield Hit(desync.text, [seen])
+        sides = dict.fromkeys(desync.text.split("; ")) if _CALLS.match(desync.text) else {desync.text: None}
+        same = next((group for group in found if _are_one(group[0], sides)), None)
+        if same is None:
+            found.append((sides, [seen]))
+        else:
+            same[0].update(sides)
+            same[1].append(seen)
+    for sides, places in found:
+        calls = [side for side in sides if side != OTHERS]
+        says = "; ".join(calls[:_MOST_CALLS] if len(calls) > 1 else sides)
+        says += f"; and {len(calls) - _MOST_CALLS} more ranks" if len(calls) > _MOST_CALLS else ""
+        model = _MODEL.search(says)
+        means, do = _OTHER_MODEL if model else ("", _BRANCH if _CHECKED.match(says) else "")
+        yield Hit(says, places, means, do)
+
+
+def _are_one(one: dict[str, None], other: dict[str, None]) -> bool:
+    """Return whether two reports are of one mismatch: each rank reports its own side, and perhaps that of another."""
+    return any(side in other for side in one)
 
 
 def teardown(log: Log) -> Iterator[Hit]:
@@ -261,7 +305,8 @@ def torch_errors(log: Log) -> Iterator[Hit]:
         by_reason.setdefault(error.reason, []).append(seen)
         times[error.reason] += seen.lines
     for reason, places in by_reason.items():
-        yield Hit(f"{reason} ({many(times[reason], 'time')})", places)
+        of_error = next((text for error, text in _OF_ERROR.items() if reason.lower().startswith(error)), "")
+        yield Hit(f"{reason} ({many(times[reason], 'time')})", places, do=f"{_AGAIN} {of_error}".strip())
 
 
 def silent_failures(log: Log) -> Iterator[Hit]:

@@ -136,7 +136,7 @@ RULES: tuple[Rule, ...] = (
         "error",
         "PyTorch gave up on an NCCL call",
         "The call returned this error. NCCL prints the reason only at NCCL_DEBUG=WARN.",
-        "Run again with NCCL_DEBUG=WARN. Invalid usage is often two ranks on one GPU, or a communicator used after its end.",
+        "Run again with NCCL_DEBUG=WARN.",
         failures.torch_errors,
         CONSEQUENCE,
     ),
