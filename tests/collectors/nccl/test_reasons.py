@@ -136,6 +136,38 @@ def test_remedy_of_an_exception(error: str, names_: str, without: str) -> None:
     assert without not in one.do
 
 
+XID = "[  +0.000007] NVRM: Xid (PCI:0000:03:00): {0}, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+LAUNCH = "RuntimeError: CUDA error: unspecified launch failure"
+LATE = (
+    "[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9031, OpType=ALLREDUCE, "
+    "NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800817 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize("number", [48, 74, 79, 94, 95, 119])
+def test_after_a_fault_of_a_gpu(number: int) -> None:
+    """A kernel that fails, and a collective that times out later, follow from a fault of a GPU's hardware."""
+    fault = XID.format(number)
+    follow = [("process_failed", "info"), ("watchdog_timeout", "info")]
+    assert sorted(names(fault, LAUNCH, LATE)) == sorted([("gpu_fault", "error"), *follow])
+    cuda = "ant:1:2 [0] enqueue.cc:9 NCCL WARN Cuda failure 719 'unspecified launch failure'"
+    assert names(fault, cuda) == [("gpu_fault", "error"), ("cuda_error", "info")]
+    assert names(LAUNCH, fault) == [("gpu_fault", "error"), ("process_failed", "info")]
+
+
+def test_not_after_a_fault_of_a_gpu() -> None:
+    """A program's own faults follow from no hardware, nor does a time-out that came first; and without a cause nothing is information."""
+    assert dict(names(XID.format(31), LAUNCH))["process_failed"] == "error"
+    access = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert dict(names(XID.format(79), access))["process_failed"] == "error"
+    assert dict(names(LATE, XID.format(79)))["watchdog_timeout"] == "error"
+    assert dict(names(XID.format(63), LAUNCH))["process_failed"] == "error"
+    dated = "2026-05-02T07:10:{0} n1 {1}"
+    late = (dated.format("11", f"[rank0]: {LAUNCH}"), dated.format("12", "kernel: " + XID.format(79)))
+    assert dict(names(*late))["process_failed"] == "error"
+    assert dict(names(late[1].replace(":12", ":10"), late[0]))["process_failed"] == "info"
+
+
 def test_subsystem_by_the_failed_calls() -> None:
     """Where the file that warned shows no subsystem, the files whose calls failed do."""
     cuda = "ant:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 1 'invalid argument'"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.hardware import fails_by_fault
 from commwatch_collectors.nccl.beside.system import ended
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
 from commwatch_collectors.nccl.lives import Seen
@@ -93,6 +94,11 @@ _REPORT = 8
 
 def failed(log: Log) -> Iterator[Hit]:
     """Processes that ended with an error of their own: what follows from another failure is not reported."""
+    for hit in _failed(log):
+        yield hit._replace(follows=fails_by_fault(log, hit.says, hit.evidence))
+
+
+def _failed(log: Log) -> Iterator[Hit]:
     found = [(died, seen) for _, died, seen in log.account.of(f.Died)]
     own = [(died, seen) for died, seen in found if not died.by_launcher]
     first = _first_reported(log, [(died, seen) for died, seen in found if died.by_launcher])

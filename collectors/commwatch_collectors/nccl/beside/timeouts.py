@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.hardware import comes_after_fault
 from commwatch_collectors.nccl.beside.processes import XIDS
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
 from commwatch_collectors.nccl.lives import Seen
@@ -49,7 +50,7 @@ def watchdogs(log: Log) -> Iterator[Hit]:
         says = f"not finished{where}{ran}: {_operations(log, group, late)}{name}{suspicion}{_also_waits(late)}"
         before, cause = _before(log, late, says)
         seen = [report.seen for report in late]
-        yield Hit(f"{says}{before}", seen[:3] + cause + evidence + seen[3:])
+        yield Hit(f"{says}{before}", seen[:3] + cause + evidence + seen[3:], follows=comes_after_fault(log, seen))
     if not by_group:
         yield from _passed_on(log)
 

@@ -31,6 +31,8 @@ class Hit(NamedTuple):
     #: Instead of the rule's, if this case has a meaning and a remedy of its own.
     means: str = ""
     do: str = ""
+    #: It only follows from another finding of this log.
+    follows: bool = False
 
 
 Check = Callable[["Log"], Iterable[Hit]]

@@ -45,7 +45,9 @@ def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINIS
     What only follows from an error is information, if that error is in the log.
     """
     log = Log(account, live)
-    hits = [(rule, hit) for rule in rules for hit in rule.check(log)]
+    hits = [
+        (rule._replace(depth=CONSEQUENCE) if hit.follows else rule, hit) for rule in rules for hit in rule.check(log)
+    ]
     if any(rule.severity == "error" and rule.depth == CAUSE for rule, _ in hits):
         hits = [(rule._replace(severity="info") if rule.depth == CONSEQUENCE else rule, hit) for rule, hit in hits]
     order = in_time([hit.evidence for _, hit in hits])

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.hardware import fails_by_fault
 from commwatch_collectors.nccl.checks.evidence import Check, Hit, Log, many, some, who
 from commwatch_collectors.nccl.classes import CONSEQUENCE, OTHER
 from commwatch_collectors.nccl.lives import QUOTED, Seen, Warned
@@ -149,7 +150,8 @@ def of_kind(kind: str) -> Check:
     """Return the check for the errors of one known class."""
 
     def check(log: Log) -> Iterator[Hit]:
-        yield from by_words(log, errors_of(log, kind))
+        for hit in by_words(log, errors_of(log, kind)):
+            yield hit._replace(follows=fails_by_fault(log, hit.says, hit.evidence)) if kind == "cuda_error" else hit
 
     return check
 
