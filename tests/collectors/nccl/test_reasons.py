@@ -168,6 +168,22 @@ def test_not_after_a_fault_of_a_gpu() -> None:
     assert dict(names(late[1].replace(":12", ":10"), late[0]))["process_failed"] == "info"
 
 
+@pytest.mark.parametrize(
+    ("error", "names_", "without"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "get_arch_list", "VISIBLE_DEVICES"),
+        ("HIP error: invalid device function", "gfx", "VISIBLE_DEVICES"),
+        ("CUDA error: invalid device ordinal", "VISIBLE_DEVICES", "get_arch_list"),
+        ("CUDA error: unknown error", "nvidia-smi", "get_arch_list"),
+    ],
+)
+def test_remedy_of_cuda(error: str, names_: str, without: str) -> None:
+    """A build without kernels for the GPU, and a number of a GPU that is not there, have a remedy each."""
+    (one,) = found(f"RuntimeError: {error}")
+    assert names_ in one.do
+    assert without not in one.do
+
+
 def test_subsystem_by_the_failed_calls() -> None:
     """Where the file that warned shows no subsystem, the files whose calls failed do."""
     cuda = "ant:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 1 'invalid argument'"

@@ -15,7 +15,7 @@ HARDWARE = frozenset((48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140))
 #: Errors of CUDA that such a fault causes; an invalid access of memory is the program's own.
 _BY_HARDWARE = re.compile(
     r"(?i:unspecified launch failure|the launch timed out|uncorrectable|unknown error|busy or unavailable"
-    r"|hardware stack error|no CUDA-capable device|device kernel|GPU is lost)"
+    r"|hardware stack error|no CUDA-capable device|GPU is lost)"
 )
 
 

@@ -55,6 +55,16 @@ _ADVICE = {
         "A call of CUDA failed on that node, before or beside any communication.",
         "Check the driver and the GPUs there (nvidia-smi), CUDA_VISIBLE_DEVICES, and that PyTorch is built for these GPUs.",
     ),
+    "no kernel": _Advice(
+        "The program has no kernels that were compiled for this GPU.",
+        "Install a build of PyTorch, and of its extensions, for this generation of GPUs (torch.cuda.get_arch_list()). For AMD, compare it with "
+        "the architecture in rocminfo (gfx…), and check HSA_OVERRIDE_GFX_VERSION.",
+    ),
+    "no device": _Advice(
+        "The process uses a GPU that it does not have.",
+        "Compare CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), LOCAL_RANK and the number of processes per node with "
+        "the GPUs that the process sees (nvidia-smi, rocm-smi).",
+    ),
     "ecc": _Advice(
         "The memory of that GPU is damaged.",
         "Take the GPU out of use, reset it, and replace it if the error comes back (nvidia-smi -q -d ECC,ROW_REMAPPER).",
@@ -79,6 +89,15 @@ _ADVICE = {
         "Read the traceback above that line.",
     ),
 }  # fmt: skip
+#: Words of an exception that have an advice of their own.
+_BY_WORDS = {
+    "ECC error": "ecc",
+    "no kernel image": "no kernel",
+    "invalid device function": "no kernel",
+    "invalid device ordinal": "no device",
+    "no CUDA-capable device": "no device",
+    "No HIP GPUs": "no device",
+}
 #: What follows from something else, if anything else is in the log.
 _WEAK = ("abort", "exit", "signal")
 _MEMORY = ("killed", "host memory")
@@ -125,7 +144,7 @@ def _failed(log: Log) -> Iterator[Hit]:
 
 
 def _hit(kind: str, says: str, evidence: list[Seen]) -> Hit:
-    advice = _ADVICE["ecc" if "ECC error" in says else kind]
+    advice = _ADVICE[next((own for words, own in _BY_WORDS.items() if words in says), kind)]
     return Hit(says, evidence, advice.means, advice.do)
 
 

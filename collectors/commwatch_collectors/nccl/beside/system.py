@@ -113,16 +113,23 @@ FORMS: tuple[Form, ...] = (
     _raised(
         "gpu memory", "CUDA error: out of memory", r"((?:\w{1,40}\.){0,4}\w{1,40}Error: CUDA error: out of memory)"
     ),
+    _raised("gpu memory", "HIP error: out of memory", r"((?:\w{1,40}\.){0,4}\w{1,40}Error: HIP error: out of memory)"),
     _raised(
         "gpu memory",
         "HIP out of memory",
         r"((?:torch\.(?:cuda\.)?)?(?:OutOfMemoryError|RuntimeError)): HIP out of memory",
     ),
-    _raised("cuda", "CUDA error: ", rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: CUDA error: {_OF_KERNELS})"),
-    _raised(
-        "cuda call",
-        "CUDA error: ",
-        rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: CUDA error: (?!{_OF_KERNELS}|out of memory)\w[\w ,'-]{{0,120}})",
+    *(
+        form
+        for api in ("CUDA", "HIP")
+        for form in (
+            _raised("cuda", f"{api} error: ", rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: {api} error: {_OF_KERNELS})"),
+            _raised(
+                "cuda call",
+                f"{api} error: ",
+                rf"((?:\w{{1,40}}\.){{0,4}}\w{{1,40}}Error: {api} error: (?!{_OF_KERNELS}|out of memory)\w[\w ,'-]{{0,120}})",
+            ),
+        )
     ),
     made(
         "terminated with exception: CUDA error",
