@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.findings import Finding, findings
+from commwatch_collectors.nccl.checks.fitting import fit
 from commwatch_collectors.nccl.checks.order import in_time, time_of
 from commwatch_collectors.nccl.last_errors import LastErrors
 from commwatch_collectors.nccl.lives import Seen
@@ -182,6 +185,34 @@ def test_remedy_of_cuda(error: str, names_: str, without: str) -> None:
     (one,) = found(f"RuntimeError: {error}")
     assert names_ in one.do
     assert without not in one.do
+
+
+def test_remedy_of_the_version() -> None:
+    """A setting that this version of NCCL does not have is not advised; where the version is not known, it is."""
+    warns = "ant:1:2 [0] transport/p2p.cc:9 NCCL WARN failed to open CUDA IPC handle : 30 unknown error"
+    for version, has in (("2.7.8+cuda11.1", False), ("2.17.1+cuda12.1", False), ("2.18.3+cuda12.1", True)):
+        *_, one = found(f"ant:1:2 [0] NCCL INFO NCCL version {version}", warns, FAILS)
+        assert ("NCCL_CUMEM_ENABLE" in one.do, "NCCL_P2P_DISABLE=1" in one.do) == (has, True)
+    (one,) = found(warns, FAILS)
+    assert "NCCL_CUMEM_ENABLE" in one.do
+    assert fit("shm", "", "NCCL_CUMEM_ENABLE=0 is all.", ["2.7.8"]) == "NCCL_CUMEM_ENABLE=0 is all."
+    assert fit("shm", "", "Try NCCL_CUMEM_ENABLE=0.", ["odd", "2.7.8"]) == "Try NCCL_CUMEM_ENABLE=0."
+
+
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        ("ant:1:2 [0] misc/socket.cc:5 NCCL WARN Connect to {0}<41> failed : Connection refused", "NCCL_SOCKET_IFNAME"),
+        ("[c10d] The client socket has timed out after 1800s while trying to connect to ({0}, 44737).", "MASTER_ADDR"),
+    ],
+)
+def test_bridge_of_docker(line: str, setting: str) -> None:
+    """An address of docker's bridge is named as such, and no other is."""
+    (one,) = found(line.format("172.17.0.2"))
+    assert re.match(rf"172\.17\.0\.2 is an address of docker's bridge, .*{setting}", one.do)
+    for other in ("10.0.0.92", "172.16.0.2", "10.172.17.2", "192.172.17.0"):
+        (one,) = found(line.format(other))
+        assert "docker" not in one.do
 
 
 def test_subsystem_by_the_failed_calls() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.evidence import FINISHED, Live, Log, Rule
+from commwatch_collectors.nccl.checks.fitting import fit
 from commwatch_collectors.nccl.checks.order import CAUSE, CONSEQUENCE, in_time
 from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.lives import Seen
@@ -50,6 +52,7 @@ def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINIS
     ]
     if any(rule.severity == "error" and rule.depth == CAUSE for rule, _ in hits):
         hits = [(rule._replace(severity="info") if rule.depth == CONSEQUENCE else rule, hit) for rule, hit in hits]
+    versions = {version.version for _, version, _ in account.of(f.Version)}
     order = in_time([hit.evidence for _, hit in hits])
     hits = [hits[at] for at in sorted(range(len(hits)), key=lambda at: _key(hits[at][0], order[at]))]
     return [
@@ -59,7 +62,7 @@ def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINIS
             rule.title,
             hit.says,
             hit.means or rule.means,
-            hit.do or rule.do,
+            fit(rule.name, hit.says, hit.do or rule.do, versions),
             _evidence(hit.evidence),
         )
         for rule, hit in hits

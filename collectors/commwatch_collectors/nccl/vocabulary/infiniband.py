@@ -6,8 +6,8 @@ from commwatch_collectors.nccl.vocabulary.words import Words
 
 _OVER = "The communicator is unusable from here on; the job has to be restarted."
 _GDR = (
-    "NCCL_NET_GDR_LEVEL=LOC (without GPUDirect RDMA), NCCL_LOCAL_REGISTER=0 and NCCL_GRAPH_REGISTER=0 (without registered buffers) show "
-    "whether one of them is the cause; all are slower."
+    "NCCL_NET_GDR_LEVEL=LOC, without GPUDirect RDMA and slower, shows whether that is the cause. NCCL_LOCAL_REGISTER=0 and "
+    "NCCL_GRAPH_REGISTER=0 show whether registered buffers are."
 )
 _SAME = "Use one version of NCCL, of its network plug-in and of its settings (NCCL_…) on all nodes."
 _LOCAL = (

@@ -19,6 +19,7 @@ _IOMMU = (
     "machine, enable ATS."
 )
 _AMD = "On AMD, boot with iommu=pt and amd_iommu=on, and set HSA_FORCE_FINE_GRAIN_PCIE=1."
+_IPC = "Containers of one node must share the IPC namespace (--ipc=host)."
 _P2P_OFF = "NCCL_P2P_DISABLE=1 copies through host memory instead, which is much slower."
 _SHM_OFF = "NCCL_SHM_DISABLE=1 does without it: these GPUs then use the network."
 _FREE = (
@@ -122,7 +123,14 @@ _PEERS: tuple[Words, ...] = (
         "peer_to_peer",
         r"hipIpc(?:Get|Open)MemHandle",
         "A GPU could not share its memory with another GPU of the node.",
-        f"{_AMD} Let the containers of one node share the IPC namespace (--ipc=host). {_P2P_OFF}",
+        f"{_AMD} {_P2P_OFF} {_IPC}",
+        "error",
+    ),
+    Words(
+        "peer_to_peer",
+        r"(?:hipIpc|cudaIpc|IPC handle).{0,120}(?:peer access|mapping of buffer object)",
+        "The driver refuses access between two GPUs of the node.",
+        f"{_IOMMU} {_P2P_OFF} {_IPC}",
         "error",
     ),
     Words(
@@ -130,7 +138,7 @@ _PEERS: tuple[Words, ...] = (
         r"cudaIpc(?:Get|Open)MemHandle|CUDA IPC handle|[Uu]anble to get IPC handle|Unable to get IPC handle"
         r"|Uanble to get pointer information",
         "A GPU could not share its memory with another GPU of the node.",
-        f"Let the containers of one node share the IPC namespace (--ipc=host). NCCL_CUMEM_ENABLE=1 shares memory in another way. {_P2P_OFF}",
+        f"NCCL_CUMEM_ENABLE=1 shares memory in another way. {_P2P_OFF} {_IPC}",
         "error",
     ),
     Words(
@@ -144,15 +152,15 @@ _PEERS: tuple[Words, ...] = (
         "cuda_error",
         r"(?i:(?:cuda|hip) failure.{0,20}(?:peer access|mapping of buffer object))",
         "The driver refuses access between two GPUs of the node.",
-        f"Let the containers of one node share the IPC namespace (--ipc=host), and pass all its GPUs to each. {_IOMMU} {_AMD} {_P2P_OFF}",
+        f"{_IOMMU} {_AMD} {_P2P_OFF} {_IPC} Pass all its GPUs to each.",
         "error",
     ),
     Words(
         "cuda_error",
         _OF_FILE_WITH_MEMORY,
         "A GPU could not share its memory with another GPU of the node (P2P).",
-        "Let each process see all GPUs of the node (in Slurm, not --gpus-per-task but --gpus-per-node), and let containers share the IPC "
-        f"namespace (--ipc=host). {_IOMMU} {_AMD} {_P2P_OFF}",
+        "Let each process see all GPUs of the node (in Slurm, not --gpus-per-task but --gpus-per-node). "
+        f"{_IOMMU} {_AMD} {_P2P_OFF} {_IPC}",
         "error",
         r"(?<!net_ib/)\bp2p\.cc",
     ),

@@ -151,7 +151,7 @@ _SOCKETS: tuple[Words, ...] = (
         "connection_refused",
         r"No route to host|Network is unreachable",
         "There is no route to the address of the peer: one of the two chose an interface that the nodes do not share.",
-        "Set NCCL_SOCKET_IFNAME on all nodes to the interface on which they reach each other. An address of 172.17.… is docker0's. "
+        "Set NCCL_SOCKET_IFNAME on all nodes to the interface on which they reach each other. "
         "Otherwise check firewalls (REJECT also reads as no route) and ip route get ADDRESS.",
         "error",
     ),
@@ -166,15 +166,15 @@ _SOCKETS: tuple[Words, ...] = (
         r"(?:^|: )(?i:connect to |connect returned ).{0,200}timed out|exceeded timeouts",
         "Nothing answers at that address: a firewall drops the packets, the node is down, or the address is not of the network that the "
         "nodes share.",
-        "Set NCCL_SOCKET_IFNAME on all nodes to the interface on which they reach each other (172.17.… is docker0's address), and open the "
+        "Set NCCL_SOCKET_IFNAME on all nodes to the interface on which they reach each other, and open the "
         "firewall between the nodes for all ports.",
         "error",
     ),
     Words(
         "connection_refused",
         r"(?:^|: )(?i:connect to |connect returned )|Call to connect returned|PollConnect to |exceeded retries",
-        "The process at that address does not run any more or not yet, or the network blocks the connection.",
-        "Look at that process first: did it fail? If the address is not of the network that the nodes share (172.17.… is docker0's), set "
+        "The process at that address has ended or has not started yet, or the network blocks the connection.",
+        "Look at that process first: did it fail? If the address is not of the network that the nodes share, set "
         "NCCL_SOCKET_IFNAME. Otherwise check firewalls and routes.",
         "error",
     ),
