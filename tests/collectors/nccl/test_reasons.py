@@ -100,6 +100,23 @@ def test_words_of_an_end_that_failed() -> None:
     assert names(ends, FAILS, RAISES) == [("system_error", "error")]
 
 
+def test_service_thread_in_an_init() -> None:
+    """A service thread that could not connect is no noise of an end; it follows from another warning, if there is one."""
+    connects = "ant:1:2 [0] proxy.cc:9 NCCL WARN [Service thread] Error encountered progressing operation=Connect, res=3, closing connection"
+    assert names(connects, FAILS) == [("system_error", "error")]
+    assert names(WARNS, FAILS, connects) == [("nccl_failed", "error")]
+    assert names(connects.replace("=Connect", "=Stop")) == [("teardown_noise", "info")]
+
+
+def test_change_of_a_port() -> None:
+    """A change of a port is no reason of an exception or of a failed call, but these are failures."""
+    text = "NET/IB : mlx5_2:1 Got non-fatal async event: port active(9)"
+    event = f"ant:1:3 [0] transport/net_ib.cc:9 NCCL WARN {text}"
+    assert names(RAISES, "Last error:", text) == [("torch_error", "error"), ("port_changed", "info")]
+    assert names(event, FAILS.replace("1:2", "1:3")) == [("silent_failure", "error"), ("port_changed", "info")]
+    assert names(event) == [("port_changed", "info")]
+
+
 def test_no_remedy_of_a_hint() -> None:
     """Where a call failed, the remedy is not that nothing needs to be done."""
     retry = "ant:1:2 [0] net_fastsocket.cc:785 NCCL WARN Maximum retry reached for accept 3."

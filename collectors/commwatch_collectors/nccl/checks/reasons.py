@@ -22,10 +22,12 @@ _PEER = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b|so
 #: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
 _PROXY = re.compile(
     r"\[Proxy Service \d+\] Failed to execute operation (?!Close)|Proxy Call to rank \d+ failed|while polling for opId"
+    r"|\[Service thread\] Error .{0,40}=(?:Init|SharedInit|Setup|Connect)\b"
 )
 _PROXY_OF_PEER = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)\w+ from rank \d+, retcode 6")
 TEARDOWN = re.compile(
-    r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
+    r"\[Service thread\](?! Accept failed Too many| Error .{0,40}=(?:Init|SharedInit|Setup|Connect)\b)"
+    r"|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
 )
 SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
@@ -57,8 +59,13 @@ def is_explained(warned: Warned) -> bool:
 
 
 def is_remark(warned: Warned) -> bool:
-    """Return whether the warning is never the reason of the failed call next to it."""
-    return _AT_START.search(warned.text) is not None and warned.quoted_by is None
+    """Return whether the warning is never the reason of the failed call next to it; an exception may quote a hint, but no change of a port."""
+    return _is_change(warned) or (warned.quoted_by is None and _AT_START.search(warned.text) is not None)
+
+
+def _is_change(warned: Warned) -> bool:
+    words = words_of(warned)
+    return words is not None and (words.kind, words.alone) == ("ib_async_event", "info")
 
 
 def hints_that_failed(log: Log) -> list[Warned]:
@@ -151,7 +158,8 @@ def of_kind(kind: str) -> Check:
 
     def check(log: Log) -> Iterator[Hit]:
         for hit in by_words(log, errors_of(log, kind)):
-            yield hit._replace(follows=fails_by_fault(log, hit.says, hit.evidence)) if kind == "cuda_error" else hit
+            by_fault = kind == "cuda_error" and fails_by_fault(log, hit.says, hit.evidence)
+            yield hit._replace(follows=by_fault or hit.means.startswith("This is a consequence"))
 
     return check
 
@@ -188,7 +196,7 @@ def hints(log: Log) -> Iterator[Hit]:
     yield from by_words(log, [w for w in found if is_hint(w) and id(w) not in reasons])
     yield from by_words(
         log,
-        [w for w in found if severity(log, w) == "info" and not w.failed and not is_hint(w) and not is_explained(w)],
+        [w for w in found if severity(log, w) == "info" and not w.failed and not is_explained(w) and not _is_change(w)],
     )
 
 

@@ -91,7 +91,7 @@ _EVENTS: tuple[Words, ...] = (
     Words(
         "ib_async_event",
         r"event.{0,200}(?:invalid request|local access violation)",
-        "The card refused a request: its memory is not registered, or the two sides do not agree on sizes. This is a fault of software.",
+        "The card refused a request: its memory is not registered, or the two sides do not agree on sizes. Mostly software is the cause.",
         f"Look for a completion with an error at that time: its status says more. {_SAME} {_GDR}",
         "error",
     ),

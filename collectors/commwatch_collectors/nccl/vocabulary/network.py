@@ -76,7 +76,7 @@ _CARDS: tuple[Words, ...] = (
         "system_error",
         r"Failed to open libibverbs|dlv?sym failed on ibv|dlv?sym failed on mlx5|NET/MLX5: (?:Call|lib)|mlx5dv_get_data_direct",
         "The verbs library is missing or too old, so InfiniBand and RoCE cannot be used.",
-        "Install libibverbs and the provider of the card (rdma-core) in the image. With Ethernet only, this is harmless.",
+        "Install libibverbs and the provider of the card (rdma-core) in the image. With Ethernet only, it is not needed.",
         "info",
     ),
     Words(
