@@ -108,6 +108,13 @@ def test_service_thread_in_an_init() -> None:
     assert names(connects.replace("=Connect", "=Stop")) == [("teardown_noise", "info")]
 
 
+def test_host_of_the_peer() -> None:
+    """The host of the peer, which is in the middle of a long text of the plug-in for EFA, is named."""
+    text = "NET/OFI Request 0x7f completed with error. RC: 5. Error: Invalid address My host id: i-0d Peer host id: i-0ce6d3. Completed"
+    (one,) = found(f"ant:1:2 [0] ofi_process_cq:1033 NCCL WARN {text}", FAILS)
+    assert "; the peer is on i-0ce6d3; on ant pid 1" in one.says
+
+
 def test_change_of_a_port() -> None:
     """A change of a port is no reason of an exception or of a failed call, but these are failures."""
     text = "NET/IB : mlx5_2:1 Got non-fatal async event: port active(9)"

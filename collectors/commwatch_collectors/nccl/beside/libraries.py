@@ -94,7 +94,7 @@ _MOST_TEXTS = 3
 _STORE = {
     "connect": (
         "The process that holds the store (rank 0, or torchrun's agent on the first node) did not answer at that address.",
-        "Check that it runs, that MASTER_ADDR and MASTER_PORT (--rdzv-endpoint) are the same and right on all nodes, and firewalls.",
+        "Check that this process runs, that MASTER_ADDR and MASTER_PORT (--rdzv-endpoint) are the same and right on all nodes, and firewalls.",
     ),
     "port": (
         "Another process uses the port of the job's store: another job on that node, or one that did not end.",

@@ -37,11 +37,11 @@ def fit(name: str, says: str, do: str, versions: Iterable[str]) -> str:
     late = [setting for setting, since in _SINCE.items() if newest is not None and newest < since]
     kept = [part for part in _SENTENCE.split(do) if not any(re.search(rf"\b{setting}\b", part) for setting in late)]
     bridge = name in _ADDRESS_OF and _BRIDGE.search(says)
-    own = (
-        [f"{bridge[0]} is an address of docker's bridge, which no other node reaches: {_ADDRESS_OF[name]}."]
-        if bridge
-        else []
-    )
+    own = []
+    if bridge:
+        own.append(
+            f"{bridge[0]} is an address of docker's bridge, which no other node reaches: if the peer is on another node, {_ADDRESS_OF[name]}."
+        )
     return " ".join([*own, *(kept or [do])])
 
 

@@ -43,6 +43,10 @@ _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r"(?:[0-9A-Za-z.:_-]{1,100}[0-9A-Za-z])?<\d{1,5}>")
 _SETTING = re.compile(r"\b(?:NCCL|RCCL|FI|OFI|TORCH|UCX)_[A-Z0-9_]+\b")
 _RANK = re.compile(r"^rank(\d+)$")
+#: Where the plug-in for EFA names the peer.
+_PEER_HOST = re.compile(r"Peer host id: ([\w-]{1,64})")
+#: Variants of a text that are shown.
+_MOST_VARIANTS = 4
 _FAILED = "A call failed after this warning, which is harmless elsewhere."
 _VERSIONS = re.compile(r"rank (\d+) version (\d+) rank (\d+) version (\d+)")
 
@@ -192,12 +196,26 @@ def known_alone(log: Log) -> Iterator[Hit]:
 
 def hints(log: Log) -> Iterator[Hit]:
     """Warnings that are advice."""
-    found, reasons = log.warnings, {id(w) for w in hints_that_failed(log)}
-    yield from by_words(log, [w for w in found if is_hint(w) and id(w) not in reasons])
-    yield from by_words(
-        log,
-        [w for w in found if severity(log, w) == "info" and not w.failed and not is_explained(w) and not _is_change(w)],
-    )
+    reasons = {id(w) for w in hints_that_failed(log)}
+    found = [w for w in log.warnings if id(w) not in reasons and (is_hint(w) or _is_info(log, w))]
+    harmless: dict[Words, list[Warned]] = {}
+    others = []
+    for warned in found:
+        words = words_of(warned)
+        if words is not None and words.is_harmless:
+            harmless.setdefault(words, []).append(warned)
+        else:
+            others.append(warned)
+    yield from by_words(log, others)
+    for words, every in harmless.items():
+        same = once(every)
+        more = f" and {many(len(same) - 1, 'other text')}" if len(same) > 1 else ""
+        says = f"{same[0].text}{more}{_seen_by(every)}: {words.means.rstrip('.')}"
+        yield Hit(says, [warning.seen for warning in same], words.means, words.do)
+
+
+def _is_info(log: Log, warned: Warned) -> bool:
+    return severity(log, warned) == "info" and not warned.failed and not is_explained(warned) and not _is_change(warned)
 
 
 def by_words(log: Log, warned: Iterable[Warned]) -> Iterator[Hit]:
@@ -212,8 +230,21 @@ def by_words(log: Log, warned: Iterable[Warned]) -> Iterator[Hit]:
         means, do = ("", "") if words is None else (words.means, words.do)
         if words is not None and words.is_harmless and severity(log, same[0]) == "error":
             means, do = _FAILED, subsystem(same[0].origin or same[0].failed)[1]
-        says = f"{_versions(same[0].text)}{more}{_seen_by(every)}{_settings(log, means + do + same[0].text)}"
+        also = _also(same) if words is not None and words.kind == "duplicate_gpu" else ""
+        peer = _PEER_HOST.search(same[0].text)
+        about = f"{also or more}{f'; the peer is on {peer[1]}' if peer else ''}{_seen_by(every)}"
+        says = f"{_versions(same[0].text)}{about}{_settings(log, means + do + same[0].text)}"
         yield Hit(says, [warning.seen for warning in same], means, do)
+
+
+def _also(warned: list[Warned]) -> str:
+    """Return what the other variants of a text name; two ranks in the other order are no variant."""
+    by_names: dict[tuple[str, ...], str] = {}
+    for each in warned:
+        named = each.text.rpartition(" : ")[2]
+        by_names.setdefault(tuple(sorted(named.split())), named)
+    others = list(by_names.values())[1:]
+    return f"; also {some(others, _MOST_VARIANTS)}" if others else ""
 
 
 def once(warned: Iterable[Warned]) -> list[Warned]:

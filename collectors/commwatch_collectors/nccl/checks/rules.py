@@ -347,7 +347,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "hint",
         "info",
-        "NCCL gives advice",
+        "NCCL or a plug-in gives a hint",
         "NCCL works, but not as well as it could.",
         "Follow the advice in the line. That MSCCL++ cannot be enabled is not a fault.",
         reasons.hints,

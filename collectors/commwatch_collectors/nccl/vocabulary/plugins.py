@@ -37,6 +37,13 @@ PLUGINS: tuple[Words, ...] = (
     ),
     Words(
         "network_plugin",
+        r"NET/OFI .{0,400}(?i:completed with error.{0,80}invalid address(?! handle))",
+        "The card does not know the address of the peer any more: its process has ended or was started again, or the software is old.",
+        f"Look at the process of the peer: did it fail or start again first? {_VERSIONS}",
+        "error",
+    ),
+    Words(
+        "network_plugin",
         r"NET/OFI .{0,400}(?i:completed with error.{0,300}(?:dest(?:ination)? ?QP|bad dest|unknown (?:peer|remote)|invalid address handle"
         r"|remote (?:job )?abort|remote .{0,20}closed|invalid AH))",
         "The peer's queue no longer exists: its process failed or ended first.",
