@@ -70,6 +70,8 @@ class Log:
 
     def __init__(self, account: Account, live: Live = FINISHED) -> None:
         self.account, self.live = account, live
+        #: Of ``reasons``: the hints that are the reason of a failure, once they are known.
+        self.failed_hints: list[Warned] | None = None
 
     @cached_property
     def communicators(self) -> list[Communicator]:

@@ -77,7 +77,14 @@ def hints_that_failed(log: Log) -> list[Warned]:
 
     An exception quotes them, or a call failed at once. SHARP, and services at an end, fail calls in a job in good order as well.
     """
-    found = [w for w in log.warnings if _is_weak(w) and (w.failed == QUOTED or (w.near and not is_remark(w)))]
+    if log.failed_hints is None:
+        log.failed_hints = _hints_that_failed(log)
+    return log.failed_hints
+
+
+def _hints_that_failed(log: Log) -> list[Warned]:
+    found = [w for w in log.warnings if (w.near or w.failed == QUOTED) and _is_weak(w)]
+    found = [w for w in found if w.failed == QUOTED or not is_remark(w)]
     found = [w for w in found if w.failed == QUOTED or not _needs_exception(w) or _raises_later(log, w)]
     if not found or has_reason(log):
         return []
@@ -88,7 +95,8 @@ def hints_that_failed(log: Log) -> list[Warned]:
 
 
 def _is_weak(warned: Warned) -> bool:
-    return is_explained(warned) and not follows(warned) and not _PROXY_OF_PEER.search(warned.text)
+    texts = (_HINT, TEARDOWN, SHARP, DEVICE, _NO_VERBS)
+    return any(pattern.search(warned.text) for pattern in texts) and not follows(warned)
 
 
 def _needs_exception(warned: Warned) -> bool:

@@ -90,14 +90,14 @@ _EVENTS: tuple[Words, ...] = (
     ),
     Words(
         "ib_async_event",
-        r"event.{0,200}(?:invalid request|local access violation)",
+        r"async (?:fatal |error )?event.{0,200}(?:invalid request|local access violation)",
         "The card refused a request: its memory is not registered, or the two sides do not agree on sizes. Mostly software is the cause.",
         f"Look for a completion with an error at that time: its status says more. {_SAME} {_GDR}",
         "error",
     ),
     Words(
         "ib_async_event",
-        r"event.{0,200}(?:work queue catastrophic|SRQ catastrophic|CQ error|path migration)|event on (?:QP|CQ|SRQ)",
+        r"async (?:fatal |error )?event.{0,200}(?:work queue catastrophic|SRQ catastrophic|CQ error|path migration)|event on (?:QP|CQ|SRQ)",
         "The card has stopped a queue of this process. Transfers over it will fail next.",
         "Look for a completion with an error at that time: its status says more. Otherwise look for the card (mlx5_core) in dmesg, and use one "
         "version of its driver and firmware on all nodes.",
@@ -105,14 +105,14 @@ _EVENTS: tuple[Words, ...] = (
     ),
     Words(
         "ib_async_event",
-        r"event.{0,40}port err",
+        r"async (?:fatal |error )?event.{0,40}port err",
         "A port went down. Transfers over it will fail next.",
         "Check ibstat, the switch's log of that port at that time, and dmesg. Replace the cable or the transceiver if it happens again.",
         "error",
     ),
     Words(
         "ib_async_event",
-        r"event.{0,40}(?:local catastrophic|device fatal)",
+        r"async (?:fatal |error )?event.{0,40}(?:local catastrophic|device fatal)",
         "The card itself failed. Transfers over it will fail next.",
         "Look for the card (mlx5_core) in dmesg. Restart the node and update the card's firmware; replace the card if it happens again.",
         "error",
