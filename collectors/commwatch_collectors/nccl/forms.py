@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.beside import system, torch
+from commwatch_collectors.nccl.beside import frameworks, system, torch
 from commwatch_collectors.nccl.beside.form import Form, form, integer, made
 
 # -- forms that need more than their groups -------------------------------------------------------
@@ -259,5 +259,6 @@ FORMS: tuple[Form, ...] = (
         lambda m: f.RasDead(m[1].strip()),
     ),
     *torch.FORMS,
+    *frameworks.FORMS,
     *system.FORMS,
 )

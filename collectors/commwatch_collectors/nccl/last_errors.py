@@ -1,4 +1,7 @@
-"""NCCL's own reason in PyTorch's exceptions: the text after ``Last error:``, in the same line or in the next one. No I/O, no clock."""
+"""NCCL's own reason in the exceptions of frameworks. No I/O, no clock.
+
+PyTorch writes it after ``Last error:``, in the same line or in the next one; XLA in quotation marks in the same line.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,19 @@ import re
 
 from commwatch_collectors.nccl.input.prefixes import prefix
 
-ANNOUNCES = "Last error:"
+#: A line without it announces no reason.
+ANNOUNCES = "Last "
+_TORCH = "Last error:"
+#: The text may have quotation marks itself.
+_XLA = re.compile(
+    r"Last NCCL (?:warning|error)[\w() ]{0,60}(?:\(may be unrelated\)) '([^\n]{1,1000}?)'(?=[.;:,)\"]|\s*\Z)", re.ASCII
+)
 #: Lines between the announcement and the text, which other ranks may have written; and announcements that wait at a time.
 _MOST_BETWEEN, _MOST_WAITING = 50, 64
 #: Text in that place that is PyTorch's, because NCCL gave none.
 _NO_REASON = re.compile(r"Exception raised from|frame #|Traceback|terminate called|\[rank\d+\]|[\"')\s]*$")
+#: The name of an exception at the begin of a line is no mark of a process.
+_EXCEPTION = re.compile(r"(?:Error|Exception)\Z")
 _DIGIT = re.compile(r"\d")
 
 
@@ -27,7 +38,9 @@ class LastErrors:
 
     def read(self, line: str) -> tuple[str, str] | None:
         """Return the launcher's mark of the rank and the reason, if this line completes one."""
-        before, found, text = line.partition(ANNOUNCES)
+        before, found, text = line.partition(_TORCH)
+        if not found and (of_xla := _XLA.search(line)) is not None:
+            return _reason(line[: of_xla.start()], of_xla[1].strip().rstrip("."))
         if found:
             # An exception as one line has its line ends as ``\n``.
             text = text.strip().removeprefix("\\n").partition("\\n")[0].strip()
@@ -57,4 +70,5 @@ def _after(before: str, line: str) -> str | None:
 
 
 def _reason(before: str, text: str) -> tuple[str, str] | None:
-    return None if _NO_REASON.match(text) else (prefix(before)[2], text)
+    mark = prefix(before)[2]
+    return None if _NO_REASON.match(text) else ("" if _EXCEPTION.search(mark) else mark, text)

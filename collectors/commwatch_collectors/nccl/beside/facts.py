@@ -87,9 +87,11 @@ class Raised(NamedTuple):
 
 
 class TorchError(NamedTuple):
-    """PyTorch's exception for an NCCL call that failed."""
+    """An exception of PyTorch, or of another framework, for an NCCL call that failed."""
 
     reason: str
+    #: The process, if it is not PyTorch that reports it.
+    who: str = ""
 
 
 class Desync(NamedTuple):

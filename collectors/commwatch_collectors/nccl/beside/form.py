@@ -59,6 +59,8 @@ _MARKS = (
     (re.compile(r"\[rank(\d{1,9})\]:", re.ASCII), "rank {}"),
     (re.compile(r"\[\d{1,9},(\d{1,9})\](?:\[[^\]]{0,80}\])?<std(?:out|err|diag)>", re.ASCII), "rank {}"),
     (re.compile(r"\[[Rr]ank (\d{1,9})\]", re.ASCII), "rank {}"),
+    (re.compile(r"\[PG (?:ID )?\d{1,9} (?:PG GUID 0(?:\(\w{1,40}\))? )?Rank (\d{1,9})\]", re.ASCII), "rank {}"),
+    (re.compile(r"\(\w{1,80} rank=(\d{1,9})\b", re.ASCII), "rank {}"),
     (re.compile(r"\A *(\d{1,6}): ", re.ASCII), "task {}"),
     (re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})\]:", re.ASCII), "local rank {}"),
     (re.compile(r"\(\w{1,80} pid=(\d{1,10})", re.ASCII), "pid {}"),

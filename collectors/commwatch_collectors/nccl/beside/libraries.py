@@ -1,12 +1,14 @@
-"""Checks for failures that other libraries report: Gloo's connections, monitored barriers, TCPStore, UCX."""
+"""Checks for failures that other libraries report: Gloo's connections, monitored barriers, TCPStore, UCX, other frameworks."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 
 from commwatch_collectors.nccl import facts as f
-from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
+from commwatch_collectors.nccl.checks.evidence import Hit, Log, many, some
+from commwatch_collectors.nccl.checks.failures import is_known
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import ranks as named
 
@@ -145,3 +147,45 @@ def ucx(log: Log) -> Iterator[Hit]:
     found = {fact.text: seen for _, fact, seen in log.account.of(f.Ucx) if _OF_TRANSFERS.search(fact.text)}
     if found:
         yield Hit(some(found, 2), list(found.values()))
+
+
+#: Begin of a reason -> what it means and what to do.
+_FRAMEWORKS = {
+    "Unable to load": (
+        "The program was built to load libnccl at run time, and the loader did not find it.",
+        "Install the NCCL library that fits the CUDA version (the package nvidia-nccl-cu12, or libnccl2), and add its folder to LD_LIBRARY_PATH.",
+    ),
+    "remote process": (
+        "A peer ended or could not be reached. Its own failure is the cause.",
+        "Find the process that failed first. If all ran, check the network between them, and run again with NCCL_DEBUG=WARN.",
+    ),
+    "unhandled cuda": (
+        "A call of CUDA failed within NCCL: often no memory left on the GPU, a driver that is too old, or an earlier fault of a kernel.",
+        "Run again with NCCL_DEBUG=WARN: the line with 'Cuda failure' has the reason. Check the free memory of the GPUs with nvidia-smi.",
+    ),
+    "unhandled system": (
+        "A call to the system or a library failed within NCCL: a socket, shared memory, or a card.",
+        "Run again with NCCL_DEBUG=WARN for the reason. Check the size of /dev/shm, and NCCL_SOCKET_IFNAME.",
+    ),
+    "invalid usage": (
+        "The program calls NCCL in a wrong way: often two ranks on one GPU, or a communicator after its end.",
+        "Check that each rank has a GPU of its own, and run again with NCCL_DEBUG=WARN for the reason.",
+    ),
+}  # fmt: skip
+
+
+def framework_errors(log: Log) -> Iterator[Hit]:
+    """Errors of NCCL that other frameworks report; not where the log has NCCL's own account of a failure."""
+    if is_known(log):
+        return
+    found: dict[str, dict[str, Seen]] = {}
+    times: Counter[str] = Counter()
+    for _, error, seen in log.account.of(f.TorchError):
+        if error.who:
+            found.setdefault(error.reason, {})[error.who] = seen
+            times[error.reason] += seen.lines
+    for reason, by in found.items():
+        advice = next((advice for begin, advice in _FRAMEWORKS.items() if reason.startswith(begin)), ("", ""))
+        named = [name for name in by if name != "a process"]
+        of = f", in {some(named)}" if named else ""
+        yield Hit(f"{reason} ({many(times[reason], 'time')}{of})", list(by.values()), *advice)

@@ -27,6 +27,15 @@ CAUSES: tuple[Rule, ...] = (
 )
 FAILURES: tuple[Rule, ...] = (
     Rule(
+        "framework_error",
+        "error",
+        "a program gave up on an NCCL call",
+        "The call returned this error. NCCL prints the reason only at NCCL_DEBUG=WARN.",
+        "Run again with NCCL_DEBUG=WARN.",
+        libraries.framework_errors,
+        CONSEQUENCE,
+    ),
+    Rule(
         "watchdog_stuck",
         "error",
         "PyTorch's watchdog thread is stuck",

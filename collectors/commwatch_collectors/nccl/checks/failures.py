@@ -293,15 +293,21 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
         yield Hit(f"{text} (reported by {who(process for process, _ in printed)})", [seen for _, seen in printed])
 
 
+def is_known(log: Log) -> bool:
+    """Return whether the log has NCCL's own account of a failure."""
+    known = any((w.kind != OTHER or w.failed) and not is_remark(w) for w in log.warnings)
+    return known or any(trail.code not in NO_FAILURE for _, trail, _ in log.account.of(f.Trail))
+
+
 def torch_errors(log: Log) -> Iterator[Hit]:
     """PyTorch gave up on an NCCL call; not reported where the log has NCCL's own account of a failure."""
-    account = log.account
-    known = any((w.kind != OTHER or w.failed) and not is_remark(w) for w in log.warnings)
-    if known or any(trail.code not in NO_FAILURE for _, trail, _ in account.of(f.Trail)):
+    if is_known(log):
         return
     by_reason: dict[str, list[Seen]] = {}
     times: Counter[str] = Counter()
     for _, error, seen in log.account.of(f.TorchError):
+        if error.who:
+            continue  # of another framework
         by_reason.setdefault(error.reason, []).append(seen)
         times[error.reason] += seen.lines
     for reason, places in by_reason.items():
