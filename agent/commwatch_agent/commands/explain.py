@@ -18,7 +18,7 @@ from commwatch_agent.core.units import counted, size
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.belonging import OF_FAULTS
 from commwatch_collectors.nccl.checks.findings import SEVERITIES, Finding, findings
-from commwatch_collectors.nccl.facts import Speaks
+from commwatch_collectors.nccl.facts import Died, Speaks, Ucx, Uncaught, Xid
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 
@@ -26,6 +26,9 @@ from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, Hos
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
 #: Most files that are named because they are damaged or no text.
 _MOST_REMARKS = 10
+#: Facts that any line of a rank, or a program that handles its exceptions, may have; and those of other programs than PyTorch.
+_SHOW_NOTHING = frozenset({Speaks, Uncaught})
+_OF_OTHERS = frozenset({Died, Ucx, Xid})
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
@@ -103,7 +106,10 @@ def _library(label_values: dict[str, Any], account: Account) -> str:
             "driver " + ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in label_values["cuda_driver_version"])
         )
     if label_values["library"].startswith("none"):
-        return "none: only PyTorch's lines" if account.loose else "none: no lines from NCCL, or from PyTorch about NCCL"
+        kinds = {kind for kind, _ in account.loose.items() if kind not in _SHOW_NOTHING}
+        if not kinds:
+            return "none: no lines from NCCL, or from PyTorch about NCCL"
+        return "none: only lines of other programs" if kinds <= _OF_OTHERS else "none: only PyTorch's lines"
     return ", ".join(parts)
 
 
@@ -180,7 +186,9 @@ def _choice(choice: ChoiceView) -> str:
 def _nothing_found(account: Account) -> str:
     """Return what a log without findings is worth: lines that were read, or none."""
     loose = {
-        kind: sum(seen.lines for seen in found.values()) for kind, found in account.loose.items() if kind is not Speaks
+        kind: sum(seen.lines for seen in found.values())
+        for kind, found in account.loose.items()
+        if kind not in _SHOW_NOTHING
     }
     of_torch = sum(lines for kind, lines in loose.items() if kind in OF_FAULTS)
     of_nccl = sum(account.levels.values()) or sum(loose.values()) - of_torch

@@ -15,6 +15,7 @@ from commwatch_collectors.nccl.lives import QUOTED, Facts, Life, Member, Seen, W
 from commwatch_collectors.nccl.quiet import is_quiet
 from commwatch_collectors.nccl.search import read
 from commwatch_collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line, read_head
+from commwatch_collectors.nccl.tracebacks import BEGINS, Tracebacks
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
@@ -30,6 +31,9 @@ _MOST_OF_FAULT = 4_000
 _MOST_TORN = 3
 #: Heads and texts that are remembered, and characters of a text that is.
 _MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
+
+#: A line without any of them begins no exception, and no reason of one.
+_OF_EXCEPTIONS = (ANNOUNCES, *BEGINS)
 
 _F = TypeVar("_F", bound=f.Fact)
 
@@ -95,6 +99,8 @@ class Account:
         self._hosts: set[str] = set()
         #: Number of the first line by source: a file may have had lines before a job wrote to it.
         self.firsts: dict[str, int] = {}
+        #: Number of the last one.
+        self.lasts: dict[str, int] = {}
         self._source, self._number, self._line, self._length = "", 0, "", 0
         self._last: tuple[Head, Life | None] = (NOBODY, None)
         #: By the text of the head; and by the text of the message.
@@ -102,7 +108,7 @@ class Account:
         self._contents: dict[str, _Content] = {}
         #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
         self._reports: set[f.Watchdog] = set()
-        self._last_errors = LastErrors()
+        self._last_errors, self._tracebacks = LastErrors(), Tracebacks()
         #: Types of the facts that there are: a log has few of all that it may have, and perhaps thousands of processes.
         self._kinds: set[type] = set()
         #: Messages whose head does not show the process.
@@ -128,16 +134,15 @@ class Account:
                 self.n_crlf += sum(line.endswith("\r") for line in lines)
                 lines = [clean(line) for line in lines]
             self._add_clean(first, lines, heard)
-            self._number = first + len(lines) - 1
+            self._number = self.lasts[source] = first + len(lines) - 1
 
     def _add_clean(self, first: int, lines: list[str], heard: Callable[[Warned], object]) -> None:
         speakers, contents = self._speakers, self._contents
         for number, line in enumerate(lines, first):
             head, found, text = line.partition(" NCCL INFO ")
             if not found:
-                if (self._last_errors or ANNOUNCES in line) and (quoted := self._last_errors.read(line)) is not None:
-                    self._number, self._line, self._length = number, line, len(line)
-                    self._quote(*quoted)
+                if self._last_errors or self._tracebacks or any(begin in line for begin in _OF_EXCEPTIONS):
+                    self._hear_exception(number, line)
                 if line and ("NCCL" in line or read(line) or has_own_time(line)):
                     self._number, self._line = number, line
                     self._add_any(line, heard)
@@ -289,6 +294,15 @@ class Account:
                 failed=QUOTED,
                 quoted_by=whose,
             )
+
+    def _hear_exception(self, number: int, line: str) -> None:
+        quoted, ended = self._last_errors.read(line), self._tracebacks.read(line)
+        if quoted is not None or ended is not None:
+            self._number, self._line, self._length = number, line, len(line)
+        if quoted is not None:
+            self._quote(*quoted)
+        if ended is not None:
+            self._note(self.loose, f.Uncaught(*ended))
 
     def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:

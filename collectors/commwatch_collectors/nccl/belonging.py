@@ -38,6 +38,7 @@ OF_FAULTS: frozenset[type] = frozenset(
         f.TorchError,
         f.Speaks,
         f.Raised,
+        f.Uncaught,
         f.Desync,
         f.Barrier,
         f.Gloo,

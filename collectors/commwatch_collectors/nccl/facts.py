@@ -22,6 +22,7 @@ from commwatch_collectors.nccl.beside.facts import (
     Stuck,
     TorchError,
     Ucx,
+    Uncaught,
     Watchdog,
     Where,
     Xid,
@@ -31,7 +32,7 @@ from commwatch_collectors.nccl.beside.facts import (
 # fmt: off
 __all__ = [
     "Barrier", "CommTimeout", "Desync", "Died", "ElasticReport", "GaveUp", "Gloo", "Progress", "Raised",
-    "Relayed", "Speaks", "Store", "Stuck", "TorchError", "Ucx", "Watchdog", "Where", "Xid",
+    "Relayed", "Speaks", "Store", "Stuck", "TorchError", "Ucx", "Uncaught", "Watchdog", "Where", "Xid",
 ]
 # fmt: on
 
@@ -387,7 +388,7 @@ Fact = (
     | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
     | System | Pattern | Paths | Algo | Kernel | Coll | Call
     | Trail | Retry | CudaFailure | RasDead
-    | Watchdog | Progress | Relayed | GaveUp | Stuck | CommTimeout | TorchError | Speaks | Raised | Desync
+    | Watchdog | Progress | Relayed | GaveUp | Stuck | CommTimeout | TorchError | Speaks | Raised | Uncaught | Desync
     | Barrier | Gloo | Store | Died | ElasticReport | Xid | Ucx
 )
 # fmt: on

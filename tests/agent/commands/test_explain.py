@@ -101,6 +101,8 @@ def test_broken(broken: Path) -> None:
             "SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds.",
             "none: only PyTorch's lines",
         ),
+        ("[rank0]: loss 0.5", "none: no lines from NCCL, or from PyTorch about NCCL"),
+        ("srun: error: n1: task 3: Killed", "none: only lines of other programs"),
     ],
 )
 def test_log_of_something_else(tmp_path: Path, line: str, says: str) -> None:

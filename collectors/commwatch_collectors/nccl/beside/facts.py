@@ -86,6 +86,15 @@ class Raised(NamedTuple):
     error: str
 
 
+class Uncaught(NamedTuple):
+    """A traceback of Python has ended in an exception, in a line that PyTorch has not marked with the rank."""
+
+    who: str
+    error: str
+    #: It came while the one before it, of the same process, was handled.
+    supersedes: bool = False
+
+
 class TorchError(NamedTuple):
     """An exception of PyTorch, or of another framework, for an NCCL call that failed."""
 

@@ -52,6 +52,10 @@ _GLOO = {
         "The network interface that Gloo was given does not exist, or has no address.",
         "Set GLOO_SOCKET_IFNAME to an interface that ip addr lists on each node.",
     ),
+    "device": (
+        "Gloo made no device: the host's name has no address of this machine, or PyTorch was built without Gloo's transport for this system.",
+        "Set GLOO_SOCKET_IFNAME, and check that the host's name resolves (hostname -i). On Windows, use another version of PyTorch, or WSL2.",
+    ),
 }
 
 
@@ -113,6 +117,10 @@ _STORE = {
     "key": (
         "Another rank did not write what this rank waited for: it failed, is late, or takes another path.",
         "Find out what the other ranks did at that time. The key names the group and the purpose.",
+    ),
+    "closed": (
+        "Another node had closed the rendezvous: the job's processes there had failed or finished, or its id is of an earlier run.",
+        "Look into the logs of the other nodes for the first failure. Give each run an --rdzv-id of its own.",
     ),
     "lost": (
         "This is a consequence: the process that holds the store (rank 0, or torchrun's agent) ended first.",

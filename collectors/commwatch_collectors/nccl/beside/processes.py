@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.exceptions import FOLLOWS, uncaught
 from commwatch_collectors.nccl.beside.hardware import fails_by_fault
 from commwatch_collectors.nccl.beside.system import ended
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
+from commwatch_collectors.nccl.checks.reasons import severity
 from commwatch_collectors.nccl.lives import Seen
 from commwatch_collectors.spans import ranks as named
 
@@ -65,6 +67,23 @@ _ADVICE = {
         "Compare CUDA_VISIBLE_DEVICES (AMD: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), LOCAL_RANK and the number of processes per node with "
         "the GPUs that the process sees (nvidia-smi, rocm-smi).",
     ),
+    "cache": _Advice(
+        "The model and its activations leave no memory of the GPU for the KV cache.",
+        "Raise gpu_memory_utilization, lower max_model_len or max_num_seqs, use more GPUs for each model, and check for other processes on the GPU.",
+    ),
+    "hangup": _Advice(
+        "The terminal or the connection (SSH) in which the job was started was closed.",
+        "Start the job in tmux or screen, with nohup or setsid, or as a batch job.",
+    ),
+    "ray": _Advice(
+        "The process crashed or was killed. Ray only noticed that its connection ended.",
+        "Look in dmesg of that node for 'Out of memory' and segmentation faults, and into the logs of that worker and of the raylet in "
+        "/tmp/ray/session_latest/logs.",
+    ),
+    "heartbeat": _Advice(
+        "These processes crashed or hang, or their nodes cannot be reached. JAX then ends the others.",
+        "Look into the logs of these tasks first.",
+    ),
     "ecc": _Advice(
         "The memory of that GPU is damaged.",
         "Take the GPU out of use, reset it, and replace it if the error comes back (nvidia-smi -q -d ECC,ROW_REMAPPER).",
@@ -99,13 +118,8 @@ _BY_WORDS = {
     "No HIP GPUs": "no device",
 }
 #: What follows from something else, if anything else is in the log.
-_WEAK = ("abort", "exit", "signal")
+_WEAK = ("abort", "exit", "signal", "ray", "heartbeat")
 _MEMORY = ("killed", "host memory")
-#: Exceptions of processes that are ended because another one failed.
-_FOLLOWS = re.compile(
-    r"KeyboardInterrupt|SignalException|ChildFailedError|Dist(?:Backend|Store|Network)Error|RayTaskError|NCCL|"
-    r"See (?:root cause|stack trace) above"
-)
 _RANK = re.compile(r"rank (\d+)\Z", re.ASCII)
 #: Lines of a report of torchrun on one worker.
 _REPORT = 8
@@ -126,21 +140,55 @@ def _failed(log: Log) -> Iterator[Hit]:
         if own and died.kind in _MEMORY:
             yield _hit("host memory", f"{died.who} {died.did}", [*seen, *(place for _, place in own)])
             return
-        if not own and (died.kind not in _WEAK or _is_alone(log, (f.Raised,))):
+        raised_alone = died.kind in _WEAK and bool(uncaught(log, seen[0]))
+        if not own and not raised_alone and (died.kind not in _WEAK or _is_alone(log, (f.Raised,))):
             yield _hit(died.kind, f"{died.who} {died.did}", seen)
             return
+    joined = _joined(own, first)
+    if joined is not None:
+        yield joined
+        return
     yield from _alike((died.kind, died.who, died.did, seen) for died, seen in own)
     if not own and (_is_alone(log, ()) or _has_only_lost_peers(log)):
         lost = {(seen.source, seen.number) for kind in (f.Gloo, f.Store) for _, _, seen in log.account.of(kind)}
         raised = [
             (fact, seen)
             for _, fact, seen in log.account.of(f.Raised)
-            if not _FOLLOWS.search(fact.error) and (seen.source, seen.number) not in lost
+            if not FOLLOWS.search(fact.error) and (seen.source, seen.number) not in lost
         ]
         ranks = dict[int, tuple[str, str, str, Seen]]()
         for fact, place in sorted(raised, key=lambda each: each[1].number):
             ranks.setdefault(fact.rank, ("exception", f"rank {fact.rank}", f"raised {fact.error}", place))
         yield from _alike(ranks.values())
+        if not ranks:
+            yield from _raised(uncaught(log, first[1][0] if first else None), first)
+
+
+#: A process ends with them after an exception, of Python or of C++.
+_BY_EXCEPTION = ("exit", "abort")
+_LOADER = "a data loader's worker"
+
+
+def _joined(own: list[tuple[f.Died, Seen]], first: tuple[f.Died, list[Seen]] | None) -> Hit | None:
+    """Return what processes did whose lines do not name them, with the name of the one that a launcher saw ending first."""
+    ends = {(died.kind, died.did) for died, _ in own}
+    if first is None or len(ends) != 1 or first[0].kind not in _BY_EXCEPTION:
+        return None
+    if {died.who for died, _ in own} - {"", _LOADER}:
+        return None
+    died, whom = own[0][0], first[0].who
+    says = f"{died.who} of {whom} {died.did}" if died.who else f"{whom} {died.did}"
+    return _hit(died.kind, says, [*(seen for _, seen in own), *first[1]])
+
+
+def _raised(found: list[tuple[f.Uncaught, Seen]], first: tuple[f.Died, list[Seen]] | None) -> Iterator[Hit]:
+    """Yield exceptions in lines without a rank, with the process that a launcher saw ending first, if that is the only one."""
+    is_first = len({fact.error for fact, _ in found}) == 1 and not any(fact.who for fact, _ in found)
+    if is_first and first is not None and first[0].kind in _BY_EXCEPTION:
+        says = f"{first[0].who} raised {found[0][0].error}"
+        yield _hit("exception", says, [*(seen for _, seen in found), *first[1]])
+        return
+    yield from _alike(("exception", fact.who, f"raised {fact.error}", seen) for fact, seen in found)
 
 
 def _hit(kind: str, says: str, evidence: list[Seen]) -> Hit:
@@ -209,7 +257,7 @@ def _has_only_lost_peers(log: Log) -> bool:
         and all("remote process" in error.reason for _, error, _ in account.of(f.TorchError))
         and all(fact.kind == "closed" for _, fact, _ in account.of(f.Gloo))
         and all(fact.kind == "lost" for _, fact, _ in account.of(f.Store))
-        and all(_LOST_PEER.search(warned.text) for warned in account.warnings.values())
+        and all(_LOST_PEER.search(warned.text) or severity(log, warned) != "error" for warned in log.warnings)
     )
 
 

@@ -69,6 +69,26 @@ def _slurm(match: re.Match[str]) -> f.Fact | None:
     return f.Died(kind, tasks, did, by_launcher=True)
 
 
+_LOCAL_RANK = re.compile(r"'--local[_-]rank=(\d{1,9})'", re.ASCII)
+
+
+def _deepspeed(match: re.Match[str]) -> f.Fact | None:
+    rank = _LOCAL_RANK.search(match.string, 0, match.start())
+    return ended(integer(match[1]), f"local rank {rank[1]}" if rank else "a process")
+
+
+_RAY_WORKER = re.compile(r"Worker IP address: (\S{1,80}) .{0,80}?Worker PID: (\d{1,10})", re.ASCII)
+
+
+def _ray(match: re.Match[str]) -> f.Fact:
+    worker = _RAY_WORKER.search(match.string, max(0, match.start() - 400), match.start())
+    whom = f"Ray's worker {worker[2]} on {worker[1]}" if worker else "a worker of Ray"
+    return f.Died("ray", whom, "ended unexpectedly", by_launcher=True)
+
+
+_LSF = {"MEMLIMIT": "limit of memory", "RUNLIMIT": "limit of time"}
+
+
 def _shell(words: str) -> Form:
     """Return a form of a shell's line about a process that a signal ended."""
     kind, did = _NAMED[words]
@@ -156,6 +176,7 @@ FORMS: tuple[Form, ...] = (
         r"DataLoader worker \(pid \d{1,10}\) is killed by signal: ([A-Z][\w ]{1,40})",
         _loader,
     ),
+    _raised("cache", "for the cache blocks", r"(ValueError: No available memory for the cache blocks)"),
     # launchers
     made("failed (exitcode", r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,9}) \(pid: (\d{1,10})\)", _worker),
     made("Root Cause", r"Root Cause \(first observed failure\)", lambda m: f.ElasticReport("root", "")),
@@ -184,8 +205,45 @@ FORMS: tuple[Form, ...] = (
         r"Process name: \[\[\d{1,10},\d{1,10}\],(\d{1,9})\]",
         lambda m: f.Died("exit", f"rank {m[1]}", "ended with an error", by_launcher=True),
     ),
+    made("exits with return code", r"exits with return code = (-?\d{1,6})", _deepspeed),
     made(
-        "exits with return code", r"exits with return code = (-?\d{1,6})", lambda m: ended(integer(m[1]), "a process")
+        "terminated with code",
+        r"\[rank: (\d{1,9})\] Child process with PID (\d{1,10}) terminated with code (-?\d{1,6})",
+        lambda m: ended(integer(m[3]), f"rank {m[1]}"),
+    ),
+    made("Worker exit type", r"Worker exit type: SYSTEM_ERROR\b", _ray),
+    _died("node", "actor died because its node", r"The actor died because its node has died", "was lost with its node"),
+    made(
+        "got signal: 1",
+        r"SignalException: Process (\d{1,10}) got signal: 1\b(?!\d)",
+        lambda m: f.Died("hangup", f"the launcher (pid {m[1]})", "was ended by SIGHUP", by_launcher=True),
+    ),
+    made(
+        "stopped sending heartbeats",
+        r"tasks are unhealthy \(stopped sending heartbeats\):\s{0,4}((?:/job:[\w/:]{1,80}[, ]{0,4}){1,20})",
+        lambda m: f.Died(
+            "heartbeat",
+            f"JAX's task {', '.join(re.findall('task:([0-9]{1,9})', m[1]))}",
+            "stopped sending heartbeats",
+            by_launcher=True,
+        ),
+    ),
+    made(
+        "Node failure on",
+        r"error: Node failure on (\S{1,200})",
+        lambda m: f.Died("node", f"the job's part on {m[1]}", "was lost with its node"),
+    ),
+    made(
+        "TERM_",
+        r"\bTERM_(MEMLIMIT|RUNLIMIT): job killed after reaching LSF",
+        lambda m: f.Died("host memory" if m[1] == "MEMLIMIT" else "limit", "the job", f"reached LSF's {_LSF[m[1]]}"),
+    ),
+    made(
+        "PBS: job killed",
+        r"PBS: job killed: (walltime|mem|vmem) \d{1,15}(?:\w\w)? exceeded limit",
+        lambda m: f.Died(
+            "limit" if m[1] == "walltime" else "host memory", "the job", f"exceeded its limit of {m[1]} in PBS"
+        ),
     ),
     made(
         "died with <Signals",

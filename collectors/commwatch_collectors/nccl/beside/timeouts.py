@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from commwatch_collectors.nccl import facts as f
+from commwatch_collectors.nccl.beside.exceptions import uncaught
 from commwatch_collectors.nccl.beside.hardware import comes_after_fault
 from commwatch_collectors.nccl.beside.processes import XIDS
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, some
@@ -294,6 +295,7 @@ def _before(log: Log, late: list[_Late], says: str) -> tuple[str, list[Seen]]:
     source, number = late[0].seen.source, min(r.seen.number for r in late if r.seen.source == late[0].seen.source)
     ends = [(died.who or "a process", died.did, seen) for _, died, seen in log.account.of(f.Died)]
     ends += [(f"rank {r.rank}", f"raised {_brief(r.error)}", seen) for r, seen in _raised(log, because_of_others=False)]
+    ends += [(fact.who or "a process", f"raised {_brief(fact.error)}", seen) for fact, seen in uncaught(log)]
     ends += [
         ("the driver", f"reported Xid {xid.number} of GPU {xid.device}", seen)
         for _, xid, seen in log.account.of(f.Xid)

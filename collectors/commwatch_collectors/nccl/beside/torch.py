@@ -237,6 +237,7 @@ FORMS: tuple[Form, ...] = (
     ),
     _gloo("timed out", "gloo/", rf"{_GLOO}(?P<text>(?i:connect time(?:out|d out)))(?: {_PEER})?"),
     _gloo("interface", "nable to find", r"(?P<text>Unable to find (?:interface|address) for: \S{1,80})"),
+    _gloo("device", "makeDeviceFor", r"(?P<text>makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device)"),
     # TCPStore
     _store(
         "connect",
@@ -278,6 +279,7 @@ FORMS: tuple[Form, ...] = (
     _store("connect", "Original timeout was", r"connect\(\) timed out\. Original timeout was \d{1,15} ms"),
     _store("connect", "C10d store", r"The connection to the C10d store has failed"),
     _store("join", "RendezvousTimeoutError", r"RendezvousTimeoutError"),
+    _store("closed", "RendezvousClosedError", r"RendezvousClosedError"),
     _store("port", "RuntimeError: Address", r"(?<=RuntimeError: )Address already in use"),
     _store("key", "RuntimeError: Socket", r"(?<=RuntimeError: )Socket Timeout"),
     _store("key", "wait timeout after", r"wait timeout after \d{1,15}ms, keys: \S{1,200}"),
