@@ -212,7 +212,12 @@ FORMS: tuple[Form, ...] = (
         lambda m: ended(integer(m[3]), f"rank {m[1]}"),
     ),
     made("Worker exit type", r"Worker exit type: SYSTEM_ERROR\b", _ray),
-    _died("node", "actor died because its node", r"The actor died because its node has died", "was lost with its node"),
+    _died(
+        "node",
+        "because its node has died",
+        r"[Tt]he actor (?:died|is dead) because its node has died",
+        "was lost with its node",
+    ),
     made(
         "got signal: 1",
         r"SignalException: Process (\d{1,10}) got signal: 1\b(?!\d)",
