@@ -99,6 +99,16 @@ def _shell(words: str) -> Form:
     )
 
 
+def _crash(needle: str, pattern: str) -> Form:
+    """Return a form of a process's own line about the signal that its first group names."""
+
+    def make(match: re.Match[str]) -> f.Fact:
+        kind, did = _NAMED[match[1]]
+        return f.Died(kind, who(match.string) or "a process", did, by_launcher=True)
+
+    return made(needle, pattern, make)
+
+
 def _spawned(match: re.Match[str]) -> f.Fact | None:
     code = -_NUMBERS.get(match[2], 0) if match[2] else integer(match[3])
     return ended(code, f"process {match[1]}")
@@ -259,6 +269,11 @@ FORMS: tuple[Form, ...] = (
         "terminated with ",
         r"\bprocess (\d{1,9}) terminated with (?:signal (SIG[A-Z]{1,8})|exit code (\d{1,3}))",
         _spawned,
+    ),
+    _crash("Fatal Python error", r"Fatal Python error: (Segmentation fault|Bus error)"),
+    _crash("Signal: ", r"\bSignal: (Segmentation fault|Bus error) \(\d{1,2}\)"),
+    made(
+        "Caught signal", r"\bCaught signal (\d{1,2}) \(", lambda m: ended(-integer(m[1]), who(m.string) or "a process")
     ),
     _shell("Killed"),
     _shell("Segmentation fault"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
+from commwatch_collectors.nccl.beside.form import who as marks_of
 from commwatch_collectors.nccl.beside.torch import OTHERS
 from commwatch_collectors.nccl.checks.evidence import Hit, Log, many, some, who
 from commwatch_collectors.nccl.checks.reasons import (
@@ -312,7 +313,10 @@ def torch_errors(log: Log) -> Iterator[Hit]:
         times[error.reason] += seen.lines
     for reason, places in by_reason.items():
         of_error = next((text for error, text in _OF_ERROR.items() if reason.lower().startswith(error)), "")
-        yield Hit(f"{reason} ({many(times[reason], 'time')})", places, do=f"{_AGAIN} {of_error}".strip())
+        first = marks_of(places[0].line)
+        raised = f"; {'first ' if times[reason] > 1 else ''}raised by {first}" if first.startswith("rank") else ""
+        says = f"{reason} ({many(times[reason], 'time')}){raised}"
+        yield Hit(says, places, do=f"{_AGAIN} {of_error}".strip())
 
 
 def silent_failures(log: Log) -> Iterator[Hit]:
