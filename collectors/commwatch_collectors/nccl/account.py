@@ -33,7 +33,7 @@ _MOST_TORN = 3
 _MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
 
 #: A line without any of them begins no exception, and no reason of one.
-_OF_EXCEPTIONS = (ANNOUNCES, *BEGINS)
+_A, _B, _C, _D = ANNOUNCES, *BEGINS
 
 _F = TypeVar("_F", bound=f.Fact)
 
@@ -141,7 +141,7 @@ class Account:
         for number, line in enumerate(lines, first):
             head, found, text = line.partition(" NCCL INFO ")
             if not found:
-                if self._last_errors or self._tracebacks or any(begin in line for begin in _OF_EXCEPTIONS):
+                if self._last_errors or self._tracebacks or _A in line or _B in line or _C in line or _D in line:
                     self._hear_exception(number, line)
                 if line and ("NCCL" in line or read(line) or has_own_time(line)):
                     self._number, self._line = number, line

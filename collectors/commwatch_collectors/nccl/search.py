@@ -11,7 +11,7 @@ from commwatch_collectors.nccl.forms import FORMS
 #: Parts that several needles share: a text without a part is not searched for these needles.
 _SHARED_PARTS = (
     "-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap", "rror", "onitored", "atchdog", "emory",
-    "illed", "ailed", "UE TO", "tore", "imeout", "ith ", "imed out", "as ", "ollective",
+    "illed", "ailed", "UE TO", "tore", "imeout", "ith ", "imed out", "as ", "ollective", "ignal", "nvalid", "ith return", "ecause",
 )  # fmt: skip
 
 
