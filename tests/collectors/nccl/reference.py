@@ -51,10 +51,10 @@ class PlainAccount(Account):
         self.n_crlf += line.endswith("\r")
         line = clean(line)
         self._source, self._number, self._line = source, number, line
-        quoted = None if " NCCL INFO " in line else self._last_errors.read(line)
-        if quoted is not None:
-            self._length = len(line)
-            self._quote(*quoted)
+        self.firsts.setdefault(source, number)
+        self.lasts[source] = number
+        if " NCCL INFO " not in line:
+            self._hear_exception(number, line)
         messages = parse_line(line, self._hosts) if line else []
         self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
         self.n_timestamped += has_own_time(line)
