@@ -109,6 +109,8 @@ class Account:
         #: Reports of PyTorch's watchdog, without their process groups, with and without the job's rank.
         self._reports: set[f.Watchdog] = set()
         self._last_errors, self._tracebacks = LastErrors(), Tracebacks()
+        #: The next line may complete what one of these has begun to read.
+        self._awaits = False
         #: Types of the facts that there are: a log has few of all that it may have, and perhaps thousands of processes.
         self._kinds: set[type] = set()
         #: Messages whose head does not show the process.
@@ -141,7 +143,7 @@ class Account:
         for number, line in enumerate(lines, first):
             head, found, text = line.partition(" NCCL INFO ")
             if not found:
-                if self._last_errors or self._tracebacks or _A in line or _B in line or _C in line or _D in line:
+                if self._awaits or _A in line or _B in line or _C in line or _D in line:
                     self._hear_exception(number, line)
                 if line and ("NCCL" in line or read(line) or has_own_time(line)):
                     self._number, self._line = number, line
@@ -303,6 +305,7 @@ class Account:
             self._quote(*quoted)
         if ended is not None:
             self._note(self.loose, f.Uncaught(*ended))
+        self._awaits = bool(self._last_errors or self._tracebacks)
 
     def _take_loose(self, facts: Iterable[f.Fact], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:
@@ -383,7 +386,8 @@ class Account:
             if of is None:
                 of = facts[kind] = {}
                 self._kinds.add(kind)
-            of[fact] = self._seen(_MOST_OF_FAULT if kind in OF_FAULTS else _MOST_TEXT)
+            most = _MOST_OF_FAULT if kind in OF_FAULTS else _MOST_TEXT
+            of[fact] = Seen(self._source, self._number, self._line[:most])
 
     def _seen(self, most: int = _MOST_TEXT) -> Seen:
         return Seen(self._source, self._number, self._line[:most])
