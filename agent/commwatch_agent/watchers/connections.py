@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -96,12 +97,7 @@ class Connections:
         since_ns = samples[0][0]
         if now_ns - since_ns < _LEAST_NS:
             return None
-        return RankTraffic(
-            peers([each for _, each in samples], (now_ns - since_ns) / 1e9),
-            look.shares.comm,
-            look.shares.exposed,
-            look.shares.step_s,
-        )
+        return replace(look.shares, peers=peers([each for _, each in samples], (now_ns - since_ns) / 1e9))
 
 
 def _spanning(job: Job) -> Collection[RankTotals]:

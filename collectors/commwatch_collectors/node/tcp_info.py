@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Container, Iterator
+from functools import partial
 from typing import NamedTuple
 
 #: Families of addresses that are asked for.
@@ -131,12 +132,10 @@ def _connection(body: bytes) -> Connection:
     ports = _PORTS.unpack_from(body, 4)
     info = _info(body[_SOCKET.size :])
 
-    def u32(place: int) -> int | None:
-        return int.from_bytes(info[place : place + 4], sys.byteorder) if place + 4 <= len(info) else None
+    def number(place: int, size: int) -> int | None:
+        return int.from_bytes(info[place : place + size], sys.byteorder) if place + size <= len(info) else None
 
-    def u64(place: int) -> int | None:
-        return int.from_bytes(info[place : place + 8], sys.byteorder) if place + 8 <= len(info) else None
-
+    u32, u64 = partial(number, size=4), partial(number, size=8)
     rate = u64(160)
     return Connection(
         inode=inode,

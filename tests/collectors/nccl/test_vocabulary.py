@@ -64,7 +64,7 @@ def test_precedence(text: str, kind: str) -> None:
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words.pattern[:40])
 def test_entries(words: Words) -> None:
     """Each entry is complete: a class that exists, a severity, sentences, and patterns with bounded repetitions."""
-    kind, pattern, means, do, alone, file = words
+    kind, pattern, means, do, alone, file, *_ = words
     assert kind in KINDS
     assert alone in SEVERITIES
     for sentence in (means, do):

@@ -140,7 +140,7 @@ class Died(NamedTuple):
     kind: str
     who: str
     did: str
-    #: A launcher says so, which also ends the other processes.
+    #: The line is a launcher's report; the launcher then also ends the other processes.
     by_launcher: bool = False
 
 

@@ -27,7 +27,7 @@ _NAMED = {
 def _raised(kind: str, needle: str, pattern: str) -> Form:
     """Return a form of an exception at the begin of a line: a text may quote one that was handled.
 
-    Its first group is what is said of it.
+    The first group of the pattern is the text of the exception.
     """
 
     def make(match: re.Match[str]) -> f.Fact | None:

@@ -17,10 +17,9 @@ from commwatch_collectors.nccl.checks.reasons import (
     by_words,
     errors_of,
     hints_that_failed,
-    is_explained,
+    is_reason,
     is_remark,
     once,
-    severity,
     words_of,
 )
 from commwatch_collectors.nccl.classes import OTHER
@@ -229,7 +228,7 @@ def _failed(log: Log) -> set[tuple[str, int] | None]:
 
     A process that failed has not waited for others, and what they wait for is that process.
     """
-    found = {w.process for w in log.warnings if w.failed or (severity(log, w) == "error" and not is_explained(w))}
+    found = {w.process for w in log.warnings if w.failed or is_reason(log, w)}
     found |= {process for process, trail, _ in log.account.of(f.Trail) if trail.code not in NO_FAILURE}
     return {None if process is None else (process.host, process.pid) for process in found}
 

@@ -19,15 +19,15 @@ from commwatch_collectors.nccl.vocabulary.words import KINDS, Words
 
 #: A peer's own end, seen from here.
 _PEER = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b|socket progress error|Socket recv failed")
+_FAILED_OPERATION = r"\[Proxy Service \d+\] Failed to execute operation "
+_ERROR_OF_SERVICE = r" Error .{0,40}=(?:Init|SharedInit|Setup|Connect)\b"
 #: The proxy thread reports what it could not do for a rank: the reason is a warning before it, or a peer.
 _PROXY = re.compile(
-    r"\[Proxy Service \d+\] Failed to execute operation (?!Close)|Proxy Call to rank \d+ failed|while polling for opId"
-    r"|\[Service thread\] Error .{0,40}=(?:Init|SharedInit|Setup|Connect)\b"
+    rf"{_FAILED_OPERATION}(?!Close)|Proxy Call to rank \d+ failed|while polling for opId|\[Service thread\]{_ERROR_OF_SERVICE}"
 )
-_PROXY_OF_PEER = re.compile(r"\[Proxy Service \d+\] Failed to execute operation (?!Close)\w+ from rank \d+, retcode 6")
+_PROXY_OF_PEER = re.compile(rf"{_FAILED_OPERATION}(?!Close)\w+ from rank \d+, retcode 6")
 TEARDOWN = re.compile(
-    r"\[Service thread\](?! Accept failed Too many| Error .{0,40}=(?:Init|SharedInit|Setup|Connect)\b)"
-    r"|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
+    rf"\[Service thread\](?! Accept failed Too many|{_ERROR_OF_SERVICE})|{_FAILED_OPERATION}Close|driver shutting down"
 )
 SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
@@ -138,7 +138,7 @@ def _is_before_exception(log: Log, warned: Warned) -> bool:
 
 def errors_of(log: Log, kind: str) -> list[Warned]:
     """Return the warnings of a class that are errors, except those that other checks report."""
-    found = [w for w in log.warned(kind) if _is_reason(log, w) and not _repeats(w)]
+    found = [w for w in log.warned(kind) if is_reason(log, w) and not _repeats(w)]
     found += [w for w in hints_that_failed(log) if w.kind == kind]
     # A proxy thread that failed for a rank follows from another reason, if there is one.
     causes = [w for w in found if not _PROXY.search(w.text)]
@@ -156,13 +156,14 @@ def _repeats(warned: Warned) -> bool:
     )
 
 
-def _is_reason(log: Log, warned: Warned) -> bool:
+def is_reason(log: Log, warned: Warned) -> bool:
+    """Return whether the warning is an error that no other check reports."""
     return severity(log, warned) == "error" and not is_explained(warned)
 
 
 def has_reason(log: Log) -> bool:
     """Return whether some warning or exception gives the reason of a failure."""
-    return any(_is_reason(log, w) and not _PROXY.search(w.text) for w in log.warnings)
+    return any(is_reason(log, w) and not _PROXY.search(w.text) for w in log.warnings)
 
 
 def of_kind(kind: str) -> Check:
@@ -171,7 +172,7 @@ def of_kind(kind: str) -> Check:
     def check(log: Log) -> Iterator[Hit]:
         for hit in by_words(log, errors_of(log, kind)):
             by_fault = kind == "cuda_error" and fails_by_fault(log, hit.says, hit.evidence)
-            yield hit._replace(follows=by_fault or hit.means.startswith("This is a consequence"))
+            yield hit._replace(follows=by_fault or hit.follows)
 
     return check
 
@@ -242,7 +243,7 @@ def by_words(log: Log, warned: Iterable[Warned]) -> Iterator[Hit]:
         peer = _PEER_HOST.search(same[0].text)
         about = f"{also or more}{f'; the peer is on {peer[1]}' if peer else ''}{_seen_by(every)}"
         says = f"{_versions(same[0].text)}{about}{_settings(log, means + do + same[0].text)}"
-        yield Hit(says, [warning.seen for warning in same], means, do)
+        yield Hit(says, [warning.seen for warning in same], means, do, words is not None and words.is_consequence)
 
 
 def _also(warned: list[Warned]) -> str:
@@ -310,13 +311,11 @@ def _version(code: int) -> str:
 
 
 def _of_peers(log: Log) -> list[Warned]:
-    found = log.warnings
-    return [w for w in found if (follows(w) and _PEER.search(w.text)) or _PROXY_OF_PEER.search(w.text)]
+    return [w for w in log.warnings if (follows(w) and _PEER.search(w.text)) or _PROXY_OF_PEER.search(w.text)]
 
 
 def _of_others(log: Log) -> list[Warned]:
-    found = log.warnings
-    return [w for w in found if follows(w) and not _PEER.search(w.text) and not TEARDOWN.search(w.text)]
+    return [w for w in log.warnings if follows(w) and not _PEER.search(w.text) and not TEARDOWN.search(w.text)]
 
 
 def _has_failed(log: Log, warned: Iterable[Warned]) -> bool:

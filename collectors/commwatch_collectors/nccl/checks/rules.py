@@ -9,8 +9,8 @@ from commwatch_collectors.nccl.checks.evidence import Rule
 from commwatch_collectors.nccl.checks.order import CONSEQUENCE, SYMPTOM
 from commwatch_collectors.nccl.vocabulary.words import KINDS
 
-#: Classes of warnings that have no check of their own beside the words.
-_ONLY_BY_WORDS = (
+#: Further classes of warnings of which the vocabulary has the meaning and the remedy.
+_OTHERS_BY_WORDS = (
     "nvlink_sharp",
     "shm",
     "peer_to_peer",
@@ -22,6 +22,12 @@ _ONLY_BY_WORDS = (
     "invalid_usage",
     "internal",
 )
+
+
+def _by_words(kind: str) -> Rule:
+    """Return the rule for a class of warnings; each hit has the meaning and the remedy of its entry in the vocabulary."""
+    return Rule(kind, "error", KINDS[kind], "NCCL gives this as the reason.", "Read the line.", reasons.of_kind(kind))
+
 
 RULES: tuple[Rule, ...] = (
     *beside.CAUSES,
@@ -54,14 +60,7 @@ RULES: tuple[Rule, ...] = (
         "Use one image or environment on all nodes; look for a second libnccl in LD_LIBRARY_PATH.",
         failures.versions_differ,
     ),
-    Rule(
-        "connection_refused",
-        "error",
-        "a connection could not be made",
-        "The peer's process is not running, or the network blocks the connection.",
-        "Check whether the peer died first. If not, check firewalls, routes and NCCL_SOCKET_IFNAME on both sides.",
-        reasons.of_kind("connection_refused"),
-    ),
+    _by_words("connection_refused"),
     Rule(
         "ib_completion_error",
         "error",
@@ -78,22 +77,8 @@ RULES: tuple[Rule, ...] = (
         "Check dmesg and ibstat at that time.",
         failures.ib_events,
     ),
-    Rule(
-        "cuda_error",
-        "error",
-        "CUDA or HIP failed",
-        "A kernel or a driver call failed; NCCL is often only the first to notice.",
-        "Look for Xid errors in dmesg, and check the memory in use. CUDA_LAUNCH_BLOCKING=1 shows which kernel failed.",
-        reasons.of_kind("cuda_error"),
-    ),
-    Rule(
-        "duplicate_gpu",
-        "error",
-        "two ranks use one GPU",
-        "NCCL refuses to create such a communicator.",
-        "Call torch.cuda.set_device(LOCAL_RANK) before the process group is created, and check CUDA_VISIBLE_DEVICES.",
-        reasons.of_kind("duplicate_gpu"),
-    ),
+    _by_words("cuda_error"),
+    _by_words("duplicate_gpu"),
     Rule(
         "mismatch",
         "error",
@@ -140,26 +125,9 @@ RULES: tuple[Rule, ...] = (
         failures.torch_errors,
         CONSEQUENCE,
     ),
-    Rule(
-        "system_error",
-        "error",
-        "a system or library call failed",
-        "A resource is missing or a library is broken.",
-        "Check the job's limits (ulimit -l and -n, size of /dev/shm), and that devices are passed into the container.",
-        reasons.of_kind("system_error"),
-    ),
-    Rule(
-        "timeout",
-        "error",
-        "NCCL or a plug-in timed out",
-        "A peer or a service did not answer in time.",
-        "Check what the peer did at that time, then the network between the two.",
-        reasons.of_kind("timeout"),
-    ),
-    *(
-        Rule(kind, "error", KINDS[kind], "NCCL gives this as the reason.", "Read the line.", reasons.of_kind(kind))
-        for kind in _ONLY_BY_WORDS
-    ),
+    _by_words("system_error"),
+    _by_words("timeout"),
+    *map(_by_words, _OTHERS_BY_WORDS),
     Rule(
         "nccl_failed",
         "error",

@@ -195,6 +195,7 @@ _SETTINGS: tuple[Words, ...] = (
         "Confidential computing protects each GPU, but not the data between GPUs.",
         "Nothing needs to be done for the job. Protected PCIe or Multi-GPU CC of the driver covers these links, too.",
         "info",
+        is_harmless=True,
     ),
     Words(
         "setting",

@@ -27,6 +27,7 @@ MACHINE: tuple[Words, ...] = (
         "RCCL does without MSCCL++. That is not a fault.",
         "Nothing needs to be done. RCCL_MSCCLPP_ENABLE=0 removes the line.",
         "info",
+        is_harmless=True,
     ),
     Words(
         "setting",

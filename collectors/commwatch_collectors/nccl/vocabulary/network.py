@@ -237,6 +237,7 @@ _SERVICE: tuple[Words, ...] = (
         "Service threads lost their peers. This is normal when a job ends, and a sign of a dead rank if training was still running.",
         "Nothing needs to be done if it happened at the end. Otherwise find the rank that failed first.",
         "info",
+        is_harmless=True,
     ),
     Words(
         "system_error",
@@ -244,6 +245,7 @@ _SERVICE: tuple[Words, ...] = (
         "This is a consequence: NCCL's service thread could not do what a rank asked for.",
         "The reason is in the warning before it, or in the log of the rank that it names.",
         "error",
+        is_consequence=True,
     ),
 )
 

@@ -27,6 +27,7 @@ PLUGINS: tuple[Words, ...] = (
         "Nothing needs to be done for the job. NCCL_PROFILER_PLUGIN=none does without CoMMA.",
         "info",
         r"\.rs\b",
+        is_harmless=True,
     ),
     Words(
         "network_plugin",
@@ -192,6 +193,7 @@ PLUGINS: tuple[Words, ...] = (
         "Nothing needs to be done.",
         "info",
         r"fastsocket",
+        is_harmless=True,
     ),
     Words(
         "network_plugin",

@@ -20,11 +20,10 @@ class Words(NamedTuple):
     alone: str = "warning"
     #: A regular expression that is searched in the origin, where the words alone are ambiguous.
     file: str = ""
-
-    @property
-    def is_harmless(self) -> bool:
-        """Whether the remedy is to do nothing, which is wrong under an error."""
-        return self.alone == "info" and "Nothing needs to be done" in self.do
+    #: The remedy is to do nothing, which is wrong under an error.
+    is_harmless: bool = False
+    #: It is no cause, also if a call failed: the cause is elsewhere.
+    is_consequence: bool = False
 
 
 #: Class -> title.
