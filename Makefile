@@ -17,10 +17,11 @@ help:  ## list the targets
 .stamps/venv: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet torch==$(TORCH)
+	@# Python compiles what a process imports first: a tenth of what is installed.
+	$(BIN)/python -m pip install --quiet --no-compile torch==$(TORCH)
 	@# Left by earlier states of this repository: the entry point in it would fail every import of torch in this folder.
 	rm -rf build/__editable__* *.egg-info
-	$(BIN)/python -m pip install --quiet --group dev --editable '.[examples]'
+	$(BIN)/python -m pip install --quiet --no-compile --group dev --editable '.[examples]'
 	mkdir -p .stamps && touch $@
 
 # Builds the native hook, because otherwise these jobs would wait for the build or record nothing.
