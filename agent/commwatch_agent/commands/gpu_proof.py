@@ -187,7 +187,7 @@ class Proof:
 
     def rows(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
-        self.env = {**_plain(self.env), **native_hook.prepare([self.python], _plain(self.env))}
+        self.env = {**_plain(self.env), **native_hook.prepare([self.python], _plain(self.env), waits=True)}
         on_gpu = self.device == "cuda"
         for scene in self.scenes if on_gpu else self.scenes[:1]:
             yield from self._checked(scene.title, self._scene(scene))

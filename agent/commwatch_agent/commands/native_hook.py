@@ -34,21 +34,30 @@ def _found(command: str, path: str | None) -> str | None:
     return None if found is None else str(Path(found).absolute())
 
 
-def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Build the hook for a job about to start, if it is missing; print progress and errors to standard error.
+def prepare(job: list[str], env: Mapping[str, str], waits: bool = False) -> dict[str, str]:
+    """Look for the hook of a job about to start; print to standard error what is done about a missing one.
+
+    Args:
+        waits: the job waits until it is built, as one with ``COMMWATCH_HOOK=native`` does. For others it is built beside them, for later jobs.
 
     Returns:
-        Environment variables for the job. After a failed build they select the Python hook, so that not every rank
-        looks for the native one and prints the error again.
+        Environment variables for the job. Without a native hook they select the Python one, so that all ranks have the same, and not
+        every rank looks for the native one and prints that it is missing.
     """
-    if env.get("COMMWATCH_HOOK", "auto") == "python" or env.get("COMMWATCH_DISABLE") == "1":
+    hook = env.get("COMMWATCH_HOOK", "auto")
+    if hook == "python" or env.get("COMMWATCH_DISABLE") == "1":
         return {}
     python = trainer_python(job, env)
     if python is None:
         return {}
     try:
         with subprocess.Popen(
-            _command(python, ["ensure"]), env=_quiet(env), cwd="/", stderr=subprocess.PIPE, text=True, errors="replace"
+            _command(python, ["ensure" if waits or hook == "native" else "later"]),
+            env=_quiet(env),
+            cwd="/",
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         ) as builder:
             assert builder.stderr is not None
             printed = False
@@ -58,8 +67,7 @@ def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
                     print(line, end="", file=sys.stderr, flush=True)
     except OSError:
         return {}
-    wanted = env.get("COMMWATCH_HOOK") == "native"
-    return {"COMMWATCH_HOOK": "python"} if printed and builder.returncode != 0 and not wanted else {}
+    return {"COMMWATCH_HOOK": "python"} if printed and builder.returncode != 0 and hook != "native" else {}
 
 
 def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:

@@ -22,13 +22,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from commwatch.probe.native import library
+from commwatch.probe.native import beside, library
 from commwatch.probe.native.library import NotAvailable
 from commwatch.wire import crossing
 from commwatch.wire.identity import make_private_dir
 
 COMPILERS = ("c++", "g++", "clang++")
 _BUILD_S, _TRIAL_S = 900.0, 120.0
+#: Printed for a job whose hook is missing.
+_LATER = "this job has the Python hook; the native one, which costs a job less, is being built beside it for later jobs"
 #: Exit codes: the hook is available, it is not, or Ctrl-C ended the build.
 AVAILABLE, MISSING, INTERRUPTED = 0, 1, 130
 
@@ -100,17 +102,14 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
     """
     facts = library.torch_facts()
     where = library.folder(env, facts)
-    if not force and (found := _usable(env, facts)):
-        return found
-    if not force and (found := _take_prebuilt(where, facts, env)):
+    if not force and (found := _without_compiler(env, facts)):
         return found
     made = recipe(env)
     with _alone(where.parent, env):
         if not force and (found := _usable(env, facts)):
             return found  # built by the process that we waited for
-        failure = read_failure(where)
-        if failure is not None and not patient and not force and failure["recipe"] == made:
-            raise BuildFailed(failure["message"], failure["output"])
+        if not patient and not force:
+            _check_failure(where, made)
         try:
             return _build(where, facts, made, env)
         except BuildFailed as failed:
@@ -119,6 +118,42 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
             raise
         except OSError as error:
             raise BuildFailed(f"cannot write {error.filename or where}: {error.strerror}") from None
+
+
+def ensure_later(env: Mapping[str, str]) -> Path | None:
+    """Return the hook for this interpreter's torch if that needs no compiler; else start to build it beside the caller, for later jobs.
+
+    Returns:
+        ``None`` if it is being built.
+
+    Raises:
+        NotAvailable: there is none, and it cannot be built beside a job; the message gives the reason.
+    """
+    facts = library.torch_facts()
+    if found := _without_compiler(env, facts):
+        return found
+    _check_failure(library.folder(env, facts), recipe(env))
+    free = beside.available()
+    if free is not None and free < beside.ENOUGH:
+        have = f"{free / 1e9:.1f} GB of memory are free, and building it beside a job takes {beside.ENOUGH / 1e9:.1f}"
+        raise NotAvailable(f"{have}; before the next job: {library.BUILD}")
+    try:
+        beside.start(env)
+    except OSError as error:
+        raise NotAvailable(f"the builder cannot be started: {error.strerror or error}") from None
+    return None
+
+
+def _without_compiler(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path | None:
+    """Return the hook that is there already, or was built before and fits; ``None`` if it has to be built."""
+    return _usable(env, facts) or _take_prebuilt(library.folder(env, facts), facts, env)
+
+
+def _check_failure(where: Path, made: Mapping[str, str]) -> None:
+    """Raise ``BuildFailed`` if the last build was made in this way and failed."""
+    failure = read_failure(where)
+    if failure is not None and failure["recipe"] == made:
+        raise BuildFailed(failure["message"], failure["output"])
 
 
 def _usable(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path | None:
@@ -156,12 +191,14 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
     import torch
 
     print(
-        f"commwatch: building the native hook for torch {facts['version']} (once, about a minute)",
+        f"commwatch: building the native hook for torch {facts['version']} (once, half a minute of a core)",
         file=sys.stderr,
         flush=True,
     )
     began = time.monotonic()
     where.mkdir(mode=0o700, exist_ok=True)
+    for left in where.glob(".build-*"):  # by a builder that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=where) as name:
         scratch = Path(name)
         for file, text in library.sources().items():
@@ -343,10 +380,13 @@ def _print_status(found: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     parser = argparse.ArgumentParser(prog="commwatch native")
-    parser.add_argument("verb", choices=("build", "ensure", "status", "clean"))
+    parser.add_argument("verb", choices=("build", "ensure", "later", "status", "clean"))
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--nice", type=int)
     arguments = parser.parse_args(argv)
+    if arguments.nice is not None:
+        beside.give_way(arguments.nice)
     try:
         if arguments.verb == "status":
             found = status(os.environ)
@@ -358,12 +398,13 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.verb == "clean":
             shutil.rmtree(library.cache_dir(os.environ), ignore_errors=True)
             return AVAILABLE
-        path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
+        later = arguments.verb == "later"
+        path = ensure_later(os.environ) if later else ensure(os.environ, arguments.force, arguments.verb == "build")
     except NotAvailable as error:
         hint = "; `commwatch native status` shows its output" if isinstance(error, BuildFailed) and error.output else ""
         if arguments.verb == "build":
             hint = hint or _other_python(error, "build")
-        falls_back = arguments.verb == "ensure" and os.environ.get("COMMWATCH_HOOK") != "native"
+        falls_back = arguments.verb in ("ensure", "later") and os.environ.get("COMMWATCH_HOOK") != "native"
         instead = ", using the Python one" if falls_back else ""
         print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)
         return MISSING
@@ -371,7 +412,9 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
     if arguments.verb == "build":
         print(path)
-    return AVAILABLE
+    if path is None:
+        print(f"commwatch: {_LATER}", file=sys.stderr)
+    return MISSING if path is None else AVAILABLE
 
 
 if __name__ == "__main__":
