@@ -47,10 +47,16 @@ endef
 tested-hook: .stamps/venv
 	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache $(BIN)/python -m commwatch.probe.native.build build > /dev/null
 
+# What pytest makes of the asserts is kept on the disk: otherwise each worker would compile all modules.
+.PHONY: compiled
+compiled: .stamps/venv
+	-@$(BIN)/python -m pytest --collect-only -qq $(TESTED) > /dev/null
+
+TESTED := -m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests
+
 # Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
-test: .stamps/venv parts tested-hook  ## run all tests
-	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder --keep-lengths,\
-		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests)
+test: .stamps/venv parts tested-hook compiled  ## run all tests
+	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
 test-long: .stamps/venv parts  ## run the tests of hostile users and files, chaos, full disks and load
