@@ -116,7 +116,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "write_text": [STATE],
     },
     "agent/commwatch_agent/report/profile_trace.py": {"open": [STATE, STATE]},
-    "agent/commwatch_agent/report/table_export.py": {"replace": [TYPED], "unlink": [TYPED]},
+    "agent/commwatch_agent/report/table_export.py": {"open": [TYPED], "replace": [TYPED], "unlink": [TYPED]},
     "collectors/commwatch/api/client_tls.py": {"create_default_context": [OPENED], "load_cert_chain": [OPENED]},
     "agent/commwatch_agent/runtime/memory.py": {"CDLL": [OURS]},
     "agent/commwatch_agent/runtime/run_lock.py": {"chmod": [STATE], "unlink": [STATE]},

@@ -1,17 +1,19 @@
-"""Operations, steps and waits of a job as files for other tools: Parquet, Arrow or CSV. Needs pyarrow."""
+"""Operations, steps and waits of a job as files for other tools: CSV, and with pyarrow Parquet or Arrow."""
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Protocol, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.analysis.queries import QueryService, step_view
@@ -19,23 +21,21 @@ from commwatch_agent.core.views import StepView, WaitView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation, Reader
 
-if TYPE_CHECKING:
-    import pyarrow
-
 log = logging.getLogger("commwatch")
 #: What one row of each table is; its fields are the columns.
 TABLES: Mapping[str, type] = {"operations": Operation, "steps": StepView, "waits": WaitView}
 FORMATS = ("parquet", "arrow", "csv")
 #: Rows that are in memory at a time.
 _TOGETHER = 16_384
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class CannotExport(CommwatchError):
     """A table cannot be written; the text gives the reason and the remedy."""
 
 
-class _Writer(Protocol):
-    def write_batch(self, batch: pyarrow.RecordBatch) -> None: ...
+#: Opens a file for the rows of a class; what it yields writes some of them.
+_Opened = Callable[[Path, type], AbstractContextManager[Callable[[list[object]], None]]]
 
 
 def export(agent: QueryService, job: str, directory: Path, form: str, last_s: float | None = None) -> dict[Path, int]:
@@ -49,20 +49,16 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
         The files, with their rows.
 
     Raises:
-        CannotExport: pyarrow is missing, or a file cannot be written.
+        CannotExport: pyarrow is missing, which CSV does not need, or a file cannot be written.
     """
-    try:
-        import pyarrow
-    except ImportError:
-        raise CannotExport("pyarrow is not installed; install commwatch with its extra: commwatch[export]") from None
-    written = {}
+    opened, written = _form(form), {}
     with History(agent.path) as history:
         for name, rows in _tables(agent, history, job, last_s).items():
             path = directory / f"{name}.{form}"
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                written[path] = _write(path, form, schema_of(TABLES[name]), rows)
-            except (OSError, pyarrow.ArrowInvalid) as error:
+                written[path] = _write(path, opened, TABLES[name], rows)
+            except OSError as error:
                 raise CannotExport(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
             except (OverflowError, UnicodeEncodeError) as error:  # a damaged record
                 why = "a row has a value that its column cannot hold; --last can leave it out"
@@ -71,6 +67,18 @@ def export(agent: QueryService, job: str, directory: Path, form: str, last_s: fl
             missing = "%d chunks of records were removed from the history before they were exported; their operations are missing"
             log.warning(missing, history.removed)
     return written
+
+
+def _form(form: str) -> _Opened:
+    """Return what opens files of a format; raise ``CannotExport`` if it is not installed."""
+    if form == "csv":
+        return _csv
+    try:
+        from commwatch_agent.report import arrow_tables
+    except ImportError:
+        remedy = "write CSV (--format csv), or install commwatch with its extra: commwatch[export]"
+        raise CannotExport(f"pyarrow is not installed: {remedy}") from None
+    return partial(arrow_tables.opened, form)
 
 
 def _tables(agent: QueryService, history: History, job: str, last_s: float | None) -> dict[str, Iterable[object]]:
@@ -87,34 +95,16 @@ def _tables(agent: QueryService, history: History, job: str, last_s: float | Non
     }
 
 
-def schema_of(row: type) -> pyarrow.Schema:
-    """Return the columns of a table: the fields of ``row`` in their order.
-
-    Names that end in ``_at`` are times in UTC, in µs. Text holds what has parts of its own, as JSON.
-    """
-    import pyarrow
-
-    plain = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
-
-    def column(name: str, kind: Any) -> pyarrow.Field:
-        parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-        (one,) = (part for part in parts if part is not type(None))
-        of = pyarrow.timestamp("us", tz="UTC") if name.endswith("_at") else plain.get(one, pyarrow.string())
-        return pyarrow.field(name, of, nullable=len(parts) > 1)
-
-    return pyarrow.schema([column(*item) for item in get_type_hints(row).items()])
-
-
-def _write(path: Path, form: str, schema: pyarrow.Schema, rows: Iterable[object]) -> int:
+def _write(path: Path, opened: _Opened, row: type, rows: Iterable[object]) -> int:
     """Write a table under another name and rename it, so that a file of this name is complete; return the number of its rows."""
     hidden = path.with_name(
         f".{secrets.token_hex(6)}.part"
     )  # unpredictable: no other user can place a link there in advance
     number, left = 0, iter(rows)
     try:
-        with _writer(hidden, form, schema) as writer:
+        with opened(hidden, row) as write:
             while together := list(islice(left, _TOGETHER)):
-                writer.write_batch(_batch(together, schema))
+                write(together)
                 number += len(together)
         hidden.replace(path)
     finally:
@@ -123,31 +113,20 @@ def _write(path: Path, form: str, schema: pyarrow.Schema, rows: Iterable[object]
 
 
 @contextmanager
-def _writer(path: Path, form: str, schema: pyarrow.Schema) -> Iterator[_Writer]:
-    import pyarrow
-
-    if form == "parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-            yield writer
-    elif form == "csv":
-        from pyarrow import csv
-
-        with csv.CSVWriter(path, schema) as writer:
-            yield writer
-    else:
-        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
-            yield writer
+def _csv(path: Path, row: type) -> Iterator[Callable[[list[object]], None]]:
+    """Open a CSV file for rows of a class; yield what writes some of them."""
+    names = list(get_type_hints(row))
+    values, times = attrgetter(*names), [name.endswith("_at") for name in names]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(names)
+        yield lambda rows: table.writerows(map(_cell, values(each), times) for each in rows)
 
 
-def _batch(rows: list[object], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    import pyarrow
-
-    def column(values: Iterable[Any], field: pyarrow.Field) -> pyarrow.Array:
-        if field.name.endswith("_at"):
-            values = [None if at is None else round(at * 1e6) for at in values]
-        return pyarrow.array((json.dumps(each) if isinstance(each, dict) else each for each in values), field.type)
-
-    columns = zip(*map(attrgetter(*schema.names), rows), strict=True)
-    return pyarrow.record_batch([column(*each) for each in zip(columns, schema, strict=True)], schema)
+def _cell(value: Any, is_time: bool) -> Any:
+    """Return what a cell has for a value: a time as ``2026-11-29 10:30:39.000012Z``, JSON for what has parts, nothing for ``None``."""
+    if is_time and value is not None:
+        return f"{_EPOCH + timedelta(microseconds=round(value * 1e6)):%Y-%m-%d %H:%M:%S.%fZ}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict) else value

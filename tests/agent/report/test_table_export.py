@@ -18,7 +18,8 @@ import pyarrow
 import pytest
 
 from commwatch_agent.cli.export import _FORMATS
-from commwatch_agent.report.table_export import FORMATS, TABLES, CannotExport, export, schema_of
+from commwatch_agent.report.arrow_tables import schema_of
+from commwatch_agent.report.table_export import FORMATS, TABLES, CannotExport, export
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -113,14 +114,25 @@ def test_waits(tmp_path: Path) -> None:
 
 
 def test_csv(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
-    """CSV has the same columns and rows, with an empty cell for each unknown value."""
+    """CSV has the rows of the API, in their order, as DuckDB reads it too; a cell is empty for each unknown value, and times have µs."""
     files = exported(watched, tmp_path, "--format", "csv", "--last", "all")
     for name, rows in expected.items():
         with files[name].open(newline="") as file:
             found = list(csv.DictReader(file))
-        assert [list(row) for row in found[:1]] == [list(rows[0])]
-        assert [row["rank"] for row in found] == [str(row["rank"]) for row in rows]
-    assert found[0]["p2p_wait_s"] == ""
+        assert found == [{field: as_csv(value) for field, value in as_stored(row).items()} for row in rows]
+    types = {name: "VARCHAR" for name, kind in get_type_hints(TABLES["steps"]).items() if "dict" in str(kind)}
+    steps = duckdb.connect().sql(f"SET TimeZone='UTC'; FROM read_csv('{files['steps']}', types={types})")
+    read = [dict(zip(steps.columns, row, strict=True)) for row in steps.fetchall()]
+    assert [row["duration_s"] for row in read] == [row["duration_s"] for row in expected["steps"]]
+    assert [row["long"] for row in read] == [row["long"] for row in expected["steps"]]
+    assert [row["end_at"].timestamp() for row in read] == pytest.approx([row["end_at"] for row in expected["steps"]])
+
+
+def as_csv(value: Any) -> str:
+    """A cell, as text."""
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S.%fZ")
+    return {None: "", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
@@ -153,17 +165,22 @@ def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
     done = commwatch("export", "--dir", watched.directory, "--out", tmp_path / "file" / "x")
     assert done.returncode == 1
     assert done.stderr == f"commwatch: export: cannot write {tmp_path}/file/x/operations.parquet: Not a directory\n"
-    hidden = f"import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = ['export', '--dir', {str(watched.directory)!r}, '--out', 'x']"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hidden}; from commwatch_agent.cli import main; sys.exit(main())"],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (
-        1,
-        "commwatch: export: pyarrow is not installed; install commwatch with its extra: commwatch[export]\n",
-    )
+    done = without_pyarrow(watched, tmp_path)
+    remedy = "write CSV (--format csv), or install commwatch with its extra: commwatch[export]"
+    assert (done.returncode, done.stderr) == (1, f"commwatch: export: pyarrow is not installed: {remedy}\n")
     assert not (tmp_path / "x").exists()
+    done = without_pyarrow(watched, tmp_path, "--format", "csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"x/operations.csv: {OPERATIONS} rows\n" in done.stdout
     assert set(FORMATS) == set(_FORMATS) == {"parquet", "arrow", "csv"}
+
+
+def without_pyarrow(watched: RunningAgent, where: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Export to the folder ``x`` where pyarrow is not installed."""
+    words = ["export", "--dir", str(watched.directory), "--out", "x", *flags]
+    hidden = f"import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = {words}"
+    command = [sys.executable, "-c", f"{hidden}; from commwatch_agent.cli import main; sys.exit(main())"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=where, check=False)
 
 
 def test_value_that_does_not_fit(tmp_path: Path) -> None:
@@ -171,8 +188,8 @@ def test_value_that_does_not_fit(tmp_path: Path) -> None:
     watch = Watch(tmp_path / "run")
     end_rank(write_ring(watch.rings, [operation(start_ns=MS, end_ns=2 * MS, size=1 << 63)], [group_entry()]))
     watch.tick(60_000 * MS)
-    with pytest.raises(CannotExport, match=r"operations.csv: a row has a value .* --last can leave it out"):
-        export(watch.agent, "job", tmp_path / "out", "csv")
+    with pytest.raises(CannotExport, match=r"operations.parquet: a row has a value .* --last can leave it out"):
+        export(watch.agent, "job", tmp_path / "out", "parquet")
     assert list((tmp_path / "out").iterdir()) == []
 
 
