@@ -182,6 +182,13 @@ def test_other_yaml(text: str) -> None:
         read(text)
 
 
+def test_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyYAML has no libyaml, the list means the same."""
+    fast = read(shipped("rules.yaml"))
+    monkeypatch.setattr(catalogue, "_Loader", yaml.SafeLoader)
+    assert read(shipped("rules.yaml")) == fast
+
+
 @given(st.integers(0, 10**6))
 def test_durations(whole: int) -> None:
     """Seconds, written as people do, are the same seconds."""
