@@ -14,6 +14,7 @@
 #include "ring.h"
 
 constexpr int kThreads = 8;
+constexpr uint64_t kMs = 1'000'000;
 
 inline void check(bool holds, const char* name, int line) {
   if (holds) return;

@@ -10,7 +10,7 @@ namespace {
 
 using namespace commwatch;
 
-constexpr uint64_t kMs = 1'000'000, kHalf = Retention::kMostBytes / 2;
+constexpr uint64_t kHalf = Retention::kMostBytes / 2;
 
 struct Kept : Watch {
   explicit Kept(uint64_t b) : bytes(b) {}

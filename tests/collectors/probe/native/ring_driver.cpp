@@ -124,8 +124,6 @@ void test_in_flight() {
 
 // -- exposure
 
-constexpr uint64_t kMs = 1000000;
-
 // An idle thread, so that its CPU clock does not advance.
 class Idle {
  public:
