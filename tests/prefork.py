@@ -72,6 +72,7 @@ class Commwatch:
         streams: files of its standard input, output and error.
         beside: a process whose namespaces it gets; by default this one.
         constants: other values of constants of modules, by their full names, such as a pause that a test should not wait for.
+        in_session: the process leads a session, whose terminal is its standard error: the terminal's keys and sizes reach it.
     """
 
     def __init__(
@@ -82,9 +83,12 @@ class Commwatch:
         streams: Sequence[int] = (0, 1, 2),
         beside: int | None = None,
         constants: Mapping[str, float | str] | None = None,
+        in_session: bool = False,
     ) -> None:
         server, argv, where = str(_server("agent", env)), [_program(), *arguments], cwd or Path.cwd()
-        self._connection = prefork_process.connected(server, 0, argv, env, where, streams, beside, constants)
+        self._connection = prefork_process.connected(
+            server, 0, argv, env, where, streams, beside, constants, in_session
+        )
         self._replies = self._connection.makefile()
         self.pid = int(self._replies.readline())
         self.returncode: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -17,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -56,12 +58,13 @@ def connected(
     streams: Sequence[int],
     beside: int | None = None,
     constants: Mapping[str, float | str] | None = None,
+    in_session: bool = False,
 ) -> socket.socket:
     """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"argv": argv, "ranks": ranks, "cwd": str(cwd), "env": dict(env), "umask": umask}
-    request["constants"] = dict(constants or {})
+    request |= {"constants": dict(constants or {}), "in_session": in_session}
     namespaces = [os.open(f"/proc/{beside or 'self'}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
@@ -75,8 +78,12 @@ def connected(
 
 def _client(path: str, ranks: str, *argv: str) -> int:
     """Run a job on the server; returns how it ended, as ``Popen.returncode``."""
-    with connected(path, int(ranks), argv, os.environ, Path.cwd(), (0, 1, 2)) as server, server.makefile() as replies:
-        for number in (signal.SIGTERM, signal.SIGINT):
+    try:
+        cwd = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        cwd = Path(f"/proc/{os.getpid()}/cwd")
+    with connected(path, int(ranks), argv, os.environ, cwd, (0, 1, 2)) as server, server.makefile() as replies:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: server.send(bytes([number])))
         replies.readline()
         return int(replies.readline() or 1)
@@ -166,6 +173,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     os.chdir(request["cwd"])
+    if request["in_session"]:
+        os.setsid()
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -228,7 +238,8 @@ def _run(request: dict[str, Any], kind: str) -> int:
         if kind == "job":
             _be_rank(script)
         else:
-            sys.path[0] = str(Path.cwd())
+            with suppress(FileNotFoundError):
+                sys.path[0] = str(Path.cwd())
             _set(request["constants"])
         exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
     except SystemExit as error:

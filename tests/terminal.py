@@ -9,14 +9,13 @@ import pty
 import re
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.helpers import PATIENCE_S, clean_env
+from tests.prefork import Commwatch
 
 #: A session of its own, with its standard input for a terminal: so it gets signals for Ctrl-C and changes of size.
 IN_A_SESSION = """
@@ -36,9 +35,8 @@ class Terminal:
         self.resize(cells, lines)
         self._settings = termios.tcgetattr(self._slave)
         self.written = ""
-        command = [sys.executable, "-c", IN_A_SESSION, "-m", "commwatch", *arguments]
-        end, env = self._slave, clean_env(**{"TERM": "xterm", "LANG": "C.UTF-8", **env})
-        self.process = subprocess.Popen(command, env=env, stdin=end, stdout=end, stderr=end)
+        env = clean_env(TERM="xterm", **env)
+        self.process = Commwatch(*arguments, env=env, streams=(self._slave,) * 3, in_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -51,7 +51,7 @@ def started(*arguments: str | Path, said: Path, anew: bool = True, **kwargs: Any
     """A command that keeps running, with standard error in ``said``; it is ended in any case.
 
     Args:
-        anew: in a new Python, which takes all signals; a fork takes SIGTERM and SIGINT.
+        anew: in a new Python, which takes all signals; a fork takes SIGTERM, SIGINT and SIGUSR1.
     """
     python_or_fork = [sys.executable, "-m", "commwatch"] if anew else prefork.commwatch_command()
     command = [*python_or_fork, *map(str, arguments)]
@@ -175,13 +175,21 @@ def test_report_of_nothing(tmp_path: Path) -> None:
     assert history.read_text().startswith("this is no database")
 
 
-def in_deleted_folder(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_deleted_folder(folder: Path, *arguments: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder that was deleted."""
     folder.mkdir()
-    shell = ["/bin/sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), sys.executable, "-m", "commwatch"]
+    program = [sys.executable, "-m", "commwatch"] if anew else prefork.commwatch_command()
+    command = ["/bin/sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), *program, *arguments]
     return subprocess.run(
-        [*shell, *arguments], env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command, env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
+
+
+def test_python_starts_in_a_deleted_folder(tmp_path: Path) -> None:
+    """A new Python starts there, with the same words as a fork: for the tests that follow."""
+    assert in_deleted_folder(tmp_path / "1", "--version", anew=True).stdout.startswith("commwatch ")
+    done = in_deleted_folder(tmp_path / "2", "report", "--dir", "run", anew=True)
+    assert "the current folder was deleted" in one_line(done)
 
 
 @pytest.mark.parametrize(

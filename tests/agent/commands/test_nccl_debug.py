@@ -332,7 +332,7 @@ def watched(directory: Path, *flags: str, code: str = RANK) -> list[str]:
 
 
 def anew(words: list[str]) -> list[str]:
-    """The command in a new Python, for a test of its terminal, its children or a closed stream."""
+    """The command in a new Python, for a test of a closed stream."""
     return [sys.executable, "-m", "commwatch", *words]
 
 
@@ -346,11 +346,11 @@ def run_watched(directory: Path, *flags: str, code: str = RANK, **env: str) -> s
     return commwatch(*watched(directory, *flags, code=code), env=clean_env(**env))
 
 
-def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
+def in_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
     """Return exit code and output of a command in its own terminal."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(command[0], command, env)
+    terminal, theirs = pty.openpty()
+    run = prefork.Commwatch(*words, env=env, streams=(theirs,) * 3, in_session=True)
+    os.close(theirs)
     output = b""
     while True:
         try:
@@ -359,7 +359,7 @@ def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
             break
         output += piece
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.decode()
+    return run.wait(PATIENCE_S), output.decode()
 
 
 def test_warnings_of_a_job(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_job_sets_the_level(tmp_path: Path) -> None:
 
 def test_terminal_stays_a_terminal(tmp_path: Path) -> None:
     """A job in a terminal still has one, and every line comes out once."""
-    code, output = in_terminal(anew(watched(tmp_path)), clean_env(NCCL_DEBUG="INFO", TERM="dumb"))
+    code, output = in_terminal(watched(tmp_path), clean_env(NCCL_DEBUG="INFO", TERM="dumb"))
     assert code == 0
     lines = output.split("\r\n")
     assert lines.count("terminal INFO") == 1
@@ -477,21 +477,22 @@ raise SystemExit(5)
 @pytest.mark.parametrize("killed", ["our children", "we"])
 def test_job_survives_us(tmp_path: Path, killed: str) -> None:
     """SIGKILL of any process of commwatch leaves the job and its output intact, and also its exit code while ``commwatch run`` lives."""
-    command, pipe = anew(watched(tmp_path / "run", code=GOES_ON.format(str(tmp_path / "end")))), subprocess.PIPE
-    env = clean_env(NCCL_DEBUG="WARN")
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env) as run:
-        assert run.stdout is not None
-        assert run.stdin is not None
-        job = int(run.stdout.readline())
+    words, env = watched(tmp_path / "run", code=GOES_ON.format(str(tmp_path / "end"))), clean_env(NCCL_DEBUG="WARN")
+    (theirs, to_job), (from_job, also_theirs) = os.pipe(), os.pipe()
+    with open(os.devnull, "wb") as nothing, open(from_job, "rb") as stdout:
+        run = prefork.Commwatch(*words, env=env, streams=(theirs, also_theirs, nothing.fileno()))
+        os.close(theirs)
+        os.close(also_theirs)
+        job = int(stdout.readline())
         if killed == "we":
             run.kill()
-            run.wait()
+            run.wait(PATIENCE_S)
         else:
             children = {int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()}
             assert job in children
             for child in children - {job}:
                 os.kill(child, signal.SIGKILL)
-        run.stdin.close()
-        assert run.stdout.read().split() == [b"%d" % n for n in range(10_000)]
+        os.close(to_job)
+        assert stdout.read().split() == [b"%d" % n for n in range(10_000)]
     wait_for((tmp_path / "end").exists, "the job's end")
-    assert run.returncode == (-9 if killed == "we" else 5)
+    assert run.wait(PATIENCE_S) == (-9 if killed == "we" else 5)

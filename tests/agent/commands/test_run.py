@@ -205,7 +205,9 @@ def test_signals_reach_the_job(tmp_path: Path) -> None:
         "while True: time.sleep(0.01)"
     )
     said = tmp_path / "said"
-    with started("run", "--dir", tmp_path / "run", "--port", "0", "--", *python(code), said=said) as process:
+    with started(
+        "run", "--dir", tmp_path / "run", "--port", "0", "--", *python(code), said=said, anew=False
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
@@ -235,23 +237,24 @@ def test_keyboard_reaches_the_job_once(tmp_path: Path, stdin: str) -> None:
     """Ctrl-C and Ctrl-\\ reach the job from the terminal directly: they are not forwarded again, whatever standard input is."""
     counted, ready = tmp_path / "counted", tmp_path / "ready"
     job = python(COUNTS.format(counted=str(counted), ready=str(ready)))
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
-    child, terminal = pty.fork()
-    if child == 0:
-        if stdin != "terminal":
-            os.dup2(os.open(stdin, os.O_RDONLY), 0)
-        os.execve(command[0], command, clean_env(TERM="dumb"))
+    command = ["run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
+    terminal, theirs = pty.openpty()
+    first = theirs if stdin == "terminal" else os.open(stdin, os.O_RDONLY)
+    run = prefork.Commwatch(*command, env=clean_env(TERM="dumb"), streams=(first, theirs, theirs), in_session=True)
+    for descriptor in {first, theirs}:
+        os.close(descriptor)
     try:
         wait_for(ready.exists, "the job")
         for key, expected in ((b"\x03", [("SIGINT", 1)]), (b"\x1c", [("SIGINT", 1), ("SIGQUIT", 1)])):
             os.write(terminal, key)
             wait_for(lambda: counted.exists() and counted.read_text() == repr(expected), f"{expected}")  # noqa: B023
-        os.kill(child, signal.SIGTERM)
+        run.terminate()
         while _read(terminal):
             pass
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert run.wait(PATIENCE_S) == 0
         assert counted.read_text() == repr([("SIGINT", 1), ("SIGQUIT", 1), ("SIGTERM", 1)])
     finally:
+        run.kill()
         os.close(terminal)
 
 
@@ -383,7 +386,7 @@ def test_job_runs_without_an_agent(tmp_path: Path, trouble: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("where", ["full disk", "closed pipe"])
+@pytest.mark.parametrize("where", ["closed pipe", pytest.param("full disk", marks=pytest.mark.long)])
 def test_job_runs_though_we_cannot_speak(tmp_path: Path, where: str) -> None:
     """A standard error that takes nothing costs neither the job nor its exit code."""
     if where == "full disk":
