@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import atexit
 import ctypes
-import fcntl
 import gc
 import importlib
 import io
@@ -18,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import termios
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -174,6 +172,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     os.chdir(request["cwd"])
     if request["in_session"]:
+        import fcntl
+        import termios
+
         os.setsid()
         fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     os.umask(request["umask"])

@@ -185,7 +185,7 @@ def test_other_yaml(text: str) -> None:
 def test_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where PyYAML has no libyaml, the list means the same."""
     fast = read(shipped("rules.yaml"))
-    monkeypatch.setattr(catalogue, "_Loader", yaml.SafeLoader)
+    monkeypatch.setattr(catalogue, "_LOADER", yaml.SafeLoader)
     assert read(shipped("rules.yaml")) == fast
 
 
