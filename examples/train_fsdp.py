@@ -18,6 +18,7 @@ def main() -> None:
     """Train for a number of steps on made-up text."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=4)
     arguments = parser.parse_args()
 
     device = start()
@@ -30,7 +31,7 @@ def main() -> None:
     text = torch.Generator().manual_seed(dist.get_rank())
     for step in range(1, arguments.steps + 1):
         for _ in range(MICRO_BATCHES):
-            tokens = torch.randint(0, 32, (4, 65), generator=text).to(device)
+            tokens = torch.randint(0, 32, (arguments.batch, 65), generator=text).to(device)
             loss = next_token_loss(model(tokens[:, :-1]), tokens) / MICRO_BATCHES
             loss.backward()
         optimizer.step()

@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 
 from tests import prefork
+from tests.e2e.torchjob import preforked
 from tests.helpers import clean_env, commwatch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: The least to compute.
+SMALL = ("--batch", "1")
 
 
-def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
+def run(tmp_path: Path, script: str, ranks: int, *arguments: str, **env: str) -> dict[str, Any]:
     """Run an example under ``commwatch run`` and read its report; the output is in it under ``said``."""
-    job = prefork.command(EXAMPLES / script, "--steps", "10", ranks=ranks)
+    job = prefork.command(EXAMPLES / script, "--steps", "10", *arguments, ranks=ranks)
     done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env(**env))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 10: loss" in done.stdout
@@ -44,7 +47,7 @@ def rows(report: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_ddp(tmp_path: Path) -> None:
     """Each step of the DDP example reduces every gradient once: the bytes are those of the parameters."""
-    report = run(tmp_path, "train_ddp.py", 2)
+    report = run(tmp_path, "train_ddp.py", 2, *SMALL)
     sys.path.insert(0, str(EXAMPLES))
     try:
         from common import Transformer  # type: ignore[import-not-found]
@@ -59,7 +62,7 @@ def test_ddp(tmp_path: Path) -> None:
 
 def test_hook_by_default(tmp_path: Path, native: Path) -> None:
     """Where the native hook has been built, or can be, a job has it without a word."""
-    report = run(tmp_path, "train_ddp.py", 2, COMMWATCH_HOOK="auto")
+    report = run(tmp_path, "train_ddp.py", 2, *SMALL, COMMWATCH_HOOK="auto")
     assert report["hooks"] == ["native"]
     assert "hook," not in report["said"]
 
@@ -75,13 +78,13 @@ def test_no_compiler(tmp_path: Path) -> None:
         "COMMWATCH_HOOK": "auto",
         "CXX": "",
     }
-    report = run(tmp_path / "run", "train_ddp.py", 2, **env)
+    report = run(tmp_path / "run", "train_ddp.py", 2, *SMALL, **env)
     assert report["hooks"] == ["python"]
     told = [line for line in report["said"].splitlines() if "native" in line]
     assert told == ["commwatch: no native hook, using the Python one: no C++ compiler on PATH (c++, g++, clang++)"]
     # Without `commwatch run`, the first rank says it.
     probe = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), **env)
-    job = prefork.command(EXAMPLES / "train_ddp.py", "--steps", "10", ranks=2)
+    job = prefork.command(EXAMPLES / "train_ddp.py", "--steps", "10", *SMALL, ranks=2)
     done = subprocess.run(job, env=probe, capture_output=True, text=True, check=False)
     assert "step 10: loss" in done.stdout
     told = [line for line in done.stderr.splitlines() if "native" in line]
@@ -91,7 +94,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 def test_fsdp(tmp_path: Path) -> None:
     """The FSDP example shows its gathers and scatters with half the algorithm bandwidth on the bus, for two ranks."""
-    operations = rows(run(tmp_path, "train_fsdp.py", 2))
+    operations = rows(run(tmp_path, "train_fsdp.py", 2, *SMALL))
     for op in ("all_gather", "reduce_scatter"):
         (row,) = (row for (_, name), row in operations.items() if name == op)
         assert row["busbw"] == pytest.approx(row["algbw"] / 2)
@@ -134,8 +137,9 @@ def test_rollouts(tmp_path: Path) -> None:
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal a line at the bottom shows the progress of the job, apart from the job's own lines, and is removed at the end."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--"]
-    job = prefork.command(EXAMPLES / "train_ddp.py", "--steps", "60", ranks=2)
+    stop, progress = tmp_path / "stop", b"\x1b[30;1H\x1b[2Kcommwatch: step "
+    command = [*prefork.commwatch_command(), "run", "--dir", str(tmp_path), "--port", "0", "--"]
+    job = preforked("governed.py", 2, str(stop), "0.05")
     env = clean_env(TERM="xterm", LINES="30", COLUMNS="100")
     with subprocess.Popen([*command, *job], stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
         os.close(theirs)
@@ -143,8 +147,10 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):  # the terminal's other end has closed
             while part := os.read(ours, 4096):
                 shown += part
+                if progress in shown:
+                    stop.touch()
     os.close(ours)
     assert process.returncode == 0
-    assert b"\x1b[30;1H\x1b[2Kcommwatch: step " in shown
-    assert shown.count(b"step 10: loss ") == 1
+    assert progress in shown
+    assert shown.count(b"said [0, ") == 1
     assert shown.rindex(b"\x1b[r\x1b[30;1H\x1b[2K") < shown.index(b"commwatch report")
