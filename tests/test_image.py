@@ -8,9 +8,11 @@ import shutil
 import ssl
 import subprocess
 import urllib.request
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from commwatch_agent.deploy.kubernetes import Site
 from tests.helpers import agent, clean_env, needs
@@ -21,14 +23,32 @@ DOCKERFILE = (TREE / "Dockerfile").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment in which is installed what .dockerignore lets through."""
+    """The Python of an environment with what .dockerignore lets through, and links to the dependencies, which test_packaging installs."""
     context = tmp_path_factory.mktemp("context")
     let_through = [line[1:] for line in (TREE / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for name in listed():
         if name.partition("/")[0] in let_through:
             (context / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TREE / name, context / name)
-    return environment(tmp_path_factory.mktemp("image") / "venv", context)
+    python = environment(tmp_path_factory.mktemp("image") / "venv", "--no-deps", context)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    for each in dependencies("commwatch"):
+        for top in {file.parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(str(each.locate_file(top)))
+    return python
+
+
+def dependencies(name: str) -> list[Distribution]:
+    """The packages that are installed with another, at any remove; not those of its extras."""
+    waiting, found = [name], dict[str, Distribution]()
+    while waiting:
+        for need in map(Requirement, distribution(waiting.pop()).requires or ()):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                each = distribution(need.name)
+                if each.name not in found:
+                    found[each.name] = each
+                    waiting.append(each.name)
+    return list(found.values())
 
 
 def test_context_is_enough(python: Path, tmp_path: Path) -> None:

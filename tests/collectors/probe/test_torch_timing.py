@@ -56,20 +56,46 @@ def test_codes() -> None:
     assert [Timing(mode, "").code for mode in ("off", "poll", "events")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("number", "version"), [(23007, "(2, 30, 7)"), (22803, "(2, 28, 3)"), (2804, "(2, 8, 4)"), (None, "None")]
-)
-def test_loaded_nccl(tmp_path: Path, number: int | None, version: str) -> None:
-    """The version of NCCL is that of the library in the process, which may be newer than the one with which torch was built."""
-    env = clean_env(COMMWATCH="0")
-    if number is not None:
-        library = tmp_path / "libnccl.so.2"
-        (tmp_path / "nccl.c").write_text(f"int ncclGetVersion(int* version) {{ return *version = {number}, 0; }}\n")
-        compiler = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", str(tmp_path / "nccl.c"), "-o", str(library)]
-        subprocess.run(compiler, check=True, timeout=60)
-        env["LD_PRELOAD"] = str(library)
-    script = "from commwatch.probe.torch_timing import loaded_nccl; print(loaded_nccl())"
+#: Prints the version for each library that is named, in a process that has loaded it; without a name, in one that has not.
+ASKS = """
+import ctypes, os, sys
+from commwatch.probe.torch_timing import loaded_nccl
+for library in sys.argv[1:]:
+    if os.fork() == 0:
+        if library:
+            ctypes.CDLL(library)
+        print(loaded_nccl(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def nccl(folder: Path, number: int) -> str:
+    """A library that says it is this version of NCCL."""
+    library, source = folder / f"{number}" / "libnccl.so.2", folder / "nccl.c"
+    library.parent.mkdir()
+    source.write_text(f"int ncclGetVersion(int* version) {{ return *version = {number}, 0; }}\n")
+    compiler = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", str(source), "-o", str(library)]
+    subprocess.run(compiler, check=True, timeout=60)
+    return str(library)
+
+
+def asked_for_nccl(*libraries: str, **env: str) -> list[str]:
+    """What ``ASKS`` prints."""
+    command = [sys.executable, "-c", ASKS, *libraries]
     done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False
+        command, env=clean_env(COMMWATCH="0", **env), capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.strip() == version, done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_loaded_nccl(tmp_path: Path) -> None:
+    """The version of NCCL is that of the library in the process."""
+    libraries = [nccl(tmp_path, number) for number in (23007, 22803, 2804)]
+    assert asked_for_nccl("", *libraries) == ["None", "(2, 30, 7)", "(2, 28, 3)", "(2, 8, 4)"]
+
+
+def test_preloaded_nccl(tmp_path: Path) -> None:
+    """That library may be newer than the one with which torch was built: it may have been preloaded."""
+    assert asked_for_nccl("", LD_PRELOAD=nccl(tmp_path, 23007)) == ["(2, 30, 7)"]
