@@ -126,6 +126,7 @@ def test_job_is_watched(site: Slurm) -> None:
     assert not (site.place / "home" / "gone").exists()
 
 
+@pytest.mark.long
 def test_failure_does_not_take_the_node(site: Slurm) -> None:
     """Where the prolog may make no folder, the job runs unwatched and the node stays in service; a prolog that fails does take it."""
     run, ending = site.place / FIRST / "run", site.place / "home" / "second"
@@ -151,6 +152,7 @@ def test_failure_does_not_take_the_node(site: Slurm) -> None:
     wait_for(site.idle, "the node to be back")
 
 
+@pytest.mark.long
 def test_without_an_administrator(site: Slurm) -> None:
     """A batch script watches its own job in steps beside it, with a probe of its own; it ends as the training did, after a report."""
     home, ending = site.place / "home", site.place / "home" / "third"
