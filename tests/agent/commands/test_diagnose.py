@@ -179,11 +179,21 @@ def two_nodes(directory: Path, peers: Path) -> Iterator[list[RunningAgent]]:
         end_rank(writer)
 
 
+def are_apart(a: RunningAgent, b: RunningAgent) -> None:
+    """Of agents with ranks of one job that do not know each other all ranks are heard; that no agent sees them together is in the answer."""
+    seen = ask([a.url, b.url], None)
+    assert (seen.apart, [view.rank for view in seen.ranks], seen.silent) == (["job"], [0, 1, 2, 3], {})
+    assert "the agents of job do not know each other" in commwatch("diagnose", a.url, b.url).stdout
+    (alone,) = [line for line in commwatch("diagnose", b.url).stdout.splitlines() if "no data" in line]
+    assert alone == "not yet certain: no data from ranks 0-1 (job)"
+
+
 def test_straggler_over_two_agents(tmp_path: Path) -> None:
     """Each agent sees two ranks of four and names none; two that know each other name the late one, once, whichever is asked, under whatever names."""
     peers = tmp_path / "peers.json"
     peers.write_text("[]")
     with two_nodes(tmp_path, peers) as (a, b):
+        are_apart(a, b)
         peers.write_text(json.dumps([{"targets": [a.url, b.url]}]))
         answering = {"answers", "this agent"}
         for each in (a, b):
@@ -207,18 +217,6 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
         for wrong in ("job=none", "limit=0", "limit=2000", "group=w"):
             with pytest.raises(urllib.error.HTTPError):
                 a.get(f"/api/v1/parts?{wrong}")
-
-
-def test_agents_apart(tmp_path: Path) -> None:
-    """Of agents with ranks of one job that do not know each other all ranks are heard; that no agent sees them together is in the answer."""
-    peers = tmp_path / "peers.json"
-    peers.write_text("[]")
-    with two_nodes(tmp_path, peers) as (a, b):
-        seen = ask([a.url, b.url], None)
-        assert (seen.apart, [view.rank for view in seen.ranks], seen.silent) == (["job"], [0, 1, 2, 3], {})
-        assert "the agents of job do not know each other" in commwatch("diagnose", a.url, b.url).stdout
-        (alone,) = [line for line in commwatch("diagnose", b.url).stdout.splitlines() if "no data" in line]
-        assert alone == "not yet certain: no data from ranks 0-1 (job)"
 
 
 def test_verdicts_count_once(tmp_path: Path) -> None:
