@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import prefork
 from tests.collectors.probe import compiled
 
 
 @pytest.fixture(scope="module")
 def done() -> subprocess.CompletedProcess[str]:
     """The program, which has ended."""
-    return subprocess.run(
-        [sys.executable, "-m", compiled.__name__], capture_output=True, text=True, timeout=200, check=True
-    )
+    command = prefork.command(Path(compiled.__file__))
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
 
 
 @pytest.fixture(scope="module")

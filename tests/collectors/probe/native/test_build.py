@@ -1,7 +1,7 @@
 """The native hook's way from source to trainer: built once, whole or not at all, and checked before it is loaded.
 
 The compiler here is a script that copies the hook the session has built, and keeps a diary. The builder runs in this process, which
-has imported torch, and its trial of the hook is left out, where a test is about neither.
+has imported torch, or in a fork of one that has, and its trial of the hook is left out where a test is not about it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from unittest.mock import patch
 
 import pytest
 
-from commwatch.probe.native import build, library
+from commwatch.probe.native import build, library, trial
 from commwatch.probe.native.library import NotAvailable
+from tests import prefork
 from tests.helpers import PATIENCE_S, clean_env, needs, wait_for
 
 #: A build compiles the hook, and then the NCCL plugin; the diary has the first.
@@ -71,7 +72,7 @@ class Cache:
 
     def start(self, *arguments: str, **env: Any) -> subprocess.Popen[str]:
         """The builder, in the background."""
-        command = [sys.executable, "-m", "commwatch.probe.native.build", *arguments]
+        command = prefork.command(Path(build.__file__), *arguments)
         return subprocess.Popen(
             command, env=self.env(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
         )
@@ -108,12 +109,12 @@ def cache(tmp_path: Path, native: Path) -> Cache:
 
 
 @contextmanager
-def untried() -> Iterator[None]:
-    """What is built in this process is not tried."""
+def untried(what: str = "") -> Iterator[None]:
+    """What is built in this process, or a part of it, is not tried."""
     call = build._call
 
     def called(who: str, *arguments: Any) -> None:
-        if not who.startswith("the test of"):
+        if not who.startswith(f"the test of {what}"):
             call(who, *arguments)
 
     with patch.object(build, "_call", called):
@@ -248,7 +249,8 @@ def test_what_does_not_work_is_not_used(cache: Cache) -> None:
 def test_plugin_that_does_not_work(cache: Cache) -> None:
     """A NCCL plugin that was compiled but does not work, which a separate process finds out, is left out, and status gives the reason."""
     script = WORKS.replace("from={plugin}", "from={hook}")
-    assert cache.call("build", script=script)[0] == 0
+    with untried("the built library"):
+        assert cache.call("build", script=script)[0] == 0
     assert [path.suffix for path in sorted(cache.folder.iterdir())] == [".so", ".json"]
     assert library.plugin_beside(*library.find(cache.env(), library.torch_facts())) is None
     assert "no NCCL plugin: the test of the built NCCL plugin failed" in cache.call("status", script=script)[1]
@@ -274,8 +276,7 @@ def test_killed_builder(cache: Cache) -> None:
     (Path(cache.env()["PATH"]) / "sleep").symlink_to(str(shutil.which("sleep")))
     builder = cache.start("build", script=slow)
     begun = Path(f"{cache.diary}.begun")
-    while not begun.exists():
-        assert builder.poll() is None
+    wait_for(begun.exists, "the compiler to be called")
     builder.kill()
     builder.communicate()
     with pytest.raises(NotAvailable):
@@ -339,9 +340,9 @@ def test_another_users_work(built: Cache) -> None:
 )
 def test_of_other_sources(path: str | None, says: str, native: Path) -> None:
     """A library with another key than its place says, or one that cannot be loaded, is refused by name."""
-    trial = [sys.executable, "-m", "commwatch.probe.native.trial", path or str(native), "0123456789abcdef"]
+    tried = prefork.command(Path(trial.__file__), path or str(native), "0123456789abcdef")
     env = clean_env(COMMWATCH_DIR="/no/such/directory")
-    done = subprocess.run(trial, env=env, capture_output=True, text=True, check=False, cwd="/")
+    done = subprocess.run(tried, env=env, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 1
     assert says in done.stderr.splitlines()[-1]
 
