@@ -1,7 +1,7 @@
 """A DDP training that goes on until a file exists, and says its losses bit for bit. It pauses after each step that ours does not profile.
 
 Arguments: the file; how many steps it makes at least; what the training does with torch's profiler: nothing | runs (it has its own on all the while) |
-starts (it starts one as soon as ours runs) | warms (its own warms up all the while).
+starts (it starts one as soon as ours runs) | warms (its own warms up all the while) | evenly (nothing, and it pauses after every step).
 """
 
 import sys
@@ -47,7 +47,7 @@ def main() -> None:
             seen = len(mine.events() or ())
         more.fill_(float(len(losses) < least or not stop.exists()))
         dist.all_reduce(more, op=dist.ReduceOp.MIN)
-        if mine is not None or not backend._is_profiler_enabled:
+        if kind == "evenly" or mine is not None or not backend._is_profiler_enabled:
             time.sleep(0.01)
     if kind == "runs" and mine is not None:
         mine.stop()
