@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from kubernetes_validate import SchemaNotFoundError, ValidationError, validate
+from kubernetes_validate import SchemaNotFoundError, ValidationError, validate  # type: ignore[import-untyped]
 
 #: Kinds that only an operator knows, which no schema of Kubernetes has.
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
