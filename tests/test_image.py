@@ -7,52 +7,40 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 import urllib.request
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from commwatch_agent.deploy.kubernetes import Site
 from tests.helpers import agent, clean_env, needs
-from tests.test_packaging import TREE, environment, listed
+from tests.test_packaging import PACKAGES, TREE, linked, listed
 
 DOCKERFILE = (TREE / "Dockerfile").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with what .dockerignore lets through, and links to the dependencies, which test_packaging installs."""
-    context = tmp_path_factory.mktemp("context")
+def context() -> list[str]:
+    """The files that .dockerignore lets through."""
     let_through = [line[1:] for line in (TREE / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    for name in listed():
-        if name.partition("/")[0] in let_through:
-            (context / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(TREE / name, context / name)
-    python = environment(tmp_path_factory.mktemp("image") / "venv", "--no-deps", context)
-    (site,) = python.parents[1].glob("lib/python*/site-packages")
-    for each in dependencies("commwatch"):
-        for top in {file.parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
-            (site / top).symlink_to(str(each.locate_file(top)))
-    return python
+    return [name for name in listed() if name.partition("/")[0] in let_through]
 
 
-def dependencies(name: str) -> list[Distribution]:
-    """The packages that are installed with another, at any remove; not those of its extras."""
-    waiting, found = [name], dict[str, Distribution]()
-    while waiting:
-        for need in map(Requirement, distribution(waiting.pop()).requires or ()):
-            if need.marker is None or need.marker.evaluate({"extra": ""}):
-                each = distribution(need.name)
-                if each.name not in found:
-                    found[each.name] = each
-                    waiting.append(each.name)
-    return list(found.values())
+def test_context_has_every_file() -> None:
+    """What a wheel is made of is let through."""
+    packages = tuple(f"{folder}/{package}/" for folder, packages in PACKAGES.items() for package in packages)
+    needed = {name for name in listed() if name.startswith(packages)}
+    assert len(needed) > 400
+    assert needed | {"pyproject.toml", "README.md", "LICENSE"} <= set(context())
 
 
-def test_context_is_enough(python: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_context_is_enough(tmp_path: Path) -> None:
     """The agent that is installed from it has rules, dashboards and manifests with it, and no torch."""
+    for name in context():
+        (tmp_path / "context" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TREE / name, tmp_path / "context" / name)
+    python = linked(tmp_path / "venv", tmp_path / "context")
     command = python.with_name("commwatch")
     for arguments in (["alerts", "export"], ["manifest", "k8s"], ["probe", "install", tmp_path / "probe"]):
         done = subprocess.run(
@@ -65,10 +53,10 @@ def test_context_is_enough(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
-def test_health_check(python: Path, tmp_path: Path, tls: bool) -> None:
+def test_health_check(tmp_path: Path, tls: bool) -> None:
     """The health check passes while the agent of the run directory answers, on any port, with TLS or without, and fails where none does."""
     (written,) = re.findall(r"HEALTHCHECK.*?CMD (\[.*?\])\n", DOCKERFILE, re.DOTALL)
-    check, env = [str(python), *json.loads(written)[1:]], clean_env(COMMWATCH_DIR=str(tmp_path))
+    check, env = [sys.executable, *json.loads(written)[1:]], clean_env(COMMWATCH_DIR=str(tmp_path))
     flags: tuple[str, ...] = ()
     if tls:
         needs(shutil.which("openssl"), "openssl")
