@@ -270,13 +270,19 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
 def test_default_port_that_is_taken(tmp_path: Path) -> None:
     """If 9477 is taken and no port was requested, the agent takes another one and logs which."""
     said = tmp_path / "said"
-    with taken(9477), started("agent", "--dir", tmp_path / "run", said=said) as process:
-        wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
-        about = json.loads((tmp_path / "run" / "agent.json").read_text())
-        assert about["pid"] == process.pid
-        port = about["url"].rpartition(":")[2]
-        assert port != "9477"
-        assert f"port 9477 is taken, using {port}" in said.read_text()
+    with taken(9477), said.open("w") as file:
+        streams = (0, 1, file.fileno())
+        process = prefork.Commwatch("agent", "--dir", str(tmp_path / "run"), env=clean_env(), streams=streams)
+        try:
+            wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
+            about = json.loads((tmp_path / "run" / "agent.json").read_text())
+            assert about["pid"] == process.pid
+            port = about["url"].rpartition(":")[2]
+            assert port != "9477"
+            assert f"port 9477 is taken, using {port}" in said.read_text()
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def test_directory_that_is_none(tmp_path: Path) -> None:
@@ -308,20 +314,28 @@ def test_directory_of_somebody_else(public: Path) -> None:
     assert list(public.iterdir()) == []
 
 
+def closed(folder: Path, mode: int) -> Path:
+    """Another user's folder."""
+    folder.mkdir(mode=mode)
+    os.chown(folder, NOBODY, NOBODY) if os.getuid() == 0 else None
+    return folder
+
+
 def test_directory_that_is_read_only(public: Path) -> None:
-    """A run directory or history that cannot be written to is refused, naming it."""
-    mine = public / "mine"
-    mine.mkdir(mode=0o500)
-    run = public / "run"
-    run.mkdir(mode=0o700)
-    for path in (mine, run):
-        os.chown(path, NOBODY, NOBODY) if os.getuid() == 0 else None
+    """A run directory that cannot be written to is refused, naming it."""
+    mine = closed(public / "mine", 0o500)
     said = one_line(commwatch_as_nobody("agent", "--dir", mine, "--port", "0"), code=1)
     assert f"{mine}: Permission denied" in said
-    for state in (mine, mine / "x"):
-        said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
-        assert said.startswith(f"commwatch: {state}")
-        assert said.endswith("cannot be created or opened: Permission denied; choose another with --state\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["", "x"])
+def test_history_that_is_read_only(public: Path, name: str) -> None:
+    """A history that cannot be written to is refused, naming it."""
+    state, run = closed(public / "mine", 0o500) / name, closed(public / "run", 0o700)
+    said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
+    assert said.startswith(f"commwatch: {state}")
+    assert said.endswith("cannot be created or opened: Permission denied; choose another with --state\n")
 
 
 # -- report -------------------------------------------------------------------------------------
