@@ -36,13 +36,14 @@ def kept(state: Path) -> list[Path]:
 # -- a sweep ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+@pytest.fixture(scope="module", params=["forks", pytest.param("torchrun", marks=pytest.mark.long)])
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a sweep on two ranks printed, and its state directory."""
     state = tmp_path_factory.mktemp("sweep")
     # A probe that is on in the environment stays off in the sweep.
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(state / "run"))
-    done = commwatch("bench", "--state", state, *QUICK, *launch(), env=env)
+    launched = launch() if request.param == "torchrun" else ["--", *prefork.launcher(2)]
+    done = commwatch("bench", "--state", state, *QUICK, *launched, env=env)
     assert done.returncode == 0, done.stderr
     assert not list(state.glob("run/**/*.ring"))
     return done.stdout, state

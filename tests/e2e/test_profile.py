@@ -128,7 +128,7 @@ def test_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("runs", "the training itself runs a profiler"),
+        pytest.param("runs", "the training itself runs a profiler", marks=pytest.mark.long),
         ("warms", "the training itself runs a profiler"),
         ("starts", "it stopped because the training started a profiler"),
     ],

@@ -108,6 +108,7 @@ def test_tried_before_a_job(installed: Path, tmp_path: Path) -> None:
     assert build.ensure(env) == path
 
 
+@pytest.mark.long  # test_build has that of a hook that was built here
 def test_one_that_does_not_work(installed: Path, tmp_path: Path) -> None:
     """A hook that fails its trial is not used, though its checksum is right: the compiler is needed."""
     env = {**os.environ, **bare_env(tmp_path)}
