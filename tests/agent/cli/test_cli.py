@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from commwatch.wire.addresses import DEFAULT_PORT
 from tests import prefork
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
@@ -66,15 +67,10 @@ def started(*arguments: str | Path, said: Path, anew: bool = True, **kwargs: Any
 
 
 @contextmanager
-def taken(port: int) -> Iterator[int]:
-    """A port that is in use: by the test or, if it was taken already, by another process."""
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-            listener.listen()
-        except OSError:
-            assert port
-        yield port or listener.getsockname()[1]
+def taken() -> Iterator[int]:
+    """A port that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 # -- asked wrongly ------------------------------------------------------------------------------
@@ -254,7 +250,7 @@ def test_second_agent(tmp_path: Path) -> None:
 
 def test_port_that_is_taken(tmp_path: Path) -> None:
     """A requested port that is taken is refused by number; so is a host that does not exist."""
-    with taken(0) as port:
+    with taken() as port:
         said = one_line(commwatch("agent", "--dir", tmp_path, "--port", str(port)), code=1)
         assert f"127.0.0.1:{port}" in said
         assert "choose another port with --port" in said
@@ -269,17 +265,22 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_default_port_that_is_taken(tmp_path: Path) -> None:
     """If 9477 is taken and no port was requested, the agent takes another one and logs which."""
+    assert DEFAULT_PORT == 9477  # another one here, which no other agent of this machine gives back meanwhile
     said = tmp_path / "said"
-    with taken(9477), said.open("w") as file:
-        streams = (0, 1, file.fileno())
-        process = prefork.Commwatch("agent", "--dir", str(tmp_path / "run"), env=clean_env(), streams=streams)
+    with taken() as default, said.open("w") as file:
+        process = prefork.Commwatch(
+            *("agent", "--dir", str(tmp_path / "run")),
+            env=clean_env(),
+            streams=(0, 1, file.fileno()),
+            constants={"commwatch_agent.server.listener.DEFAULT_PORT": default},
+        )
         try:
             wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
             about = json.loads((tmp_path / "run" / "agent.json").read_text())
             assert about["pid"] == process.pid
             port = about["url"].rpartition(":")[2]
-            assert port != "9477"
-            assert f"port 9477 is taken, using {port}" in said.read_text()
+            assert port != str(default)
+            assert f"port {default} is taken, using {port}" in said.read_text()
         finally:
             process.terminate()
             process.wait(60)

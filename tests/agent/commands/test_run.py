@@ -375,7 +375,7 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
 def test_job_runs_without_an_agent(tmp_path: Path, trouble: str) -> None:
     """If no agent can be started, this is printed, and the job runs all the same."""
     (tmp_path / "file").touch()
-    with taken(0) as port:
+    with taken() as port:
         flags = ("--port", str(port)) if trouble == "port" else ("--port", "0")
         directory = {"port": tmp_path / "run", "directory": Path("/proc/run"), "file": tmp_path / "file"}[trouble]
         done = run(
