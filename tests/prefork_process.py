@@ -28,7 +28,13 @@ from typing import Any
 #: What the servers import, for jobs and for agents. A process that needs other modules imports them itself.
 PRELOADED = {
     # The first use of an optimizer imports `torch._dynamo`, which takes 2 s of a core.
-    "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo"),
+    "job": (
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.tensor",
+        "torch.nn.parallel",
+        "torch._dynamo",
+    ),
     "agent": (
         "commwatch_agent.cli",
         "commwatch.api.client",
