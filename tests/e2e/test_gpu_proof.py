@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 import torch
 
 from commwatch_agent.commands.gpu_proof import SCENES, Proof, as_json, holds, machine
+from tests import prefork
 from tests.agent.test_config import one_line
 from tests.helpers import clean_env, commwatch
 
 #: On a busy machine the times of steps differ by any factor.
 ANY = 100.0
+#: A Python whose jobs are forks of a process that has imported torch.
+FORKS = """#!/bin/sh
+if [ "$2" = commwatch.probe.torch_proof ]; then
+    shift 2
+    exec {job} "$@"
+fi
+exec {python} "$@"
+"""
 
 
-def test_on_the_cpu() -> None:
+@pytest.fixture
+def forks(tmp_path: Path) -> str:
+    """Such a Python."""
+    (tmp_path / "job.py").write_text("from commwatch.probe import torch_proof\n\ntorch_proof.main()\n")
+    program = tmp_path / "python"
+    program.write_text(FORKS.format(job=shlex.join(prefork.command(tmp_path / "job.py")), python=sys.executable))
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forks", "anew"])
+def test_on_the_cpu(anew: bool, forks: str) -> None:
     """On the CPU with Gloo, every row that does not need a GPU holds, and the result has versions, the hook and each row with its figure."""
     env = {**clean_env(), "COMMWATCH_HOOK": "python", "COMMWATCH_DISABLE": "1"}  # settings of the caller have no effect
-    on = machine(sys.executable, env, "cpu")
+    python = sys.executable if anew else forks
+    on = machine(python, env, "cpu")
     scenes = (SCENES[0]._replace(rounds=2),)
-    proof = Proof(on, sys.executable, env, device="cpu", scenes=scenes, steps=5, most=ANY)
+    proof = Proof(on, python, env, device="cpu", scenes=scenes, steps=5, most=ANY)
     rows = list(proof.rows())
     assert {row.what: row.ok for row in rows} == {
         "ddp: loss": True,
