@@ -28,6 +28,7 @@ WORKLOADS = [
     "tensor_parallel",
     "functional",
     "compiled",
+    pytest.param("inductor", marks=pytest.mark.long),  # builds C++ for 20 s of a core
     "inference",
 ]
 
@@ -46,15 +47,18 @@ class Workload(NamedTuple):
 
 
 FOLDER = "FOLDER"
-KINDS_OF_STEPS = ("plain", "zero", "two", "groups", "accumulate", "gan", "critic", "random", "quick", "explicit")
+KINDS_OF_STEPS = ("plain", "zero", "groups", "explicit")
+#: Further orders of optimizers, which either hook takes in as those above.
+MORE_KINDS_OF_STEPS = ("two", "accumulate", "gan", "critic", "random", "quick")
 JOBS = (
     Workload("identity.py", (FOLDER,), 4),
     Workload("install_late.py", env={"COMMWATCH": "0"}),
     *(Workload("steps.py", (kind, 6)) for kind in KINDS_OF_STEPS),
+    *(pytest.param(Workload("steps.py", (kind, 6)), marks=pytest.mark.long) for kind in MORE_KINDS_OF_STEPS),
     Workload("late.py", ranks=3),
     Workload("train.py"),
     Workload("pipeline.py", (4, 2), 3),
-    Workload("ops.py", (1000,), env={"COMMWATCH_SLOTS": "256"}),
+    Workload("ops.py", (300,), env={"COMMWATCH_SLOTS": "256"}),
     Workload("awkward.py"),
     Workload("gpus.py"),
     Workload("tags.py", ranks=0),

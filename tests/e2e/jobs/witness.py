@@ -112,12 +112,16 @@ def functional(rank: int, world: int) -> None:
         time.sleep(0.1)
 
 
-def compiled(rank: int, world: int) -> None:
+def compiled(rank: int, world: int, backend: str = "aot_eager") -> None:
     group = dist.group.WORLD
     assert group is not None
-    function = torch.compile(lambda x: funcol.all_reduce(x * 2, "sum", group) + 1)
+    function = torch.compile(lambda x: funcol.all_reduce(x * 2, "sum", group) + 1, backend=backend)
     for _ in range(3):
         function(torch.ones(4))
+
+
+def inductor(rank: int, world: int) -> None:
+    compiled(rank, world, "inductor")
 
 
 def inference(rank: int, world: int) -> None:
