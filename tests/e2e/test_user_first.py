@@ -35,12 +35,13 @@ TROUBLES = {
 @pytest.mark.parametrize(
     ("error", "trouble", "anew"),
     [
-        ("full", "remark", True),
+        ("full", "remark", False),
+        pytest.param("full", "remark", True, marks=pytest.mark.long),
         ("full", "no hook", False),
         ("full", "wrong setting", False),
         ("closed", "remark", True),
-        ("closed", "no hook", True),
-        ("closed", "wrong setting", True),
+        pytest.param("closed", "no hook", True, marks=pytest.mark.long),
+        pytest.param("closed", "wrong setting", True, marks=pytest.mark.long),
         ("no reader", "remark", False),
         ("no reader", "no hook", True),
         ("no reader", "wrong setting", False),
@@ -87,9 +88,21 @@ def plain_checkpoint(when: str, trouble: str) -> bytes:
         return checkpoint_of(Path(place, "plain"), when, trouble, COMMWATCH_DISABLE="1")
 
 
-@BOTH_HOOKS
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("trouble", ["no folder", "no threads"])
+#: Before the import of torch, a job starts as a new Python, which takes 2 s of a core.
+ANEW = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("hook", "trouble", "when"),
+    [
+        *((hook, trouble, "after") for hook in ("native", "python") for trouble in ("no folder", "no threads")),
+        ("native", "no folder", "before"),
+        pytest.param("native", "no threads", "before", marks=ANEW),
+        pytest.param("python", "no folder", "before", marks=ANEW),
+        pytest.param("python", "no threads", "before", marks=ANEW),
+    ],
+    indirect=["hook"],
+)
 def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, trouble: str, when: str) -> None:
     """A file that gets the number of the closed standard error is, byte for byte, what it is without the probe, whichever part of that has a line."""
     needs(os.getuid() == 0 or trouble != "no threads", "root, to become another user")
@@ -99,16 +112,31 @@ def test_checkpoint_in_place_of_standard_error(tmp_path: Path, hook: str, troubl
     assert checkpoint_of(tmp_path / "probed", when, trouble, **settings) == plain
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("hook", ["auto", "native"])
+@pytest.mark.parametrize(
+    ("hook", "when"),
+    [
+        ("auto", "after"),
+        ("native", "after"),
+        ("auto", "before"),
+        pytest.param("native", "before", marks=ANEW),
+    ],
+)
 def test_checkpoint_and_a_remark(tmp_path: Path, hook: str, when: str) -> None:
     """The same for the line with the default settings, which reports that the native hook is missing."""
     settings = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "XDG_CACHE_HOME": "/nowhere"}
     assert checkpoint_of(tmp_path / "probed", when, "", **settings) == plain_checkpoint(when, "")
 
 
-@BOTH_HOOKS
-@pytest.mark.parametrize(("how", "code"), [((), 0), (("raise",), 1)], ids=["exit", "raise"])
+@pytest.mark.parametrize(
+    ("hook", "how", "code"),
+    [
+        pytest.param("native", (), 0, id="native-exit"),
+        pytest.param("python", ("raise",), 1, id="python-raise"),
+        pytest.param("native", ("raise",), 1, id="native-raise", marks=pytest.mark.long),
+        pytest.param("python", (), 0, id="python-exit", marks=pytest.mark.long),
+    ],
+    indirect=["hook"],
+)
 def test_exit_with_an_operation_in_flight(tmp_path: Path, hook: str, how: tuple[str, ...], code: int) -> None:
     """A rank that exits amid an operation for which it does not wait ends with its own code once the other rank has joined."""
     about = {"COMMWATCH": "1", "COMMWATCH_HOOK": hook, "COMMWATCH_DIR": str(tmp_path / "run"), "WORLD_SIZE": "2"}
