@@ -12,9 +12,20 @@ import pytest
 from commwatch_agent.analysis.queries import QueryService
 from tests.bare import bare_python
 from tests.e2e.torchjob import JOBS
-from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
 from tests.test_packaging import TREE
 
+#: A job of single collectives, and one of DDP, whose optimizer alone takes each rank 2 s of a core.
+SMALL, DDP = ("ops.py", "30"), ("train.py",)
+HOOKS_AND_JOBS = pytest.mark.parametrize(
+    ("hook", "job"),
+    [
+        pytest.param("native", SMALL, id="native-small"),
+        pytest.param("native", DDP, id="native-ddp", marks=pytest.mark.long),
+        pytest.param("python", DDP, id="python-ddp", marks=pytest.mark.long),
+    ],
+    indirect=["hook"],
+)
 #: The program `torchrun` of an environment.
 TORCHRUN = "#!{python}\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
 
@@ -40,9 +51,9 @@ def ran(cwd: Path, *command: str | Path, env: dict[str, str]) -> subprocess.Comp
     return subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
 
 
-def ddp_job() -> tuple[str | Path, ...]:
-    """The arguments of `torchrun` for a small DDP job of two ranks."""
-    return "--nproc-per-node", "2", "--master-port", str(free_port()), JOBS / "train.py"
+def two_ranks() -> tuple[str, ...]:
+    """The arguments of `torchrun` for a job of two ranks, before its script."""
+    return "--nproc-per-node", "2", "--master-port", str(free_port())
 
 
 def one_rank() -> dict[str, str]:
@@ -56,14 +67,13 @@ def files(environment: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(environment)): (about.st_size, about.st_mtime_ns) for path, about in found}
 
 
-@BOTH_HOOKS
-def test_job_of_another_environment(training: Path, hook: str, tmp_path: Path) -> None:
+@HOOKS_AND_JOBS
+def test_job_of_another_environment(training: Path, hook: str, job: tuple[str, ...], tmp_path: Path) -> None:
     """`commwatch run` records a job of an environment without commwatch, with the hook that it can load, and changes nothing there."""
     before = files(training.parent)
     place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
-    done = commwatch(
-        "run", *place, "--", training / "torchrun", *ddp_job(), cwd=tmp_path, env=clean_env(COMMWATCH_JOB="apart")
-    )
+    command = (training / "torchrun", *two_ranks(), JOBS / job[0], *job[1:])
+    done = commwatch("run", *place, "--", *command, cwd=tmp_path, env=clean_env(COMMWATCH_JOB="apart"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"2 of 2 ranks on \S+, hook {hook}\n", done.stderr), done.stderr
     assert "records, none lost" in done.stderr
@@ -86,14 +96,14 @@ def test_job_with_another_version(training: Path, tmp_path: Path) -> None:
     assert "the commwatch of the environment" not in done.stderr
 
 
-@pytest.mark.parametrize("cache", ["/proc/1", "/dev/null/cache"])
+@pytest.mark.parametrize("cache", ["/dev/null/cache", pytest.param("/proc/1", marks=pytest.mark.long)])
 def test_user_without_a_cache(cache: str, training: Path, tmp_path: Path) -> None:
     """A job is recorded, too, where the user's cache cannot be written; nothing of the probe stays behind."""
     (tmp_path / "tmp").mkdir()
     chosen = {"COMMWATCH_HOOK": "auto", "XDG_CACHE_HOME": cache, "TMPDIR": str(tmp_path / "tmp")}
     env = clean_env(COMMWATCH_JOB="apart", **chosen, **one_rank())
     place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
-    done = commwatch("run", *place, "--", training / "python", JOBS / "train.py", cwd=tmp_path, env=env)
+    done = commwatch("run", *place, "--", training / "python", JOBS / SMALL[0], *SMALL[1:], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert re.search(r"1 of 1 ranks on \S+, hook python\n", done.stderr), done.stderr
     assert not list((tmp_path / "tmp").glob("commwatch-probe-*"))
@@ -122,12 +132,12 @@ def thin(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     return training
 
 
-@BOTH_HOOKS
-def test_thin_install(thin: Path, hook: str, tmp_path: Path) -> None:
-    """The wheel without its dependencies is enough for a trainer: an agent elsewhere reads the records of a DDP job."""
+@HOOKS_AND_JOBS
+def test_thin_install(thin: Path, hook: str, job: tuple[str, ...], tmp_path: Path) -> None:
+    """The wheel without its dependencies is enough for a trainer: an agent elsewhere reads the records of a job."""
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), COMMWATCH_JOB="thin", **one_rank())
     with agent(tmp_path / "run", "--state", str(tmp_path / "state")) as watching:
-        done = ran(tmp_path, thin / "python", JOBS / "train.py", env=env)
+        done = ran(tmp_path, thin / "python", JOBS / job[0], *job[1:], env=env)
         assert done.returncode == 0, done.stderr
         wait_for(lambda: watching.get("/api/v1/ranks?job=thin"), "the ranks")
         ranks = watching.get("/api/v1/ranks?job=thin")
