@@ -6,24 +6,27 @@
 from __future__ import annotations
 
 import array
-import atexit
-import ctypes
-import gc
-import importlib
-import io
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import threading
-import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or sys.argv[1:2] == ["serve"]:  # a client, of which each rank has one, would import them for 14 ms
+    import atexit
+    import ctypes
+    import gc
+    import importlib
+    import io
+    import select
+    import threading
+    import types
+    from collections.abc import Mapping, Sequence
+    from contextlib import suppress
+    from importlib.util import find_spec
+    from pathlib import Path
+    from typing import Any
 
 #: What the servers import, for jobs and for agents. A process that needs other modules imports them itself.
 PRELOADED = {
@@ -58,7 +61,7 @@ def connected(
     ranks: int,
     argv: Sequence[str],
     env: Mapping[str, str],
-    cwd: Path,
+    cwd: Path | str,
     streams: Sequence[int],
     beside: int | None = None,
     constants: Mapping[str, float | str] | None = None,
@@ -83,10 +86,10 @@ def connected(
 def _client(path: str, ranks: str, *argv: str) -> int:
     """Run a job on the server; returns how it ended, as ``Popen.returncode``."""
     try:
-        cwd = Path.cwd()
+        here = os.getcwd()  # noqa: PTH109 - pathlib is one of the imports that a client does without
     except FileNotFoundError:  # it was deleted
-        cwd = Path(f"/proc/{os.getpid()}/cwd")
-    with connected(path, int(ranks), argv, os.environ, cwd, (0, 1, 2)) as server, server.makefile() as replies:
+        here = f"/proc/{os.getpid()}/cwd"
+    with connected(path, int(ranks), argv, os.environ, here, (0, 1, 2)) as server, server.makefile() as replies:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: server.send(bytes([number])))
         replies.readline()

@@ -66,7 +66,7 @@ def test_install_by_hand_after_use(tmp_path: Path) -> None:
     ("kind", "rounds", "expected"),
     [
         ("plain", 12, 11), ("zero", 12, 11), ("two", 12, 11), ("groups", 12, 11), ("accumulate", 12, 11), ("gan", 12, 11),
-        ("quick", 300, 299), ("explicit", 12, 5),
+        ("quick", 100, 99), ("explicit", 12, 5),
     ],
 )  # fmt: skip
 def test_steps(kind: str, rounds: int, expected: int, tmp_path: Path) -> None:

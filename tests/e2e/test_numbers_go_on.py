@@ -18,6 +18,8 @@ from tests.e2e.torchjob import JOBS, digest, read_rings, run_job
 from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, free_port, needs, wait_for
 
 RANKS, FIRST = 2, NUMBERS - 3
+#: For an agent that soon wonders about a wait at a place where the job has not been before.
+SOON: dict[str, float | str] = {"commwatch_agent.analysis.waits.patience.NEW_S": 10.0}
 NUMBERED = [(FIRST + after) % NUMBERS for after in range(6)]
 
 
@@ -88,7 +90,7 @@ def test_hang(first_number: Path, native: None, tmp_path: Path) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
     probe = {"COMMWATCH": "1", "COMMWATCH_DIR": str(tmp_path), "COMMWATCH_JOB": "hang"}
     command = prefork.command(JOBS / "numbers_go_on.py", "hang", str(first_number))
-    with agent(tmp_path) as running:
+    with agent(tmp_path, constants=SOON) as running:
         ranks = [
             subprocess.Popen(command, env=clean_env(**where, **probe, RANK=str(rank)), stdout=subprocess.DEVNULL)
             for rank in range(RANKS)
