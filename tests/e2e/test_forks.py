@@ -66,7 +66,7 @@ def unwatched(start: str, leave: str) -> list[Any]:
     ("hook", "start", "leave"),
     [
         ("native", "fork", "return"),
-        ("native", "forkserver", "return"),
+        pytest.param("native", "forkserver", "return", marks=pytest.mark.long),
         ("native", "torchrun", "end"),
         ("python", "fork", "return"),
         ("python", "torchrun", "end"),

@@ -29,8 +29,15 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return dict(told)
 
 
-@BOTH_HOOKS
-@pytest.mark.parametrize("where", ["ring", "group", "dtype"])
+@pytest.mark.parametrize(
+    ("hook", "where"),
+    [
+        *((hook, where) for hook in ("native", "python") for where in ("group", "dtype")),
+        ("native", "ring"),
+        pytest.param("python", "ring", marks=pytest.mark.long),
+    ],
+    indirect=["hook"],
+)
 def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
     """A handler that calls ``sys.exit(9)`` while the probe makes its ring, or takes in a group or a dtype, ends the job with 9."""
     start = alone_anew if where == "ring" else alone  # Python ends in the same way wherever the handler came
