@@ -64,6 +64,11 @@ MS = 1_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
 #: For an agent that looks at once which agents of other nodes there are.
 SOON_MET: dict[str, float | str] = {"commwatch_agent.daemon._PEERS_S": 0.5}
+#: For an agent to which a wait is a hang after half of the time.
+SOON_HUNG: dict[str, float | str] = {
+    f"commwatch_agent.analysis.{module}.HANG_S": 5.0
+    for module in ("verdicts", "waits.wait_graph", "waits.patience", "waits.outside_waits")
+}
 #: For an agent that takes the clock of every trainer for right: rings whose times are those of a test.
 ANY_CLOCK = {"commwatch_agent.ingest.rings.clock._AGREE_NS": 1 << 62}
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests import prefork
 from tests.e2e.torchjob import JOBS
-from tests.helpers import agent, clean_env, free_port, wait_for
+from tests.helpers import SOON_HUNG, agent, clean_env, free_port, wait_for
 
 #: By what a rank does: the kind of its activity, and whether it works.
 DOES = {"write": ("writing", True), "lock": ("asleep", False), "compute": ("computing", True), "child": ("child", True)}
@@ -34,7 +34,7 @@ def job(directory: Path) -> Iterator[None]:
 
 def test_each_rank(tmp_path: Path) -> None:
     """What each rank does is seen while the last one waits for it, the last one does nothing, and the incident keeps what its culprit does."""
-    with agent(tmp_path) as running, job(tmp_path):
+    with agent(tmp_path, constants=SOON_HUNG) as running, job(tmp_path):
         seen: list[set[tuple[str, bool | None]]] = [set() for _ in range(len(DOES) + 1)]
 
         def all_seen() -> bool:

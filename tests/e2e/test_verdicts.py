@@ -14,9 +14,11 @@ import pytest
 
 from tests import prefork
 from tests.e2e.torchjob import JOBS
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, free_port, wait_for
+from tests.helpers import PATIENCE_S, SOON_HUNG, RunningAgent, agent, clean_env, commwatch, free_port, wait_for
 
 RANKS, GOOD = 3, 20
+#: For an agent that also knows soon that a rank does not come to what is no operation.
+SOON_MISSED = SOON_HUNG | {"commwatch_agent.analysis.waits.outside_waits._PATIENCE_S": 5.0}
 
 
 class Trouble(NamedTuple):
@@ -85,7 +87,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]
     directory = tmp_path_factory.mktemp("troubles")
     jobs: list[Job] = []
     try:
-        with agent(directory) as running:
+        with agent(directory, constants=SOON_HUNG) as running:
             for trouble in TROUBLES:
                 jobs.append(Job(directory, trouble.does, trouble.does, trouble.culprit, trouble.good))
             jobs.append(Job(directory, "healthy", "nothing", 0, GOOD))
@@ -115,7 +117,7 @@ def test_two_ranks(tmp_path: Path, trouble: str, cause: str, says: str) -> None:
     """Of two ranks, of which only one still waits in the operation, or none, the verdict says what differs, and stays while one waits."""
     job = Job(tmp_path, trouble, trouble, 0 if trouble == "other_op_ends" else 1, GOOD, ranks=2)
     try:
-        with agent(tmp_path) as running:
+        with agent(tmp_path, constants=SOON_HUNG) as running:
             (verdict,) = wait_for(lambda: verdicts_of(running, trouble), "the verdict")
             assert (verdict["cause"], verdict["seq"]) == (cause, GOOD), verdict
             assert says in verdict["says"]
@@ -147,7 +149,7 @@ def test_work_that_takes_long(tmp_path: Path, does: str, culprit: int, good: int
     """A rank that writes, or that computes at a place that is new to the job, is no verdict: it is an incident for information, with what it does."""
     job = Job(tmp_path, does, does, culprit, good)
     try:
-        with agent(tmp_path) as running:
+        with agent(tmp_path, constants=SOON_HUNG) as running:
             (waits,) = wait_for(
                 lambda: [each for each in running.get("/api/v1/incidents?state=open") if each["kind"] == "waiting"],
                 "the incident",
@@ -224,7 +226,7 @@ def diagnosis(directory: Path) -> str:
 
 def test_diagnose_after_a_kill(tmp_path: Path) -> None:
     """A killed rank is named within seconds and then as the cause; after the end, with and without an agent, its job is shown by its name."""
-    with agent(tmp_path) as running:
+    with agent(tmp_path, constants=SOON_HUNG) as running:
         job = Job(tmp_path, "train", "nothing", 0, GOOD)
         try:
             wait_for(
@@ -261,7 +263,7 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
 
 def test_diagnose_ranks_that_wait_for_a_new_group(tmp_path: Path) -> None:
     """A job whose ranks wait outside of operations for others that never come is not healthy."""
-    with agent(tmp_path):
+    with agent(tmp_path, constants=SOON_MISSED):
         job = Job(tmp_path, "train", "new_group", 1, GOOD)
         try:
             missing = "rank 1 has not come to new_group"

@@ -42,17 +42,23 @@ def lock() -> None:
 
 
 def compute() -> None:
-    """Multiply."""
+    """Multiply, for half of the time."""
     while True:
-        torch.ones(200, 200) @ torch.ones(200, 200)
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        time.sleep(0.02)
 
 
-#: It ends with the process that has begun it.
+#: For half of the time. It ends with the process that has begun it.
 COMPUTES = """
-import os
+import os, time
 parent = os.getppid()
 while os.getppid() == parent:
-    pass
+    until_s = time.thread_time() + 0.02
+    while time.thread_time() < until_s:
+        pass
+    time.sleep(0.02)
 """
 
 

@@ -14,6 +14,8 @@ import commwatch
 
 #: Longer than anybody looks.
 FOREVER_S = 600
+#: CPU seconds, for half of the time, after which what computes only sleeps, in the same function: an agent has seen it compute by then.
+COMPUTES_S = 6
 #: The group of ``destroy_group``, beside the default one.
 GROUPS: list[dist.ProcessGroup | None] = []
 
@@ -60,10 +62,10 @@ def hold_gil() -> None:
 
 def save() -> None:
     """Writes a long checkpoint."""
-    end = time.monotonic() + FOREVER_S
+    end, part = time.monotonic() + FOREVER_S, bytes(1_000_000)
     with open(os.devnull, "wb") as file:
         while time.monotonic() < end:
-            file.write(b"x" * 1_000_000)
+            file.write(part)
             time.sleep(0.01)
 
 
@@ -95,9 +97,12 @@ def other_size() -> None:
 
 def compute() -> None:
     """Compiles, say."""
-    end = time.monotonic() + FOREVER_S
-    while time.monotonic() < end:
-        torch.ones(200, 200) @ torch.ones(200, 200)
+    for _ in range(50 * COMPUTES_S):
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        time.sleep(0.02)
+    time.sleep(FOREVER_S)
 
 
 def new_group() -> None:
@@ -134,7 +139,7 @@ def main() -> None:
             dist.broadcast(torch.ones(10), src=0)
         while True:
             dist.all_reduce(torch.ones(1000), group=GROUPS[0])
-            time.sleep(0.02)
+            time.sleep(0.05)
     except RuntimeError as error:
         say(str(error)[:200])
         time.sleep(FOREVER_S)
