@@ -65,7 +65,7 @@ def has_shares(running: RunningAgent) -> bool:
 def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None:
     """A probe that becomes slow only counts within seconds, and every view shows it; once it is quick again it records everything again."""
     slow, env = tmp_path / "slow", {"LD_PRELOAD": str(slow_clock), "COMMWATCH_BUDGET": "0.02"}
-    with agent(tmp_path) as running, job(tmp_path, 0.02, SLOW=str(slow), **env) as process:
+    with agent(tmp_path) as running, job(tmp_path, 0.05, SLOW=str(slow), **env) as process:
         wait_for(lambda: recorded(running) == [1, 1] and has_shares(running), "shares while all is recorded")
         slow.touch()
         wait_for(lambda: recorded(running) == [0, 0] and not has_shares(running), "both ranks to count only")

@@ -151,7 +151,7 @@ def train(model: Callable[..., torch.Tensor], parameters: Any, steps: int, *more
 def unused_parameters() -> None:
     """DDP in which ranks use different parameters; gradients are views of the buckets, and change right after the step."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, gradient_as_bucket_view=True)
-    train(model, model.parameters(), 30, 0)
+    train(model, model.parameters(), 12, 0)
 
 
 def sharded() -> None:
@@ -159,7 +159,7 @@ def sharded() -> None:
     model = nn.Sequential(nn.Linear(24, 33), nn.ReLU(), nn.Linear(33, 7))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    train(model, model.parameters(), 20)
+    train(model, model.parameters(), 8)
 
 
 def tensor_parallel() -> None:
@@ -167,7 +167,7 @@ def tensor_parallel() -> None:
     model = nn.Sequential(nn.Linear(24, 36), nn.ReLU(), nn.Linear(36, 6))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    train(model, model.parameters(), 20)
+    train(model, model.parameters(), 8)
 
 
 def pipelined() -> None:
@@ -177,7 +177,7 @@ def pipelined() -> None:
     is_first = rank < half
     stage = DistributedDataParallel(nn.Linear(24, 24), process_group=first if is_first else second)
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
-    for _ in range(20):
+    for _ in range(8):
         if is_first:
             passed = stage(torch.randn(8, 24))
             dist.send(passed.detach(), rank + half)
@@ -203,7 +203,7 @@ def experts() -> None:
     torch.manual_seed(rank)
     expert, router = nn.Linear(24, 24), DistributedDataParallel(nn.Linear(24, size))
     optimizer = torch.optim.SGD([*expert.parameters(), *router.parameters()], lr=0.01)
-    for number in range(30):
+    for number in range(12):
         tokens = torch.randn(17 + rank, 24)
         scores = router(tokens).softmax(1)
         chosen = scores.argmax(1) if number % 3 else torch.zeros(len(tokens), dtype=torch.int64)
@@ -223,7 +223,7 @@ def unusual() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     shared, strided = torch.empty(8), torch.empty(size, 8, 2)
     some = dist.new_group([0, 2])
-    for number in range(20):
+    for number in range(8):
         dist.all_gather([shared] * size, torch.full((8,), float(rank)))
         dist.all_gather([strided[at, :, 0] for at in range(size)], torch.full((8,), float(rank)))
         buffer = torch.full((size, 5), rank, dtype=torch.int8)
