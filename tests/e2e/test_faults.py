@@ -84,7 +84,7 @@ def test_agent_killed(tmp_path: Path) -> None:
     for _ in range(2):
         with agent(tmp_path) as running:
             seen = sum(all_reduces(running).values())
-            wait_for(lambda seen=seen: sum(all_reduces(running).values()) > seen + 300, "more records")  # type: ignore[misc]
+            wait_for(lambda seen=seen: sum(all_reduces(running).values()) > seen + 100, "more records")  # type: ignore[misc]
             running.kill()
     stop.touch()
     count = finish(job)
@@ -125,12 +125,12 @@ def _check_killed(running: RunningAgent) -> None:
 
 def test_overrun_is_counted(tmp_path: Path) -> None:
     """Records overwritten before an agent came are counted exactly: read + lost = written."""
-    output = run_job(tmp_path, "ops.py", "1000", COMMWATCH_SLOTS="256")
-    assert "count 1000" in output
+    output = run_job(tmp_path, "ops.py", "300", COMMWATCH_SLOTS="256")
+    assert "count 300" in output
     ranks = read_rings(tmp_path)
     for rank in ranks:
-        # Written: 1000, one that agrees on the end, a barrier. Of a dead ring every slot is readable.
-        assert (len(rank.records), rank.lost) == (256, 1002 - 256)
+        # Written: 300, one that agrees on the end, a barrier. Of a dead ring every slot is readable.
+        assert (len(rank.records), rank.lost) == (256, 302 - 256)
     agent_, _ = digest(tmp_path)
     assert agent_.jobs()[0].lost == sum(rank.lost for rank in ranks)
 
@@ -257,8 +257,8 @@ def test_unusable_run_directory(tmp_path: Path) -> None:
 def test_history_on_a_full_disk(tmp_path: Path, tiny: Path) -> None:
     """An agent whose disk is full reports it, keeps serving metrics, and the job is not affected."""
     with agent(tmp_path / "run", "--state", str(tiny)) as running:
-        job = start_job(tmp_path / "run", "ops.py", "3000")
-        assert finish(job) == 3000
+        job = start_job(tmp_path / "run", "ops.py", "800")
+        assert finish(job) == 800
 
         def complains() -> bool:
             try:
