@@ -14,6 +14,11 @@ from tests.e2e.torchjob import JOBS
 from tests.helpers import RunningAgent, agent, clean_env, commwatch, free_port, wait_for
 
 RANKS, CULPRIT = 2, 1
+#: For an agent that knows sooner that a rank does not come.
+SOON_MISSED: dict[str, float | str] = {
+    "commwatch_agent.analysis.waits.outside_waits._PATIENCE_S": 15.0,
+    "commwatch_agent.analysis.waits.patience.NEW_S": 15.0,
+}
 
 
 class Trouble(NamedTuple):
@@ -59,7 +64,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]
     directory = tmp_path_factory.mktemp("outside")
     started: list[subprocess.Popen[bytes]] = []
     try:
-        with agent(directory) as running:
+        with agent(directory, constants=SOON_MISSED) as running:
             for name in ("healthy", *(trouble.does for trouble in TROUBLES)):
                 started += _start(directory, name)
             yield running

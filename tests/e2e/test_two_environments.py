@@ -123,7 +123,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def thin(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """Such an environment with the wheel, installed without what the agent needs."""
     training = environment(tmp_path_factory.mktemp("thin"))
-    pip = (sys.executable, "-m", "pip", "--python", training / "python", "install", "--quiet", "--no-deps", wheel)
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        training / "python",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--no-deps",
+        wheel,
+    )
     done = ran(training, *pip, env=clean_env())
     assert done.returncode == 0, done.stderr
     (site,) = training.parent.glob("lib/python*/site-packages")

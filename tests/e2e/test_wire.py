@@ -18,7 +18,7 @@ LOW, HIGH = 0.99, 1.15
 SENDS = 3 * 4_800_000
 
 
-@pytest.mark.parametrize("layout", ["ab", "aabb", "abab"])
+@pytest.mark.parametrize("layout", ["ab", pytest.param("aabb", marks=pytest.mark.long), "abab"])
 def test_bytes_on_the_wire(hosts: list[Host], tmp_path: Path, layout: str) -> None:
     """Per op and host the expected bytes are those of the device, wherever the ranks are; it is named as the carrier."""
     by_name = dict(zip("ab", hosts, strict=True))
