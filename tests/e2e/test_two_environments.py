@@ -72,7 +72,7 @@ def test_job_of_another_environment(training: Path, hook: str, job: tuple[str, .
     """`commwatch run` records a job of an environment without commwatch, with the hook that it can load, and changes nothing there."""
     before = files(training.parent)
     place = ("--dir", tmp_path / "run", "--state", tmp_path / "state", "--port", "0")
-    command = (training / "torchrun", *two_ranks(), JOBS / job[0], *job[1:])
+    command: tuple[str | Path, ...] = (training / "torchrun", *two_ranks(), JOBS / job[0], *job[1:])
     done = commwatch("run", *place, "--", *command, cwd=tmp_path, env=clean_env(COMMWATCH_JOB="apart"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"2 of 2 ranks on \S+, hook {hook}\n", done.stderr), done.stderr

@@ -66,7 +66,7 @@ def save() -> None:
     with open(os.devnull, "wb") as file:
         while time.monotonic() < end:
             file.write(part)
-            time.sleep(0.01)
+            time.sleep(0.03)
 
 
 def other_op() -> None:
