@@ -186,6 +186,7 @@ def test_commands_of_a_thin_install(thin: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "state").glob("history*.sqlite"))
 
 
+@pytest.mark.long
 def test_watch_without_an_agent_beside_it(training: Path, tmp_path: Path) -> None:
     """`watch` where only the probe is installed uses the `commwatch` on the path, and names the remedy if there is none."""
     commwatch("probe", "install", tmp_path / "probe")

@@ -81,22 +81,6 @@ class Job:
             rank.wait()
 
 
-@pytest.fixture(scope="module")
-def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that watches all faults at once, each in a separate job, and one healthy job."""
-    directory = tmp_path_factory.mktemp("troubles")
-    jobs: list[Job] = []
-    try:
-        with agent(directory, constants=SOON_HUNG) as running:
-            for trouble in TROUBLES:
-                jobs.append(Job(directory, trouble.does, trouble.does, trouble.culprit, trouble.good))
-            jobs.append(Job(directory, "healthy", "nothing", 0, GOOD))
-            yield running
-    finally:
-        for job in jobs:
-            job.end()
-
-
 def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
     """The agent's verdicts on a job, once it knows the job."""
     if job not in [each["job_id"] for each in running.get("/api/v1/jobs")]:
@@ -125,22 +109,6 @@ def test_two_ranks(tmp_path: Path, trouble: str, cause: str, says: str) -> None:
         job.end()
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.does)
-def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
-    """The verdict has the right kind, cause and culprit, says it in words, and names who waits."""
-
-    def judged() -> dict[str, Any] | None:
-        found = [verdict for verdict in verdicts_of(troubled, trouble.does) if verdict["cause"] == trouble.cause]
-        return found[0] if found else None
-
-    verdict = wait_for(judged, f"the verdict on {trouble.does}")
-    assert (verdict["kind"], verdict["ranks"]) == (trouble.kind, [trouble.culprit]), verdict
-    assert trouble.says in verdict["says"]
-    assert (verdict["job_id"], verdict["group"]) == (trouble.does, trouble.group)
-    assert set(verdict["waiting"]) <= set(range(RANKS)) - {trouble.culprit}
-    assert verdict["seq"] == trouble.good
-
-
 @pytest.mark.parametrize(
     ("does", "culprit", "good", "says"),
     [("save", 0, GOOD, "it is alive and is writing "), ("compute", 2, 1, "it is alive and computes")],
@@ -159,61 +127,6 @@ def test_work_that_takes_long(tmp_path: Path, does: str, culprit: int, good: int
             assert verdicts_of(running, does) == []
     finally:
         job.end()
-
-
-def test_left(troubled: RunningAgent) -> None:
-    """A rank that has destroyed its default group has left while its process lives, and has ended afterwards; one that destroyed another group runs."""
-
-    def states(job: str) -> list[str]:
-        return [each["state"] for each in troubled.get("/api/v1/ranks") if each["job_id"] == job]
-
-    wait_for(lambda: states("destroy") == ["running", "left", "running"], "the rank that has left")
-    wait_for(lambda: verdicts_of(troubled, "destroy_group"), "the verdict")
-    assert states("destroy_group") == ["running"] * RANKS
-    leaving = Job(troubled.directory, "leaving", "destroy", 1, GOOD)
-    try:
-        wait_for(lambda: states("leaving") == ["running", "left", "running"], "the rank that has left")
-        leaving.ranks[1].kill()
-        wait_for(lambda: states("leaving") == ["running", "ended", "running"], "its end")
-        (verdict,) = wait_for(lambda: verdicts_of(troubled, "leaving"), "the verdict")
-        assert (verdict["cause"], verdict["ranks"]) == ("gone", [1])
-    finally:
-        leaving.end()
-
-
-def test_healthy(troubled: RunningAgent) -> None:
-    """A job with a posted receive without an answer continues, and there is no verdict on it, whatever else is wrong."""
-    wait_for(lambda: len(troubled.get("/api/v1/verdicts")) >= len(TROUBLES), "all verdicts", PATIENCE_S)
-    (healthy,) = [each for each in troubled.get("/api/v1/jobs") if each["job_id"] == "healthy"]
-    assert healthy["state"] == "running"
-    assert verdicts_of(troubled, "healthy") == []
-
-
-def test_diagnose(troubled: RunningAgent) -> None:
-    """``commwatch diagnose`` shows the incident as soon as there is a verdict: exit code 1, text, stack; 0 for a healthy job; 2 if no agent answers."""
-    wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
-    done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "  Hang: rank 1 (stop)\n" in done.stdout
-    assert "its process is stopped" in done.stdout
-    assert "  To do: " in done.stdout
-    assert re.search(r"^ +stop \(.*troubles.py:\d+\)$", done.stdout, re.MULTILINE)
-    wait_for(lambda: verdicts_of(troubled, "compute"), "the verdict")
-    done = commwatch("diagnose", "--dir", troubled.directory, "compute", "--json")
-    told = json.loads(done.stdout)
-    (verdict,) = told["verdicts"]
-    (incident,) = [each for each in told["incidents"] if each["state"] == "open"]
-    about = ("kind", "cause", "job_id", "group_id", "group", "seq", "op", "ranks", "waiting")
-    assert [incident[name] for name in about] == [verdict[name] for name in about]
-    stacks = [item["data"].get("stack", "") for item in incident["evidence"]]
-    stacks += [each["text"] for each in told["evidence"] if each["rank"] == 2]
-    assert any(re.search(r"compute \(.*troubles.py", stack) for stack in stacks)
-    done = commwatch("diagnose", troubled.url, "--job", "healthy")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
-    done = commwatch("diagnose", f"127.0.0.1:{free_port()}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def diagnosis(directory: Path) -> str:
@@ -271,3 +184,91 @@ def test_diagnose_ranks_that_wait_for_a_new_group(tmp_path: Path) -> None:
             assert missing in diagnosis(tmp_path)
         finally:
             job.end()
+
+
+# The jobs of this fixture run until the module ends, so the tests without it come first.
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent that watches all faults at once, each in a separate job, and one healthy job."""
+    directory = tmp_path_factory.mktemp("troubles")
+    jobs: list[Job] = []
+    try:
+        with agent(directory, constants=SOON_HUNG) as running:
+            for trouble in TROUBLES:
+                jobs.append(Job(directory, trouble.does, trouble.does, trouble.culprit, trouble.good))
+            jobs.append(Job(directory, "healthy", "nothing", 0, GOOD))
+            yield running
+    finally:
+        for job in jobs:
+            job.end()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.does)
+def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
+    """The verdict has the right kind, cause and culprit, says it in words, and names who waits."""
+
+    def judged() -> dict[str, Any] | None:
+        found = [verdict for verdict in verdicts_of(troubled, trouble.does) if verdict["cause"] == trouble.cause]
+        return found[0] if found else None
+
+    verdict = wait_for(judged, f"the verdict on {trouble.does}")
+    assert (verdict["kind"], verdict["ranks"]) == (trouble.kind, [trouble.culprit]), verdict
+    assert trouble.says in verdict["says"]
+    assert (verdict["job_id"], verdict["group"]) == (trouble.does, trouble.group)
+    assert set(verdict["waiting"]) <= set(range(RANKS)) - {trouble.culprit}
+    assert verdict["seq"] == trouble.good
+
+
+def test_left(troubled: RunningAgent) -> None:
+    """A rank that has destroyed its default group has left while its process lives, and has ended afterwards; one that destroyed another group runs."""
+
+    def states(job: str) -> list[str]:
+        return [each["state"] for each in troubled.get("/api/v1/ranks") if each["job_id"] == job]
+
+    wait_for(lambda: states("destroy") == ["running", "left", "running"], "the rank that has left")
+    wait_for(lambda: verdicts_of(troubled, "destroy_group"), "the verdict")
+    assert states("destroy_group") == ["running"] * RANKS
+    leaving = Job(troubled.directory, "leaving", "destroy", 1, GOOD)
+    try:
+        wait_for(lambda: states("leaving") == ["running", "left", "running"], "the rank that has left")
+        leaving.ranks[1].kill()
+        wait_for(lambda: states("leaving") == ["running", "ended", "running"], "its end")
+        (verdict,) = wait_for(lambda: verdicts_of(troubled, "leaving"), "the verdict")
+        assert (verdict["cause"], verdict["ranks"]) == ("gone", [1])
+    finally:
+        leaving.end()
+
+
+def test_healthy(troubled: RunningAgent) -> None:
+    """A job with a posted receive without an answer continues, and there is no verdict on it, whatever else is wrong."""
+    wait_for(lambda: len(troubled.get("/api/v1/verdicts")) >= len(TROUBLES), "all verdicts", PATIENCE_S)
+    (healthy,) = [each for each in troubled.get("/api/v1/jobs") if each["job_id"] == "healthy"]
+    assert healthy["state"] == "running"
+    assert verdicts_of(troubled, "healthy") == []
+
+
+def test_diagnose(troubled: RunningAgent) -> None:
+    """``commwatch diagnose`` shows the incident as soon as there is a verdict: exit code 1, text, stack; 0 for a healthy job; 2 if no agent answers."""
+    wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
+    done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "  Hang: rank 1 (stop)\n" in done.stdout
+    assert "its process is stopped" in done.stdout
+    assert "  To do: " in done.stdout
+    assert re.search(r"^ +stop \(.*troubles.py:\d+\)$", done.stdout, re.MULTILINE)
+    wait_for(lambda: verdicts_of(troubled, "compute"), "the verdict")
+    done = commwatch("diagnose", "--dir", troubled.directory, "compute", "--json")
+    told = json.loads(done.stdout)
+    (verdict,) = told["verdicts"]
+    (incident,) = [each for each in told["incidents"] if each["state"] == "open"]
+    about = ("kind", "cause", "job_id", "group_id", "group", "seq", "op", "ranks", "waiting")
+    assert [incident[name] for name in about] == [verdict[name] for name in about]
+    stacks = [item["data"].get("stack", "") for item in incident["evidence"]]
+    stacks += [each["text"] for each in told["evidence"] if each["rank"] == 2]
+    assert any(re.search(r"compute \(.*troubles.py", stack) for stack in stacks)
+    done = commwatch("diagnose", troubled.url, "--job", "healthy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
+    done = commwatch("diagnose", f"127.0.0.1:{free_port()}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
