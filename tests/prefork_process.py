@@ -42,6 +42,7 @@ PRELOADED = {
         "commwatch_agent.cli",
         "commwatch.api.client",
         "commwatch_agent.daemon",
+        "commwatch_agent.server.history_worker_process",
         "commwatch_agent.server.listener",
         "commwatch_agent.server.web",
     ),
@@ -251,7 +252,8 @@ def _run(request: dict[str, Any], kind: str) -> int:
             with suppress(FileNotFoundError):
                 sys.path[0] = str(Path.cwd())
             _set(request["constants"])
-        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+        text = sys.argv.pop(1) if script == "-c" else Path(script).read_bytes()
+        exec(compile(text, script, "exec"), main.__dict__)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
@@ -266,14 +268,17 @@ def _run(request: dict[str, Any], kind: str) -> int:
     return code
 
 
-def _fork_agents_of_runs(path: str) -> None:
-    """Have ``commwatch run`` start its agent on the server on which it was started itself."""
+def _fork_what_they_start(path: str) -> None:
+    """Have ``commwatch run`` start its agent, and an agent its history worker, on the server on which they were started themselves."""
     from commwatch_agent.commands import run
+    from commwatch_agent.server import history_worker
 
     program = find_spec("commwatch_agent.__main__")
     assert program is not None
     assert program.origin is not None
-    run.AGENT = (sys.executable, "-S", "-E", __file__, path, "0", program.origin, "agent")
+    client = (sys.executable, "-S", "-E", __file__, path, "0")
+    run.AGENT = (*client, program.origin, "agent")
+    history_worker.COMMAND = (*client, *history_worker.COMMAND[1:])
 
 
 if __name__ == "__main__":
@@ -282,7 +287,7 @@ if __name__ == "__main__":
         for module in PRELOADED[kind]:
             importlib.import_module(module)
         if kind == "agent":
-            _fork_agents_of_runs(socket_path)
+            _fork_what_they_start(socket_path)
         gc.collect()
         gc.freeze()  # or each rank would copy what its collector looks at
         os._exit(_run(_serve(socket_path), kind))

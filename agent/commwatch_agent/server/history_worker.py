@@ -21,6 +21,12 @@ from commwatch_agent.server.history_queries import ApiError, Text
 from commwatch_agent.server.history_worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
+#: Starts the process; its standard input is the connection.
+COMMAND: tuple[str, ...] = (
+    sys.executable,
+    "-c",
+    "from commwatch_agent.server.history_worker_process import main; main()",
+)
 #: Seconds that an answer may take; after that the process is killed.
 MOST_S = 30.0
 #: Seconds that the process may take to open its snapshot of the history. The intake cannot store cells meanwhile.
@@ -135,13 +141,7 @@ class Worker:
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()
             with theirs:
-                code = f"from commwatch_agent.server.history_worker_process import main; main({theirs.fileno()})"
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    cwd="/",
-                )
+                self._process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), cwd="/")
             self._connection = ours
             self._check_open()
             with contextlib.suppress(OSError):

@@ -151,12 +151,12 @@ def serve(connection: Connection) -> None:
             gc.collect()
 
 
-def main(descriptor: int) -> None:
-    """Serve the connection with this file descriptor; entry point of the process."""
+def main() -> None:
+    """Serve the connection that is the standard input; entry point of the process."""
     for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal they are for the agent, which ends this process
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     os.nice(NICE)
     with contextlib.suppress(OSError):  # out of memory: kill this process rather than the agent
         Path("/proc/self/oom_score_adj").write_text("1000")
-    serve(Connection(descriptor))
+    serve(Connection(0))
