@@ -39,8 +39,11 @@ from tests.helpers import (
 
 #: Which ranks of the job each node has, and how many records each rank.
 NODES, STEPS = ((0, 1), (2, 3), (4, 5)), 60
+LONG = pytest.mark.long
 S = 1000 * MS
 BASE = int(time.time()) // 10 * 10 - 300
+#: Which node answers: any of them gives the same.
+ANY_NODE = pytest.mark.parametrize("number", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG)])
 #: What depends on the moment, or on the agent that answers.
 MOMENT = ("history", "command", "nodes", "duration_s", "rank_hours", "last_seen_at", "run")
 
@@ -129,17 +132,17 @@ def comparable(found: Any) -> Any:
     return [comparable(each) for each in found] if isinstance(found, list) else found
 
 
+@ANY_NODE
 @pytest.mark.parametrize("job", ["local", "train"])
-def test_report(site: Site, job: str) -> None:
+def test_report(site: Site, job: str, number: int) -> None:
     """Steps, shares, ranks, operations, waits, costs and advice are those of one agent over all rings, from whichever agent."""
     expected = site.whole.get(f"/api/v1/report?job={job}")
     assert expected["nodes"] is None
     assert [line["steps"] for line in expected["ranks"]] == [STEPS] * 6
     assert expected["advice"]
-    for node in site.nodes:
-        found = of_all(node, f"report?job={job}&scope=job")
-        assert of_nodes(job, found["advice"]) == of_nodes(job, expected["advice"])
-        assert comparable(found | {"advice": []}) == comparable(expected | {"advice": []})
+    found = of_all(site.nodes[number], f"report?job={job}&scope=job")
+    assert of_nodes(job, found["advice"]) == of_nodes(job, expected["advice"])
+    assert comparable(found | {"advice": []}) == comparable(expected | {"advice": []})
 
 
 def of_nodes(job: str, advice: list[Any]) -> list[Any]:
@@ -155,15 +158,15 @@ def sources(advice: list[Any]) -> set[str]:
     return {each["gain_source"] for each in advice if each["saves_share"] is not None}
 
 
+@ANY_NODE
 @pytest.mark.parametrize(("job", "group"), [("local", "tp"), ("train", "fsdp")])
-def test_waits_in_the_page(site: Site, job: str, group: str) -> None:
+def test_waits_in_the_page(site: Site, job: str, group: str, number: int) -> None:
     """The page has one matrix of waits by rank and group, with the figures of one agent over all rings, and one by rank and time."""
     expected, _ = waits_in_page(site.whole, f"job={job}")
     assert {f">{group}<", *(f">rank {rank}<" for rank in range(6))} <= set(re.findall(">[^<]+<", expected))
-    for node in site.nodes:
-        found, over_time = waits_in_page(node, f"job={job}&scope=job")
-        assert found == expected
-        assert {f">rank {rank}<" for rank in range(6)} <= set(re.findall(">rank [^<]+<", over_time))
+    found, over_time = waits_in_page(site.nodes[number], f"job={job}&scope=job")
+    assert found == expected
+    assert {f">rank {rank}<" for rank in range(6)} <= set(re.findall(">rank [^<]+<", over_time))
 
 
 def waits_in_page(running: RunningAgent, query: str) -> tuple[str, str]:
@@ -177,34 +180,35 @@ def waits_in_page(running: RunningAgent, query: str) -> tuple[str, str]:
     return by_group, over_time
 
 
+@ANY_NODE
 # An agent that reads old records at once counts their waits in the slot of the latest, so there is no "train" of 30 s.
 @pytest.mark.parametrize(
     ("job", "last"), [("local", "5m"), ("local", "30s"), ("local", "all"), ("train", "5m"), ("train", "all")]
 )
-def test_advice(site: Site, job: str, last: str) -> None:
+def test_advice(site: Site, job: str, last: str, number: int) -> None:
     """Advice, with the ranks that are late, is that of one agent over all rings, for any part of the job."""
     expected = site.whole.get(f"/api/v1/advice?job={job}&last={last}")
     assert expected[0]["title"] == "ranks 1, 3, 5 are late and the others wait for them"
-    for node in site.nodes:
-        found = whole(node, f"advice?job={job}&last={last}&scope=job")
-        assert of_nodes(job, found) == of_nodes(job, expected)
-        assert (sources(found), sources(expected)) == ({"replay" if job == "train" else "bound"}, {"replay"})
+    found = whole(site.nodes[number], f"advice?job={job}&last={last}&scope=job")
+    assert of_nodes(job, found) == of_nodes(job, expected)
+    assert (sources(found), sources(expected)) == ({"replay" if job == "train" else "bound"}, {"replay"})
 
 
-def test_figures_of_jobs(site: Site) -> None:
+@ANY_NODE
+def test_figures_of_jobs(site: Site, number: int) -> None:
     """The figures of all jobs are those of one agent over all rings and of the reports, in the API and from ``commwatch jobs``."""
     expected = by_job(site.whole.get("/api/v1/jobs?figures=true"))
     assert expected.keys() == {"train", "local"}
-    for node in site.nodes:
-        found = whole(node, "jobs?figures=true&scope=job")
-        assert comparable(by_job(found)) == comparable(expected)
-        done = command_of_all("jobs", "--json", "--dir", node.directory)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert comparable(by_job(json.loads(done.stdout))) == comparable(expected)
-        for job, figures in expected.items():
-            report = of_all(node, f"report?job={job}&scope=job")
-            names = ("steps", "step_p50_s", "comm_share", "exposed_share")
-            assert [figures[name] for name in names] == [pytest.approx(report[name]) for name in names]
+    node = site.nodes[number]
+    found = whole(node, "jobs?figures=true&scope=job")
+    assert comparable(by_job(found)) == comparable(expected)
+    done = command_of_all("jobs", "--json", "--dir", node.directory)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert comparable(by_job(json.loads(done.stdout))) == comparable(expected)
+    for job, figures in expected.items():
+        report = of_all(node, f"report?job={job}&scope=job")
+        names = ("steps", "step_p50_s", "comm_share", "exposed_share")
+        assert [figures[name] for name in names] == [pytest.approx(report[name]) for name in names]
 
 
 def by_job(jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -227,17 +231,22 @@ def test_list_of_jobs(site: Site) -> None:
     assert [line.split()[5] for line in alone[1:]] == ["2/6", "2/6"]
 
 
-def test_command(site: Site, tmp_path: Path) -> None:
+@ANY_NODE
+def test_command(site: Site, number: int) -> None:
     """``commwatch report`` shows the whole job, from any node, with the lines of one agent over all rings."""
     alone = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()
     expected = [line.partition("; a replay")[0] for line in alone]
-    for node in site.nodes:
-        done = command_of_all("report", "local", "--dir", node.directory)
-        assert (done.returncode, done.stderr) == (0, "")
-        lines = done.stdout.splitlines()
-        assert [line.split() for line in lines if line not in expected and _is_lasting(line)] == [["nodes", "3"]]
-        assert [line for line in expected if line not in lines and _is_lasting(line)] == []
-        assert f"commwatch report --dir {node.directory} local" in done.stdout
+    where = site.nodes[number].directory
+    done = command_of_all("report", "local", "--dir", where)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split() for line in lines if line not in expected and _is_lasting(line)] == [["nodes", "3"]]
+    assert [line for line in expected if line not in lines and _is_lasting(line)] == []
+    assert f"commwatch report --dir {where} local" in done.stdout
+
+
+def test_command_as_page_and_json(site: Site, tmp_path: Path) -> None:
+    """``commwatch report`` writes the whole job as a page, and as JSON that has how many nodes answered."""
     page = tmp_path / "report.html"
     flags = ("local", "--dir", site.nodes[1].directory)
     assert command_of_all("report", *flags, "--html", page, out=page).returncode == 0
@@ -328,18 +337,23 @@ def test_wrong_requests(site: Site) -> None:
             assert (error.code, detail in json.load(error)["detail"]) == (status, True)
 
 
-def test_timeline(site: Site, tmp_path: Path) -> None:
+@ANY_NODE
+def test_timeline(site: Site, tmp_path: Path, number: int) -> None:
     """``commwatch timeline`` and its route have the operations, steps and arrows of all ranks, as one agent over all rings."""
+    expected, node = read(_timeline(site.whole, tmp_path / "whole.json", "")), site.nodes[number]
+    found = read(_timeline(node, tmp_path / "node.json.gz", ", 3 nodes"))
+    answer = urllib.request.urlopen(f"{node.url}/api/v1/timeline?job=train&last=all&scope=job").read()
+    for trace in (found, parsed(gzip.decompress(answer))):
+        assert trace.processes == expected.processes
+        assert sorted(map(_about, trace.slices)) == sorted(map(_about, expected.slices))
+        assert sorted(trace.arrows) == sorted(expected.arrows)
+        assert len(trace.about["clocks"]) == 3
+        assert trace.about["nodes"] == {"answered": 3, "silent": {}}
+
+
+def test_timeline_of_a_range(site: Site, tmp_path: Path) -> None:
+    """The route has the operations of a range; ``--node`` has the ranks of its node."""
     expected = read(_timeline(site.whole, tmp_path / "whole.json", ""))
-    for number, node in enumerate(site.nodes):
-        found = read(_timeline(node, tmp_path / f"{number}.json.gz", ", 3 nodes"))
-        answer = urllib.request.urlopen(f"{node.url}/api/v1/timeline?job=train&last=all&scope=job").read()
-        for trace in (found, parsed(gzip.decompress(answer))):
-            assert trace.processes == expected.processes
-            assert sorted(map(_about, trace.slices)) == sorted(map(_about, expected.slices))
-            assert sorted(trace.arrows) == sorted(expected.arrows)
-            assert len(trace.about["clocks"]) == 3
-            assert trace.about["nodes"] == {"answered": 3, "silent": {}}
     ends = sorted(each.end_ns + expected.about["Unix time of 0, in ns"] for each in expected.of("operation"))
     since_ns, until_ns = ends[len(ends) // 4], ends[-len(ends) // 4]
     query = f"job=train&scope=job&since={since_ns / 1e9:.9f}&until={until_ns / 1e9:.9f}"

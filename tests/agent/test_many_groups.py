@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from commwatch.wire.ring import RingWriter
 from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER
 from commwatch_agent.history.history import History
 from commwatch_agent.prometheus.exporter import MOST_GROUP_IDS, Exporter
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, judged_now, operation
+from tests.helpers import MS, Watch, group_entry, judged_now, operation, write_ring
 
 GROUPS, RANKS = 10_000, 2
+ONE, EACH = "one label", "a label each"
 
 
 def pages(watch: Watch) -> Iterator[list[str]]:
@@ -25,27 +27,24 @@ def pages(watch: Watch) -> Iterator[list[str]]:
         yield [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
-@pytest.fixture(params=["one label", "a label each"])
-def crowd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Watch, list[Trainer]]]:
+@pytest.fixture
+def crowd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Watch, list[RingWriter]]]:
     """An agent that has seen two ranks make ten thousand groups, and one operation in each."""
     watch = Watch(tmp_path)
-    trainers = [
-        Trainer(watch.rings / f"{rank}.ring", identity(rank=rank, world_size=RANKS), slots=2 * GROUPS)
-        for rank in range(RANKS)
-    ]
+    writers = [write_ring(watch.rings, [], [], 2 * GROUPS, rank=rank, world_size=RANKS) for rank in range(RANKS)]
     for at in range(0, GROUPS, 1000):
-        for trainer in trainers:
-            label = "data" if request.param == "one label" else None
-            numbers = range(at, at + 1000)
-            trainer.call("name", [(group_entry(n, label=label or f"pg{n}"),) for n in numbers])
-            trainer.write(operation(start_ns=n * MS, end_ns=n * MS + 9, group=n) for n in numbers)
+        for writer in writers:
+            for n in range(at, at + 1000):
+                writer.name(group_entry(n, label="data" if request.param == ONE else f"pg{n}"))
+                writer.write(*operation(start_ns=n * MS, end_ns=n * MS + 9, group=n))
         watch.tick((at + 1000) * MS)
-    yield watch, trainers
-    for trainer in trainers:
-        trainer.kill()
+    yield watch, writers
+    for writer in writers:
+        writer.release()
 
 
-def test_ten_thousand(crowd: tuple[Watch, list[Trainer]]) -> None:
+@pytest.mark.parametrize("crowd", [ONE, EACH], indirect=True)
+def test_ten_thousand(crowd: tuple[Watch, list[RingWriter]]) -> None:
     """Books, series and joins of ten thousand groups are those of some hundreds; the rest is counted together, and the names are in the history."""
     watch, _ = crowd
     (job,) = watch.aggregate.jobs.values()
@@ -68,15 +67,16 @@ def test_ten_thousand(crowd: tuple[Watch, list[Trainer]]) -> None:
     assert latest.group in ("data", f"pg{GROUPS - 1}")
 
 
-def test_counters_do_not_go_back(crowd: tuple[Watch, list[Trainer]]) -> None:
+@pytest.mark.parametrize("crowd", [pytest.param(ONE, marks=pytest.mark.long), EACH], indirect=True)
+def test_counters_do_not_go_back(crowd: tuple[Watch, list[RingWriter]]) -> None:
     """While groups still come, no counter of a page is lower than on the page before, and the number of series stays."""
-    watch, trainers = crowd
+    watch, writers = crowd
     scrapes = pages(watch)
     before = next(scrapes)
     for n in range(GROUPS, GROUPS + 300):
-        for trainer in trainers:
-            trainer.call("name", [(group_entry(n),)])
-            trainer.write([operation(start_ns=n * MS, end_ns=n * MS + 9, group=n)])
+        for writer in writers:
+            writer.name(group_entry(n))
+            writer.write(*operation(start_ns=n * MS, end_ns=n * MS + 9, group=n))
         watch.tick((n + 1) * MS)
     after = dict(line.rsplit(" ", 1) for line in next(scrapes))
     for line in before:
@@ -86,11 +86,12 @@ def test_counters_do_not_go_back(crowd: tuple[Watch, list[Trainer]]) -> None:
     assert len(after) == len(before)
 
 
-def test_latest_group_is_known(crowd: tuple[Watch, list[Trainer]]) -> None:
+@pytest.mark.parametrize("crowd", [ONE, pytest.param(EACH, marks=pytest.mark.long)], indirect=True)
+def test_latest_group_is_known(crowd: tuple[Watch, list[RingWriter]]) -> None:
     """A rank that is stuck in the latest group is seen to be, by that group's name, as long as only few have come since."""
-    watch, trainers = crowd
+    watch, writers = crowd
     stuck = operation(start_ns=GROUPS * MS, end_ns=0, group=GROUPS - 1, seq=1)
-    trainers[0].call("begin", [stuck])
+    assert writers[0].begin(*stuck) >= 0
     watch.tick(GROUPS * MS)
     found = judged_now(watch.aggregate.jobs.values(), GROUPS * MS + 3600 * 1000 * MS)
     assert [(verdict.group_id, verdict.ranks) for verdict in found if verdict.kind in ("hang", "stalled")] == [

@@ -114,6 +114,13 @@ def scene(directory: Path, text: str, *flags: str, fetch: Any = fetch, **env: st
         yield Scene(running, file, log)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """An agent whose settings each test changes back before it begins."""
+    with scene(tmp_path_factory.mktemp("shared"), "") as here:
+        yield here
+
+
 def status(url: str, **headers: str) -> int:
     """Of an answer."""
     try:
@@ -198,12 +205,12 @@ def test_other_kinds(tmp_path: Path) -> None:
         ("keep_days = [", "not valid TOML"),
     ],
 )
-def test_wrong_settings(tmp_path: Path, bad: str, named: str) -> None:
+def test_wrong_settings(shared: Scene, bad: str, named: str) -> None:
     """Settings with something wrong in them change nothing at all, and one line says what is wrong and where."""
-    with scene(tmp_path, "") as here:
-        assert named in here.asked(f"{bad}\n")
-        assert here.asked("keep_days = 3\n") == "applied keep_days"
-        assert here.running.get("/healthz") == "ok\n"
+    shared.asked("")
+    assert named in shared.asked(f"{bad}\n")
+    assert shared.asked("keep_days = 3\n") == "applied keep_days"
+    assert shared.running.get("/healthz") == "ok\n"
 
 
 def test_certificates(tmp_path: Path) -> None:

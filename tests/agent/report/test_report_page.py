@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +20,7 @@ from commwatch_agent.report.recorded_steps import known_steps, study_of
 from commwatch_agent.report.svg import STYLE
 from tests.agent.commands.test_top import row
 from tests.agent.report.test_svg import HOSTILE
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
+from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 
 if TYPE_CHECKING:
     from tests.browser import Chromium
@@ -61,29 +60,26 @@ def job_of(
     """The history of a job of two tensor-parallel halves, in which one rank is late in the steps ``late``."""
     begins_ms = list(accumulate((PERIOD_MS + 7 * n % 23 + LATE_MS * (n in late) for n in range(steps)), initial=0))
     watch, half = Watch(directory), ranks // 2
-    with ExitStack() as running:
-        trainers = []
-        for rank in range(ranks):
-            about = identity(rank=rank, world_size=ranks, **who)
-            trainers.append(running.enter_context(Trainer(watch.rings / f"job.r0.{rank}.ring", about)))
-            mine = range(half) if rank < half else range(half, ranks)
-            groups = [
-                group_entry(0, tuple(range(ranks)), names[0], group_id="all", backend="nccl"),
-                group_entry(1, tuple(mine), names[1], group_id=f"half-{mine[0]}", backend="nccl"),
-            ]
-            trainers[-1].call("name", [(entry,) for entry in groups])
-        # As it went: what is joined is counted when its last rank is read.
-        for first in range(0, steps, 2):
-            for rank, trainer in enumerate(trainers):
-                records: list[tuple[int, ...]] = []
-                for n in range(first, min(first + 2, steps)):
-                    slow_ms = LATE_MS * (n in late)
-                    records += step_of(rank, ranks, n, begins_ms[n], slow_ms)
-                    records.append(mark(n, begins_ms[n + 1] * MS, exposed_ns=(110 + n % 7 * 10 + slow_ms) * MS))
-                trainer.write(records)
-            watch.tick(begins_ms[min(first + 2, steps)] * MS)
-        for trainer in trainers:
-            trainer.call("close", [(1,)])
+    writers = []
+    for rank in range(ranks):
+        mine = range(half) if rank < half else range(half, ranks)
+        groups = [
+            group_entry(0, tuple(range(ranks)), names[0], group_id="all", backend="nccl"),
+            group_entry(1, tuple(mine), names[1], group_id=f"half-{mine[0]}", backend="nccl"),
+        ]
+        writers.append(write_ring(watch.rings, [], groups, rank=rank, world_size=ranks, **who))
+    # As it went: what is joined is counted when its last rank is read.
+    for first in range(0, steps, 2):
+        for rank, writer in enumerate(writers):
+            for n in range(first, min(first + 2, steps)):
+                slow_ms = LATE_MS * (n in late)
+                for fields in step_of(rank, ranks, n, begins_ms[n], slow_ms):
+                    writer.write(*fields)
+                writer.write(*mark(n, begins_ms[n + 1] * MS, exposed_ns=(110 + n % 7 * 10 + slow_ms) * MS))
+        watch.tick(begins_ms[min(first + 2, steps)] * MS)
+    for writer in writers:
+        writer.close(1)
+        writer.release()
     watch.tick((begins_ms[-1] + 20_000) * MS)
     return QueryService(watch.path)
 

@@ -24,8 +24,14 @@ from tests.live import HandMade, going_on, hear, number, table
 if TYPE_CHECKING:
     from tests.browser import Chromium, Visit
 
-#: A window, and whether it is dark.
-WINDOWS = [(1280, False), (1280, True), (400, False), (400, True)]
+#: Windows and whether they are dark: both widths and both colours, and the other pairs of them.
+WINDOWS = pytest.mark.parametrize(
+    "windows",
+    [
+        pytest.param([(1280, False), (400, True)], id="both"),
+        pytest.param([(1280, True), (400, False)], id="others", marks=pytest.mark.long),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +78,27 @@ def test_empty_agent_then_a_job(chromium: Chromium, node: RunningAgent) -> None:
             job.end()
 
 
-def test_straggler(chromium: Chromium, node: RunningAgent) -> None:
+@WINDOWS
+def test_straggler(chromium: Chromium, node: RunningAgent, windows: list[tuple[int, bool]]) -> None:
     """A late rank is named and comes first among the ranks, the share is beyond the line, and everything is drawn."""
-    with HandMade(node.directory, "late", 4, late=2, ago_s=30) as job:
+    with HandMade(node.directory, f"late {windows}", 4, late=2, ago_s=30) as job:
         job.run(200)
-        with going_on(job), chromium.visit(page_of(node, "late")) as visit:
-            for window in WINDOWS:
+        with going_on(job), chromium.visit(page_of(node, job.job)) as visit:
+            for window in windows:
                 visit.resize(*window)
                 _shows_straggler(visit)
                 visit.assert_readable()
                 visit.picture(f"live-straggler-{visit.window}")
 
 
-def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
+@WINDOWS
+def test_choices_of_nccl(chromium: Chromium, node: RunningAgent, windows: list[tuple[int, bool]]) -> None:
     """What NCCL chose is shown only where its plugin reports it, and a choice with a remark is marked."""
-    with HandMade(node.directory, "plain") as job, chromium.visit(page_of(node, "plain")) as visit:
+    name = f"chosen {windows}"
+    with HandMade(node.directory, name) as job, chromium.visit(page_of(node, name)) as visit:
         job.run(20)
         expect(visit.page.locator("#operations tbody tr")).to_have_count(2)
         expect(visit.page.locator("#chosen-section")).to_be_hidden()
-    with HandMade(node.directory, "chosen") as job:
-        job.run(20)
         now_ns = time.monotonic_ns()
         for n, (choice, size) in enumerate(((RING_SIMPLE_4, 1 << 20), (TREE_LL_1, 64 << 20))):
             ends_ns = now_ns + (n + 1) * MS
@@ -105,14 +112,13 @@ def test_choices_of_nccl(chromium: Chromium, node: RunningAgent) -> None:
                 timing=ev.BY_NCCL,
             )
             job.writers[0].write(*fields[:-1], choice)
-        with chromium.visit(page_of(node, "chosen")) as visit:
-            expect(visit.page.locator("#chosen tbody tr")).to_have_count(2)
-            expect(visit.page.locator("#chosen tbody tr.warn")).to_have_count(1)
-            large, small = sorted(table(visit, "chosen"), key=lambda row: row["protocol"])
-            for window in WINDOWS:
-                visit.resize(*window)
-                visit.assert_readable()
-                visit.picture(f"live-chosen-{visit.window}")
+        expect(visit.page.locator("#chosen tbody tr")).to_have_count(2)
+        expect(visit.page.locator("#chosen tbody tr.warn")).to_have_count(1)
+        large, small = sorted(table(visit, "chosen"), key=lambda row: row["protocol"])
+        for window in windows:
+            visit.resize(*window)
+            visit.assert_readable()
+            visit.picture(f"live-chosen-{visit.window}")
     assert list(large.values()) == [
         "dp", "all_reduce", "64 MiB", "Tree", "LL", "1", "1", "2 ms", "1 ms", "33.6 GB/s", "–",
     ]  # fmt: skip
@@ -310,14 +316,19 @@ def test_many_ranks(chromium: Chromium, node: RunningAgent) -> None:
                 visit.picture(f"live-64-{width}")
 
 
-def test_hostile_names(chromium: Chromium, node: RunningAgent) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("<img src=x onerror=alert(1)>?&#/%", id="image", marks=pytest.mark.long),
+        pytest.param(HOSTILE.encode(errors="ignore").decode(), id="script"),
+        pytest.param("\u202egnp.exe\u2066\nnext \"line\" & 'more' \U0001f600", id="turned", marks=pytest.mark.long),
+        pytest.param("a_name_that_does_not_end" * 12, id="long"),
+    ],
+)
+def test_hostile_names(chromium: Chromium, node: RunningAgent, name: str) -> None:
     """Whatever jobs, groups, hosts and operations are called is text, and does nothing; such a job can be chosen, too."""
-    markup = HOSTILE.encode(errors="ignore").decode()
-    turned = "\u202egnp.exe\u2066\nnext \"line\" & 'more' \U0001f600"
-    long = "a_name_that_does_not_end" * 12
-    with HandMade(node.directory, "another"):
-        for name in ("<img src=x onerror=alert(1)>?&#/%", markup, turned, long):
-            _is_text(chromium, node, name)
+    with HandMade(node.directory, f"beside {len(name)}"):
+        _is_text(chromium, node, name)
 
 
 def _is_text(chromium: Chromium, node: RunningAgent, name: str) -> None:
@@ -360,15 +371,14 @@ def _is_text(chromium: Chromium, node: RunningAgent, name: str) -> None:
 
 def test_what_is_not_known_is_not_zero(chromium: Chromium, node: RunningAgent) -> None:
     """A job without steps, and one without times, have dashes and words where there is no number."""
-    with HandMade(node.directory, "stepless") as job:
-        job.run(30, marks=False)
-        job.read_by(node)
+    with HandMade(node.directory, "stepless") as stepless, HandMade(node.directory, "untimed") as untimed:
+        stepless.run(30, marks=False)
+        untimed.run(30, flags=ev.UNTIMED, exposed_ms=None)
+        stepless.read_by(node)
+        untimed.read_by(node)
         with chromium.visit(page_of(node, "stepless")) as visit:
             _without_steps(visit)
-    with HandMade(node.directory, "untimed") as job:
-        job.run(30, flags=ev.UNTIMED, exposed_ms=None)
-        job.read_by(node)
-        with chromium.visit(page_of(node, "untimed")) as visit:
+            visit.page.goto(page_of(node, "untimed"), wait_until="domcontentloaded")
             _without_times(visit)
 
 
