@@ -21,7 +21,7 @@ import pytest
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
 from commwatch_agent.core.cells import GroupInfo, StepRecord
-from commwatch_agent.core.node_counters import CounterSample
+from commwatch_agent.core.node_counters import SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation, Reader
@@ -46,6 +46,10 @@ def chunk(number: int) -> bytes:
     return packed(*done, first=at)
 
 
+#: Of the size of all the steps and measurements in the time of a chunk.
+_LARGE = NodeCounter(SENT, "x" * 450_000, 1.0)
+
+
 class Recorded:
     """A history that an agent writes."""
 
@@ -67,6 +71,16 @@ class Recorded:
                 self._store.steps(ring, steps, None)
             for n in range(CHUNK_RECORDS):
                 self._store.node_sample(CounterSample(EPOCH_NS + (at + n) * 1000, []))
+            assert self._store.commit()
+
+    def write_on(self, commits: int) -> None:
+        """Write a chunk of all ranks in each commit, and a large measurement, with which the write-ahead log grows by 0.5 MB."""
+        for number in islice(self._numbers, commits):
+            at = number * CHUNK_RECORDS
+            for ring in self._rings:
+                self._store.append(ring, chunk(number), at + CHUNK_RECORDS)
+                self._store.steps(ring, [StepRecord(at, at * 1000, at * 1000 + 999, 5, None)], None)
+            self._store.node_sample(CounterSample(EPOCH_NS + at * 1000, [_LARGE]))
             assert self._store.commit()
 
     @property
@@ -116,7 +130,7 @@ def test_slow_reader(recorded: Recorded, reading: object, what: str) -> None:
     with ExitStack() as stack:
         left = iter(reading(recorded, what, stack))
         first = list(islice(left, 5))
-        recorded.write(60)
+        recorded.write_on(60)
         assert recorded.log_bytes < MOST_LOG_BYTES
         rest = list(left)
     if what != "waits":
@@ -129,9 +143,9 @@ def test_log_becomes_short_again(recorded: Recorded) -> None:
     with History(recorded.path) as history:
         history.freeze()
         assert history.rings()
-        recorded.write(60)
+        recorded.write_on(60)
         assert recorded.log_bytes > 16 << 20
-    recorded.write(30)
+    recorded.write_on(30)
     assert recorded.log_bytes <= 16 << 20
 
 
@@ -159,7 +173,7 @@ def timeline_into_a_pipe(directory: Path) -> Iterator[tuple[subprocess.Popen[byt
 def test_suspended_timeline(recorded: Recorded, tmp_path: Path) -> None:
     """While ``commwatch timeline`` is suspended, or its pipe is not read, the agent empties the write-ahead log; then it writes all of the job."""
     with timeline_into_a_pipe(tmp_path) as (writing, pipe):
-        recorded.write(60)
+        recorded.write_on(60)
         assert recorded.log_bytes < MOST_LOG_BYTES
         writing.send_signal(signal.SIGCONT)
         while os.read(pipe, 1 << 20):

@@ -125,8 +125,15 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(agent, directory / "report.html", "pretrain-8b")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1280, False, id="wide-light"),
+        pytest.param(400, True, id="narrow-dark"),
+        pytest.param(1280, True, id="wide-dark", marks=pytest.mark.long),
+        pytest.param(400, False, id="narrow-light", marks=pytest.mark.long),
+    ],
+)
 def test_readable(chromium: Chromium, usual: str, width: int, dark: bool) -> None:
     """Everything can be read, its tables open or not; every plot lies within the window, and is as large as a plot has to be."""
     with chromium.visit(usual, width=width, dark=dark) as visit:
@@ -176,8 +183,9 @@ def test_many_ranks(chromium: Chromium, tmp_path: Path) -> None:
     at = [WaitView(rank, 10 * i, 10, abs(rank - i)) for rank in range(64) for i in range(30)]
     body = charts.figures(charts.Material([], [], waits, at, {}, [], []))
     (tmp_path / "report.html").write_text(html_frame.page("64 ranks", body, STYLE), encoding="utf-8")
-    for width in (1280, 400):
-        with chromium.visit((tmp_path / "report.html").as_uri(), width=width) as visit:
+    with chromium.visit((tmp_path / "report.html").as_uri()) as visit:
+        for width in (1280, 400):
+            visit.resize(width, dark=False)
             visit.picture(f"report-64-ranks-{width}")
             visit.assert_readable()
             assert visit.page.get_by_role("img").count() == 2
@@ -190,8 +198,9 @@ def test_hostile_names(chromium: Chromium, tmp_path: Path) -> None:
     for name in (markup, "<img src=x onerror=alert(1)>", long):
         agent = job_of(tmp_path / str(len(name)), 4, 20, range(0), (name, name[::-1]), job="job", host=name)
         url = written(agent, tmp_path / "report.html", "job", command=name, history=name, hooks=[name])
-        for width in (1280, 400):
-            with chromium.visit(url, width=width) as visit:
+        with chromium.visit(url) as visit:
+            for width in (1280, 400):
+                visit.resize(width, dark=False)
                 visit.picture(f"report-hostile-{len(name)}-{width}")
                 visit.assert_readable()
                 assert visit.page.locator("script, img").count() == 0

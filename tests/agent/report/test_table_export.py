@@ -54,6 +54,12 @@ def exported(watched: RunningAgent, out: Path, *flags: str) -> dict[str, Path]:
     return {path.stem: path for path in out.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def files(watched: RunningAgent, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files as they are by default."""
+    return exported(watched, tmp_path_factory.mktemp("files"))
+
+
 def as_stored(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the REST API as the tables have it."""
     return {
@@ -91,9 +97,8 @@ def test_same_as_the_api(
         assert whole().to_pylist() == [as_stored(row) for row in rows]
 
 
-def test_questions_in_sql(watched: RunningAgent, tmp_path: Path) -> None:
+def test_questions_in_sql(files: dict[str, Path]) -> None:
     """A question that users ask is one line of SQL, and pandas agrees with the operations that were written."""
-    files = exported(watched, tmp_path)
     query = "SELECT op, sum(size_bytes)::BIGINT, count(*) FROM read_parquet(?) GROUP BY op ORDER BY op"
     assert duckdb.connect().execute(query, [str(files["operations"])]).fetchall() == [
         ("all_gather", 4_000_000 * 2 * STEPS, 2 * STEPS), ("all_reduce", 8_000_000 * 2 * STEPS, 2 * STEPS),
@@ -202,9 +207,8 @@ def test_documented() -> None:
         assert re.findall(r"`(\w+)`", " ".join(cells)) == list(get_type_hints(row))
 
 
-def test_documented_question(watched: RunningAgent, tmp_path: Path) -> None:
+def test_documented_question(files: dict[str, Path]) -> None:
     """The documented question names the late rank."""
-    exported(watched, tmp_path)
     (query,) = re.findall(r"DuckDB.*?```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    query = query.replace("'operations.parquet'", f"'{tmp_path / 'operations.parquet'}'")
+    query = query.replace("'operations.parquet'", f"'{files['operations']}'")
     assert duckdb.connect().sql(query).fetchall() == [(1, STEPS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -96,7 +97,7 @@ def times(trace: Trace, cat: str) -> dict[tuple[Any, ...], tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize("most", [7, 100, 10_000])
+@pytest.mark.parametrize("most", [pytest.param(7, marks=pytest.mark.long), 100, 10_000])
 def test_one_clock(nodes: list[Watch], most: int) -> None:
     """Clocks that are seconds apart and drift by 100 ppm are taken out; each operation and step is there once, whatever the pages."""
     found, trace = traced(nodes, None, most)
@@ -111,6 +112,7 @@ def test_one_clock(nodes: list[Watch], most: int) -> None:
     assert (1, 2, "message") in trace.arrows
 
 
+@cache
 def _of_one(path: Path, window: Window) -> tuple[Exported, Trace]:
     out = io.StringIO()
     return export(path, "job", window, (), out), parsed(out.getvalue().encode())
