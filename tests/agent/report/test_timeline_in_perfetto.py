@@ -33,10 +33,11 @@ from tests.helpers import PATIENCE_S
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-#: Opens a file as other pages do that send traces to Perfetto.
+#: Opens a file as Perfetto does that was sent one.
 OPEN = """text => {
+  window.before = window.app.trace;
   const buffer = Uint8Array.from(atob(text), char => char.charCodeAt(0)).buffer;
-  window.postMessage({perfetto: {buffer, title: "timeline"}}, "*");
+  window.app.openTraceFromBuffer({buffer, title: "timeline"});
 }"""
 QUERY = """async query => {
   const found = await window.app.trace.engine.query(query), rows = [];
@@ -68,29 +69,28 @@ def perfetto() -> Iterator[str]:
         server.shutdown()
 
 
-@contextmanager
-def opened(page: Page, path: Path) -> Iterator[Callable[[str], list[list[Any]]]]:
+def opened(page: Page, path: Path) -> Callable[[str], list[list[Any]]]:
     """Queries to a timeline in Perfetto, which has found no error in it."""
 
     def asked(query: str) -> list[list[Any]]:
         return list(page.evaluate(QUERY, query))
 
-    with perfetto() as url:
-        page.goto(url)
-        page.wait_for_function("window.app !== undefined")
-        page.evaluate(OPEN, base64.b64encode(path.read_bytes()).decode())
-        page.wait_for_function("window.app.trace !== undefined")
-        assert asked("SELECT name, value FROM stats WHERE severity != 'info' AND value > 0") == []
-        yield asked
+    page.evaluate(OPEN, base64.b64encode(path.read_bytes()).decode())
+    page.wait_for_function("window.app.trace !== undefined && window.app.trace !== window.before")
+    assert asked("SELECT name, value FROM stats WHERE severity != 'info' AND value > 0") == []
+    return asked
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    """A page of its own."""
-    opened = browser.new_page()
-    opened.set_default_timeout(PATIENCE_S * 1000)
-    yield opened
-    opened.close()
+    """Perfetto's page, in which each test opens its timeline."""
+    with perfetto() as url:
+        opened = browser.new_page(viewport={"width": 200, "height": 200})  # to draw much takes seconds
+        opened.set_default_timeout(PATIENCE_S * 1000)
+        opened.goto(url)
+        opened.wait_for_function("window.app !== undefined")
+        yield opened
+        opened.close()
 
 
 def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_perfetto_reads_it(page: Page, tmp_path: Path) -> None:
             out,
         )
     ours = read(path)
-    with opened(page, path) as asked:
-        slices = asked("SELECT cat, name, COUNT(*), MAX(depth) FROM slice WHERE dur > 0 GROUP BY 1, 2")
-        arrows, names = asked(ARROWS), asked("SELECT pid, name FROM process WHERE pid > 0")
-        threads = asked(
-            "SELECT p.pid, t.tid, t.name FROM thread t JOIN process p USING (upid) WHERE p.pid > 0 AND t.tid != p.pid"
-        )
-        counters = asked("SELECT COUNT(*) FROM counter")
-        marks = asked("SELECT name FROM slice WHERE cat = 'mark'")
+    asked = opened(page, path)
+    slices = asked("SELECT cat, name, COUNT(*), MAX(depth) FROM slice WHERE dur > 0 GROUP BY 1, 2")
+    arrows, names = asked(ARROWS), asked("SELECT pid, name FROM process WHERE pid > 0")
+    threads = asked(
+        "SELECT p.pid, t.tid, t.name FROM thread t JOIN process p USING (upid) WHERE p.pid > 0 AND t.tid != p.pid"
+    )
+    counters = asked("SELECT COUNT(*) FROM counter")
+    marks = asked("SELECT name FROM slice WHERE cat = 'mark'")
     expected = Counter((each.cat, each.name) for each in ours.slices if each.end_ns > each.start_ns)
     assert {(cat, name): count for cat, name, count, _ in slices} == expected
     assert {cat: depth for cat, _, _, depth in slices} == {
@@ -161,11 +161,13 @@ def test_profile_in_it(page: Page, tmp_path: Path) -> None:
     found = json.loads(gzip.decompress(trace.path.read_bytes()))
     events = [each for each in found["traceEvents"] if each.get("cat") != "Trace"]
     expected = Counter((each["cat"], each["name"]) for each in events if each["ph"] == "X")
-    with opened(page, path) as asked:
-        of_profile = "FROM thread_track tt JOIN thread USING (utid) JOIN process p USING (upid) JOIN slice s ON s.track_id = tt.id"
-        where = "WHERE p.name = 'rank 3, torch.profiler'"
-        slices = asked(f"SELECT cat, s.name, COUNT(*), MAX(ts + dur) {of_profile} {where} GROUP BY 1, 2")
-        arrows = asked(ARROWS)
+    asked = opened(page, path)
+    of_profile = (
+        "FROM thread_track tt JOIN thread USING (utid) JOIN process p USING (upid) JOIN slice s ON s.track_id = tt.id"
+    )
+    where = "WHERE p.name = 'rank 3, torch.profiler'"
+    slices = asked(f"SELECT cat, s.name, COUNT(*), MAX(ts + dur) {of_profile} {where} GROUP BY 1, 2")
+    arrows = asked(ARROWS)
     assert {(cat, name): count for cat, name, count, _ in slices} == expected
     (count,) = (count for source, target, count in arrows if source == target == "rank 3, torch.profiler")
     assert count == sum(each["ph"] == "s" for each in events) > 0
