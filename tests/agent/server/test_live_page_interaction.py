@@ -47,7 +47,7 @@ class Node(NamedTuple):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A job that has run for three minutes. Rank 2 is late; rank 1 has a GPU that has had an error, and a warning of NCCL."""
+    """A job that has run for a hundred seconds. Rank 2 is late; rank 1 has a GPU that has had an error, and a warning of NCCL."""
     directory = tmp_path_factory.mktemp("interaction")
     script, log = Script(directory / "script.txt"), directory / "nccl.log"
     script.say("event 1 0 79")
@@ -55,11 +55,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     settings = directory / "commwatch.toml"
     settings.write_text("".join(f"[kinds.{kind}]\nenabled = false\n" for kind in ("hang", "stalled", "waiting")))
     env = clean_env(LD_LIBRARY_PATH=str(build(directory).parent), FAKE_NVML=str(script.path))
-    with HandMade(directory / "run", "late", 4, late=2, ago_s=200, slots=16_384, host=gethostname()) as job:
+    with HandMade(directory / "run", "late", 4, late=2, ago_s=120, slots=8192, host=gethostname()) as job:
         job.writers[1].name({"gpu": {"uuid": UUIDS[0].removeprefix("GPU-"), "bus_id": "", "index": 0}})
         job.writers[1].name({"nccl_log": str(log)})
-        job.run(1500)
-        begin = int(time.time()) // 10 * 10 - 120
+        job.run(850)
+        begin = int(time.time()) // 10 * 10 - 80
         with agent(directory / "run", "--config", str(settings), env=env) as running:
             job.read_by(running)
             log.write_text(f"{gethostname()}:{job.pid(1)}:900 [1] misc/x.cc:3 NCCL WARN {WARNING}\n")
