@@ -18,7 +18,7 @@ import pytest
 
 from commwatch.wire.ring import RingWriter
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.agent.test_job_wide import command_of_all, of_all, states, whole
+from tests.agent.test_job_wide import ANY_NODE, command_of_all, of_all, states, whole
 from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
     ANY_CLOCK,
@@ -39,11 +39,8 @@ from tests.helpers import (
 
 #: Which ranks of the job each node has, and how many records each rank.
 NODES, STEPS = ((0, 1), (2, 3), (4, 5)), 60
-LONG = pytest.mark.long
 S = 1000 * MS
 BASE = int(time.time()) // 10 * 10 - 300
-#: Which node answers: any of them gives the same.
-ANY_NODE = pytest.mark.parametrize("number", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG)])
 #: What depends on the moment, or on the agent that answers.
 MOMENT = ("history", "command", "nodes", "duration_s", "rank_hours", "last_seen_at", "run")
 

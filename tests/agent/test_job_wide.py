@@ -21,6 +21,10 @@ from tests.helpers import ANY_CLOCK, SOON_MET, RunningAgent, agent, clean_env, c
 
 #: Which ranks of the job each node has.
 NODES = ((0, 1), (2,), (3,))
+#: Which node answers: any of them gives the same.
+ANY_NODE = pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 RECORDS = 40
 JOB = "job=train&scope=job"
 #: The key of a row, and what is defined only where all ranks of a group are on one node.
@@ -224,21 +228,22 @@ def test_verdict_over_nodes(site: Site) -> None:
         assert [(v["kind"], v["ranks"], v["waiting"]) for v in found] == expected
 
 
-def test_commands(site: Site) -> None:
+@ANY_NODE
+def test_commands(site: Site, number: int) -> None:
     """``commwatch top`` and ``commwatch diagnose`` show the whole job by default, from any node."""
     wait_for(lambda: site.whole.get("/api/v1/verdicts?job=train"), "the ranks to be silent for long enough")
-    for node in site.nodes:
-        of_train = ("--job", "train", "--dir", node.directory)
-        shown = json.loads(command_of_all("top", "--json", *of_train).stdout)["shown"]
-        assert [rank["rank"] for rank in shown["ranks"]] == [0, 1, 2, 3]
-        assert shown["nodes"] == {"answered": len(NODES), "silent": {}}
-        frame = command_of_all("top", "--once", *of_train).stdout
-        assert "train, running, 4 of 4 ranks, 3 nodes" in frame
-        done = command_of_all("diagnose", "--json", "--dir", node.directory)
-        assert done.returncode == 1
-        found, expected = (json.loads(text.stdout) for text in (done, commwatch("diagnose", "--json", site.whole.url)))
-        assert [v["ranks"] for v in found["verdicts"]] == [v["ranks"] for v in expected["verdicts"]]
-        assert found["silent"] == {}
+    where = ("--dir", site.nodes[number].directory)
+    of_train = ("--job", "train", *where)
+    shown = json.loads(command_of_all("top", "--json", *of_train).stdout)["shown"]
+    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1, 2, 3]
+    assert shown["nodes"] == {"answered": len(NODES), "silent": {}}
+    frame = command_of_all("top", "--once", *of_train).stdout
+    assert "train, running, 4 of 4 ranks, 3 nodes" in frame
+    done = command_of_all("diagnose", "--json", *where)
+    assert done.returncode == 1
+    found, expected = (json.loads(text.stdout) for text in (done, commwatch("diagnose", "--json", site.whole.url)))
+    assert [v["ranks"] for v in found["verdicts"]] == [v["ranks"] for v in expected["verdicts"]]
+    assert found["silent"] == {}
 
 
 def test_silent_agents(tmp_path: Path) -> None:

@@ -82,6 +82,18 @@ def test_job_that_the_agent_reads_later(chromium: Chromium, tmp_path: Path) -> N
             expect(visit.page.locator("#shares-said")).to_contain_text(re.compile("|".join(slots)))
 
 
+def test_sizes_of_a_job_that_the_agent_reads_later(chromium: Chromium, node: RunningAgent) -> None:
+    """A page that asked for the sizes of a job before the agent had read anything of it asks again once there are operations."""
+    with HandMade(node.directory, "later") as job, chromium.visit(f"{node.url}/?job=none") as visit:
+        page, sizes = visit.page, "**/api/v1/summary?*by=group%2Cop%2Csize*"
+        page.route(sizes, lambda route: route.fulfill(json={"rows": []}), times=1)
+        with page.expect_response(sizes):
+            page.goto(f"{node.url}/?job=later", wait_until="domcontentloaded")
+        expect(page.locator("#filter-size option")).to_have_text(["all"])
+        job.run(20)
+        expect(page.locator("#filter-size option")).to_have_text(["all", "≤ 4 MiB", "≤ 8 MiB"])
+
+
 #: What Tab reaches until the timeline.
 TABS = [
     "Skip to the measurements", "jobs", "pause", "keys", "Runbook", "API", "Metrics", "evidence", "Live", "30 s", "5 min", "30 min", "All",

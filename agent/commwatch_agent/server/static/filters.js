@@ -6,6 +6,7 @@ import { NO_FILTER, onChange, set, state } from "./state.js";
 import { bytes, plain } from "./words.js";
 
 const NAMES = ["rank", "group", "op", "size"];
+let askedAgain = false;
 const known = { rank: new Set(), group: new Set(), op: new Set(), size: new Set() };
 
 // The size class of an operation: the next power of two. Null: it has no size.
@@ -24,9 +25,22 @@ export function offer(values) {
   show();
 }
 
-// Asks once for all groups, operations and size classes of the last hour.
-export async function offerAll(job) {
+// Asks for all groups, operations and size classes of the last hour of a job that was not shown before.
+export function offerAll(job) {
   for (const name of NAMES) known[name].clear();
+  askedAgain = false;
+  return askAll(job);
+}
+
+// Offers what the latest operations are. Before there were any, the answer to `offerAll` had no size class, so that it is asked for again.
+export function offerLatest(job, rows) {
+  offer({ group: rows.map(({ by }) => by.group), op: rows.map(({ by }) => by.op) });
+  if (!rows.length || known.size.size || askedAgain) return;
+  askedAgain = true;
+  askAll(job);
+}
+
+async function askAll(job) {
   try {
     const { rows } = await ask("summary", { job, by: "group,op,size", since: "1h" });
     offer({ group: rows.map((row) => row.by.group), op: rows.map((row) => row.by.op), size: rows.map((row) => row.by.size) });

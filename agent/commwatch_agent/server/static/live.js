@@ -4,7 +4,7 @@ import { count, moment as momentOf, part, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
 import { downloads } from "./downloads.js";
-import { beginFilters, offer, offerAll } from "./filters.js";
+import { beginFilters, offer, offerAll, offerLatest } from "./filters.js";
 import { beginKeys } from "./keys.js";
 import { OperationsTable } from "./operations.js";
 import { PastJobs, showPast } from "./past.js";
@@ -35,6 +35,8 @@ let heard = false;
 let shown = null;
 // Job of the past data shown; undefined: none has come yet.
 let pastOf;
+// Whether there was some, or it was asked for again once the job had operations.
+let hasPast = false;
 // The latest state of a job.
 let latest = null;
 let pausedAt = null;
@@ -48,6 +50,7 @@ function listen() {
   if (document.hidden) return;
   source = new EventSource(`/api/v1/stream${wanted === null ? "" : `?job=${encodeURIComponent(wanted)}`}`);
   on("past", ({ job_id: job, slots }) => {
+    hasPast ||= slots.length > 0;
     pastOf = job;
     plots.begin(slots);
   });
@@ -94,7 +97,12 @@ async function ask(url) {
 function showOperations(event) {
   operations.hear(event);
   showChosen(event);
-  offer({ group: event.rows.map(({ by }) => by.group), op: event.rows.map(({ by }) => by.op) });
+  offerLatest(event.job_id, event.rows);
+  // The past may have been asked for before the agent had read anything of the job.
+  if (event.rows.length && pastOf === event.job_id && !hasPast) {
+    hasPast = true;
+    listen();
+  }
 }
 
 // What follows from the time range; `stored`: what the agent has of it, null: nothing is needed, or it has not come yet.
@@ -113,6 +121,7 @@ function show(moment) {
   const { job } = moment;
   if (job !== null && pastOf !== undefined && pastOf !== job.job_id) {
     pastOf = undefined;
+    hasPast = false;
     plots.begin([]);
     listen(); // the past data shown is that of the previous job, or was asked for before the agent had read this one
   }
