@@ -26,7 +26,7 @@ from commwatch_agent.history import chunks, operations
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.incidents.judging import judged_dumps
-from commwatch_agent.ingest import optimizer_rounds, rank_totals, step_accounting
+from commwatch_agent.ingest import optimizer_rounds, rank_totals, step_accounting, steps
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.optimizer_rounds import EachPass, Mark
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
@@ -53,13 +53,15 @@ def a_book() -> RankTotals:
 # -- rings ----------------------------------------------------------------------------------------
 
 
-def test_optimizers_without_end() -> None:
+def test_optimizers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of optimizers with ever new numbers a bounded number of marks is held, and steps of others are found afterwards as before."""
+    most = 512
+    monkeypatch.setattr(steps, "MOST_HELD", most)
     tracker = StepTracker()
-    for n in range(2 * optimizer_rounds.MOST_HELD):
+    for n in range(2 * most):
         tracker.feed(Mark(n, n, n * S, n * S + 1, None, 0))
-    assert len(vars(tracker)["_held"]) < optimizer_rounds.MOST_HELD
-    after = range(2 * optimizer_rounds.MOST_HELD, 2 * optimizer_rounds.MOST_HELD + 4)
+    assert len(vars(tracker)["_held"]) < most
+    after = range(2 * most, 2 * most + 4)
     told = [step.seq for n in after for step in tracker.feed(Mark(n, EXPLICIT, n * S, n * S, None, 0))]
     assert told == [*after][1:]
 

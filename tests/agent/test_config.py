@@ -218,7 +218,7 @@ ANYTHING = st.recursive(
 )
 
 
-@examples(300)
+@examples(100)
 @given(
     st.dictionaries(st.sampled_from([field.name for field in fields(Config)]), ANYTHING, max_size=4)
     | st.binary(max_size=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,18 @@ from commwatch_agent.config import load
 from tests import prefork
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.gpus import UUIDS, Script, build
-from tests.helpers import MS, RunningAgent, Trainer, agent, clean_env, group_entry, identity, mark, operation, wait_for
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    agent,
+    clean_env,
+    end_rank,
+    group_entry,
+    mark,
+    operation,
+    wait_for,
+    write_ring,
+)
 
 INFO = 'commwatch_rank_info{{gpu="{gpu}",hook="native",job_id="job",local_rank="{rank}",rank="{rank}"}}'
 
@@ -46,17 +58,19 @@ def running(library: Path, script: Script, tmp_path: Path) -> Iterator[RunningAg
         yield started
 
 
-def trainer(running: RunningAgent, rank: int, uuid: str) -> Trainer:
+@contextmanager
+def trainer(running: RunningAgent, rank: int, uuid: str) -> Iterator[None]:
     """A rank on a card, which spends a fifth of its steps communicating."""
-    made = Trainer(rings_of(running.directory) / f"job.r0.{rank}.ring", identity(rank=rank, hook="native"))
     place = {"uuid": uuid.removeprefix("GPU-"), "bus_id": "", "index": 0}
-    made.call("name", [(group_entry(),), ({"gpu": place},)])
     records = [mark(0, MS)]
     for n in range(1, 9):
         at = n * 100 * MS
         records += [operation(start_ns=at - 30 * MS, end_ns=at - 10 * MS, seq=n), mark(n, at)]
-    made.write(records)
-    return made
+    writer = write_ring(rings_of(running.directory), records, [group_entry(), {"gpu": place}], rank=rank, hook="native")
+    try:
+        yield
+    finally:
+        end_rank(writer)
 
 
 def ranks(running: RunningAgent) -> dict[int, int]:
@@ -154,9 +168,7 @@ def test_rank_on_a_card_that_is_not_seen(running: RunningAgent) -> None:
 
 def test_no_driver(tmp_path: Path) -> None:
     """Without a library there is not one series of GPUs, no alert, and doctor gives the reason."""
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with agent(tmp_path / "run", env=clean_env(LD_LIBRARY_PATH=str(empty))) as running:
+    with agent(tmp_path / "run") as running:
         wait_for(lambda: view(running)["says"] != "not checked yet", "the look")
         if view(running)["state"] != "none":
             pytest.skip("this machine has a card")
@@ -169,9 +181,10 @@ def test_no_driver(tmp_path: Path) -> None:
 def test_setting(library: Path, script: Script, tmp_path: Path) -> None:
     """`gpus = "off"` leaves the driver alone; `"required"` makes its absence a fault."""
     settings = tmp_path / "commwatch.toml"
-    for gpus, path, state in (("off", library, "off"), ("required", tmp_path, "down")):
+    there = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(script.path)}
+    for gpus, driver, state in (("off", there, "off"), ("required", {}, "down")):
         settings.write_text(f'gpus = "{gpus}"')
-        env = clean_env(LD_LIBRARY_PATH=str(path), FAKE_NVML=str(script.path), HOME=str(tmp_path))
+        env = clean_env(HOME=str(tmp_path), **driver)
         with agent(tmp_path / gpus, "--config", str(settings), env=env) as running:
             wait_for(lambda: running.get("/api/v1/gpus")["state"] == state, "the state")  # noqa: B023
             up = running.samples().get('commwatch_collector_up{collector="gpu"}')
