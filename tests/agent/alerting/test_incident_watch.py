@@ -251,29 +251,33 @@ def test_what_is_explained(tmp_path: Path) -> None:
 # -- the routes --------------------------------------------------------------------------------
 
 
-def answer(scene: Scene, path: str) -> httpx.Response:
+@contextmanager
+def routes(scene: Scene) -> Iterator[Callable[[str], httpx.Response]]:
     """What the routes answer."""
     app = FastAPI()
-    app.state.services = idle_services(QueryService(scene.path), incidents=scene.watch)
+    services = app.state.services = idle_services(QueryService(scene.path), incidents=scene.watch)
     for router in (alerts.router, incidents.router):
         app.include_router(router)
     answer_problems(app)
 
-    async def ask() -> httpx.Response:
+    async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
             return await client.get(f"/api/v1/{path}")
 
-    return asyncio.run(ask())
+    try:
+        yield lambda path: asyncio.run(ask(path))
+    finally:
+        services.worker.close()
 
 
 def test_route_of_alerts(tmp_path: Path) -> None:
     """Active and past alerts are shown with their times, and chosen by state, severity and job."""
-    with closing((scene := Scene(tmp_path)).store):
+    with closing((scene := Scene(tmp_path)).store), routes(scene) as answer:
         scene.later(3, 150)
         scene.later(20, 50)
 
         def shown(query: str) -> list[list[str]]:
-            found = answer(scene, f"alerts{query}").json()
+            found = answer(f"alerts{query}").json()
             return [[f"{one['severity']} {one['state']}" for one in found[part]] for part in ("active", "past")]
 
         active, past = ["warning pending"], ["critical resolved"]
@@ -282,7 +286,7 @@ def test_route_of_alerts(tmp_path: Path) -> None:
         assert shown("?state=pending") == [active, []]
         assert shown("?state=resolved") == [[], past]
         assert shown("?severity=warning") == [active, []]
-        (ended,) = answer(scene, "alerts").json()["past"]
+        (ended,) = answer("alerts").json()["past"]
         (incident,) = scene.watch.incidents()
         assert ended["labels"] == {"alertname": "Long", "severity": "critical", "job_id": "train", "rank": "0"}
         assert ended["annotations"]["incident"] == incident.id
@@ -291,12 +295,12 @@ def test_route_of_alerts(tmp_path: Path) -> None:
 
 def test_route_of_incidents(tmp_path: Path) -> None:
     """Open and ended incidents are listed and chosen by state, kind, severity and time; one by its id has its evidence."""
-    with closing((scene := Scene(tmp_path)).store):
+    with closing((scene := Scene(tmp_path)).store), routes(scene) as answer:
         scene.later(2, 50, 60)
         scene.later(100, 50)
 
         def shown(query: str) -> list[tuple[str, list[int]]]:
-            return [(one["state"], one["ranks"]) for one in answer(scene, f"incidents{query}").json()]
+            return [(one["state"], one["ranks"]) for one in answer(f"incidents{query}").json()]
 
         both = [("open", [0]), ("ended", [1])]
         assert shown("") == both
@@ -308,11 +312,11 @@ def test_route_of_incidents(tmp_path: Path) -> None:
         assert shown(f"?until={WALL_S - 100}") == []
         assert shown(f"?since={WALL_S + 90}") == both[:1]
         assert shown("?limit=1") == both
-        assert answer(scene, "incidents?job=nope").status_code == 404
-        (one, _) = answer(scene, "incidents").json()
-        found = answer(scene, f"incidents/{one['id']}").json()
+        assert answer("incidents?job=nope").status_code == 404
+        (one, _) = answer("incidents").json()
+        found = answer(f"incidents/{one['id']}").json()
         assert found == {**one, "evidence": []}
-        assert answer(scene, "incidents/none").status_code == 404
+        assert answer("incidents/none").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -326,8 +330,8 @@ def test_route_of_incidents(tmp_path: Path) -> None:
 )
 def test_routes_refuse(tmp_path: Path, path: str, named: str) -> None:
     """What does not exist is refused by name."""
-    with closing((scene := Scene(tmp_path)).store):
-        refused = answer(scene, path)
+    with closing((scene := Scene(tmp_path)).store), routes(scene) as answer:
+        refused = answer(path)
         assert refused.status_code in (400, 422)
         assert named in refused.json()["detail"]
 

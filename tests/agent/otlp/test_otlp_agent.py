@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import prefork
 from tests.agent.prometheus.test_metrics import Samples
 from tests.agent.prometheus.test_metrics import samples as on_page
 from tests.helpers import agent, clean_env, commwatch, fetch, free_port, lost_rank, wait_for
@@ -163,15 +164,16 @@ def test_missing_package(tmp_path: Path) -> None:
     start.write_text("import sys; sys.modules['opentelemetry.proto'] = None")
     env = clean_env(PYTHONPATH=str(start.parent))
     file = settings(tmp_path, "http://localhost:4318")
-    for command in (("agent", "--dir", tmp_path / "run", "--port", "0"), ("config", "check")):
-        done = commwatch(*command, "--config", file, env=env)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.splitlines() == [
-            "commwatch: otlp_endpoint is set, but the package opentelemetry-proto is not installed; "
-            "install commwatch with its extra: commwatch[otlp]"
-        ]
-    with agent(tmp_path / "run", env=env) as running:
-        assert running.get("/api/v1/about")["otlp"] == {}
+    with prefork.started_with("agent", PYTHONPATH=str(start.parent)):
+        for command in (("agent", "--dir", tmp_path / "run", "--port", "0"), ("config", "check")):
+            done = commwatch(*command, "--config", file, env=env)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.splitlines() == [
+                "commwatch: otlp_endpoint is set, but the package opentelemetry-proto is not installed; "
+                "install commwatch with its extra: commwatch[otlp]"
+            ]
+        with agent(tmp_path / "run", env=env) as running:
+            assert running.get("/api/v1/about")["otlp"] == {}
 
 
 def test_wrong_settings(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tests.helpers import PATIENCE_S, RunningAgent, agent, wait_for
 from tests.live import HandMade
 from tests.serving import greeting, serving
 
+#: Settings of agents that do not ask for their token, and that do.
+OPEN, CLOSED = "", "require_token = true\n"
 #: A job whose name no page may see.
 SECRET = "the-secret-job"
 
@@ -106,7 +108,7 @@ def evil() -> Iterator[int]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module", params=["", "require_token = true\n"], ids=["open", "closed"])
+@pytest.fixture(scope="module", params=[OPEN, CLOSED], ids=["open", "closed"])
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent with a job, that asks for its token or not."""
     place = tmp_path_factory.mktemp("origins")
@@ -152,7 +154,16 @@ def test_own_page(context: BrowserContext, node: RunningAgent) -> None:
     request.unlink()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
+@pytest.mark.parametrize(
+    ("node", "host"),
+    [
+        pytest.param(OPEN, "127.0.0.1", id="open-127.0.0.1", marks=pytest.mark.long),
+        pytest.param(OPEN, EVIL, id=f"open-{EVIL}", marks=pytest.mark.long),
+        pytest.param(CLOSED, "127.0.0.1", id="closed-127.0.0.1"),
+        pytest.param(CLOSED, EVIL, id=f"closed-{EVIL}"),
+    ],
+    indirect=["node"],
+)
 def test_another_origin(context: BrowserContext, node: RunningAgent, evil: int, host: str) -> None:
     """A page of another port or host learns nothing of an agent that its reader is logged in to, and has it do nothing."""
     log_in(context, node).close()
