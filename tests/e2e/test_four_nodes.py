@@ -2,120 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import time
-import urllib.error
-import urllib.request
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests import prefork
 from tests.e2e import ring_figures
-from tests.e2e.hosts import Host, joined_hosts
-from tests.e2e.torchjob import JOBS, RankRecords, read_rings
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
+from tests.e2e.four_nodes import CULPRIT, HOSTS, PER_HOST, RANKS, Site, asked, latest, moment, of_all, shown_whole, site
+from tests.e2e.hosts import Host
+from tests.e2e.torchjob import RankRecords, read_rings
+from tests.helpers import RunningAgent, agent, wait_for
 
-HOSTS, PER_HOST, CULPRIT = 4, 2, 5
-RANKS = HOSTS * PER_HOST
 STEPS = "steps?limit=10000"
-ALL_NODES = {"answered": HOSTS, "silent": {}}
 #: Seconds by which the monotonic clocks of hosts are ahead, and how far apart the ends of a collective may be by the compared clocks.
 AHEAD_S, TOGETHER_NS = (0, 5, 90_000, 1), 20_000_000
-
-
-class Site:
-    """The hosts, their agents, and the ranks of the job."""
-
-    def __init__(self, hosts: list[Host], directory: Path, stack: ExitStack) -> None:
-        self.hosts, self._directory, self._stack = hosts, directory, stack
-        for host in hosts:
-            self.directory(host).mkdir(mode=0o700)
-        self.agents = [self.start(host) for host in hosts]
-        self.ranks = [self._rank(rank) for rank in range(RANKS)]
-        stack.callback(self.end)
-
-    def directory(self, host: Host) -> Path:
-        """The run directory of a host."""
-        return self._directory / host.address
-
-    def start(self, host: Host) -> RunningAgent:
-        """Start an agent there, on all of the host's addresses and on the port that it had before."""
-        flags = ("--host", "0.0.0.0", "--port", "9477", "--insecure", "--quiet")
-        return self._stack.enter_context(agent(self.directory(host), *flags, beside=host.process, fetch=host.fetch))
-
-    def _rank(self, rank: int) -> subprocess.Popen[bytes]:
-        host = self.hosts[rank // PER_HOST]
-        env = clean_env(
-            MASTER_ADDR=self.hosts[0].address, MASTER_PORT="29700", GLOO_SOCKET_IFNAME=host.device,
-            RANK=str(rank), WORLD_SIZE=str(RANKS), PER_NODE=str(PER_HOST),
-            LOCAL_RANK=str(rank % PER_HOST), LOCAL_WORLD_SIZE=str(PER_HOST),
-            COMMWATCH="1", COMMWATCH_DIR=str(self.directory(host)), COMMWATCH_JOB="four",
-        )  # fmt: skip
-        command = [*host.there, *prefork.command(JOBS / "nodes.py", str(CULPRIT), "1000", "steps")]
-        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def end(self) -> None:
-        """End all ranks at once."""
-        for process in self.ranks:
-            process.send_signal(signal.SIGKILL)
-        for process in self.ranks:
-            process.wait()
-
-    def keep_rings(self, kept: Path) -> Path:
-        """Link the rings of all hosts into one run directory, as agents delete the rings of ranks that ended."""
-        wait_for(lambda: len(self._files("*.ring")) == RANKS, "the rings")
-        (kept / "rings").mkdir(parents=True, mode=0o700)
-        for file in (*self._files("*.ring"), *self._files("*.names")):
-            os.link(file, kept / "rings" / file.name)
-        return kept
-
-    def _files(self, pattern: str) -> list[Path]:
-        return [file for host in self.hosts for file in (self.directory(host) / "rings").glob(pattern)]
-
-    def of_job(self, one: RunningAgent, question: str, answered: int = HOSTS) -> Any:
-        """What an agent answers for the job on so many nodes."""
-        joint = "&" if "?" in question else "?"
-
-        def answer() -> Any:
-            found = asked(one, f"{question}{joint}job=four&scope=job")
-            return found and found["nodes"]["answered"] == answered and found
-
-        found = wait_for(answer, f"{answered} nodes to answer")
-        assert len(found["nodes"]["silent"]) == HOSTS - answered
-        return found["data"]
-
-
-def asked(one: RunningAgent, question: str) -> Any:
-    """What an agent answers; ``None`` while it has not read the job's rings yet."""
-    try:
-        return one.get(f"/api/v1/{question}")
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code != HTTPStatus.NOT_FOUND:
-            raise
-        return None
-
-
-@contextmanager
-def site(directory: Path, ahead_s: tuple[int, ...] = ()) -> Iterator[Site]:
-    """A running job whose agents know one another from the job itself."""
-    with joined_hosts(HOSTS, ahead_s) as hosts, ExitStack() as stack:
-        made = Site(hosts, directory, stack)
-        for one in made.agents:
-            wait_for(lambda: len(made.of_job(one, "ranks")) == RANKS, "all ranks")  # noqa: B023
-        yield made
+#: Which agents have to answer: all, which takes long, or only the first and the one that is most unlike it.
+EVERY = pytest.param(range(HOSTS), marks=pytest.mark.long, id="every")
 
 
 def by_rank_and_op(rings: list[RankRecords]) -> dict[tuple[int, str], Any]:
@@ -136,48 +45,64 @@ def told(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, fl
 
 
 @pytest.mark.timeout(900)
-def test_whole_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [pytest.param((0, 3), id="first and restarted"), EVERY])
+def test_whole_job(tmp_path: Path, numbers: Sequence[int]) -> None:
     """While agents are killed, stopped and restarted the others answer for the rest; in the end each agent's figures are those of all rings."""
     with site(tmp_path) as job:
         kept = job.keep_rings(tmp_path / "kept")
-        first = job.agents[0]
-        wait_for(lambda: job.of_job(first, "verdicts"), "the verdict")
-        job.agents[3].kill()
-        assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == set(range(RANKS - PER_HOST))
-        job.agents[3] = job.start(job.hosts[3])
-        wait_for(lambda: len(job.of_job(first, "ranks")) == RANKS, "the ranks of the agent that is back")
-        job.agents[2].process.send_signal(signal.SIGSTOP)
-        try:
-            assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == {0, 1, 2, 3, 6, 7}
-        finally:
-            job.agents[2].process.send_signal(signal.SIGCONT)
-        for one in job.agents:
+        disturb(job)
+        agents = [job.agents[number] for number in numbers]
+        for one in agents:
             assert len(job.of_job(one, "ranks")) == RANKS
             (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
             assert (verdict["kind"], verdict["ranks"]) == ("straggler", [CULPRIT])
             late = partial(job.of_job, one, "advice")
             wait_for(lambda: f"of the time for rank {CULPRIT}" in str(late()), "advice on the late rank")  # noqa: B023
-        live = [shown_whole(job, one, "top", "--job", "four")["shown"] for one in job.agents]
-        moments = [moment(host, one) for host, one in zip(job.hosts, job.agents, strict=True)]
+        live = [shown_whole(job, one, "top", "--job", "four")["shown"] for one in agents]
+        moments = [moment(job.hosts[number], one) for number, one in zip(numbers, agents, strict=True)]
         job.end()
         rings = read_rings(kept)
         assert [ring.rank for ring in rings] == list(range(RANKS))
         assert [ring.lost for ring in rings] == [0] * RANKS
         expected = by_rank_and_op(rings)
-        for one in job.agents:
+        for one in agents:
             summary = partial(job.of_job, one, "summary?by=rank,op")
             wait_for(lambda: told(summary()["rows"]) == expected, "the figures of the rings")  # noqa: B023
-            check_operations(job, one, rings)
+        ended = [Ended(one, check_operations(job, one, rings), job.of_job(one, STEPS)) for one in agents]
         known = {(step.rank, step.seq): step for ring in rings for step in ring_figures.steps_of(ring)}
         for top in live:
             check_top(top, known)
-        long = long_steps(job.of_job(first, STEPS))  # which the page leaves out; a busy machine has some
+        long = long_steps(ended[0].steps)  # which the page leaves out; a busy machine has some
         for each in moments:
             check_tiles(each["job"], {key: step for key, step in known.items() if key not in long})
         with agent(kept) as whole:
-            check_against(whole, job, rings)
-        for one in job.agents:
-            check_page(job, one, rings, long_steps(job.of_job(one, STEPS)))
+            check_against(whole, job, rings, ended)
+        for each in ended:
+            check_page(job, each.agent, rings, long_steps(each.steps))
+
+
+class Ended(NamedTuple):
+    """What an agent answered after the end of the job."""
+
+    agent: RunningAgent
+    #: What ``top`` shows.
+    top: dict[str, Any]
+    steps: list[dict[str, Any]]
+
+
+def disturb(job: Site) -> None:
+    """Once there is a verdict, kill an agent and start it again, and stop another one; meanwhile the first one answers for the rest."""
+    first = job.agents[0]
+    wait_for(lambda: job.of_job(first, "verdicts"), "the verdict")
+    job.agents[3].kill()
+    assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == set(range(RANKS - PER_HOST))
+    job.agents[3] = job.start(job.hosts[3])
+    wait_for(lambda: len(job.of_job(first, "ranks")) == RANKS, "the ranks of the agent that is back")
+    job.agents[2].process.send_signal(signal.SIGSTOP)
+    try:
+        assert {rank["rank"] for rank in job.of_job(first, "ranks", HOSTS - 1)} == {0, 1, 2, 3, 6, 7}
+    finally:
+        job.agents[2].process.send_signal(signal.SIGCONT)
 
 
 def check_page(job: Site, one: RunningAgent, rings: list[RankRecords], long: set[tuple[int, int]]) -> None:
@@ -204,26 +129,25 @@ def check_page(job: Site, one: RunningAgent, rings: list[RankRecords], long: set
 
 def part(found: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with only the columns that ``like`` has."""
-    return [{name: row[name] for name in like[0]} for row in found]
+    return [{name: row[name] for name in like[0]} for row in found] if like else found
 
 
-def check_against(whole: RunningAgent, job: Site, rings: list[RankRecords]) -> None:
+def check_against(whole: RunningAgent, job: Site, rings: list[RankRecords], ended: list[Ended]) -> None:
     """Each agent's percentiles, bandwidths, steps and groups are those of an agent that has all rings."""
     records = {ring.rank: len(ring.records) for ring in rings}
     wait_for(lambda: records_by_rank(asked(whole, "ranks?job=four") or []) == records, "it to read all records")
-    for one in job.agents:
-        mine, expected = job.of_job(one, STEPS), whole.get(f"/api/v1/{STEPS}&job=four")
-        assert steps(mine) == steps(expected)
+    summaries = [f"summary?by={by}" for by in ("op,size", "rank", "group_id,rank")]
+    expected = {question: figures(whole.get(f"/api/v1/{question}&job=four")["rows"]) for question in summaries}
+    all_steps, report = whole.get(f"/api/v1/{STEPS}&job=four"), whole.get("/api/v1/report?job=four")
+    groups = members(whole.get("/api/v1/groups?job=four"))
+    for one, top, mine in ended:
+        assert steps(mine) == steps(all_steps)
         # An agent that was restarted does not know the steps before, with which it compares the next ones.
-        alike = long_steps(mine) == long_steps(expected)
-        for by in ("op,size", "rank", "group_id,rank"):
-            question = f"summary?by={by}"
-            expected = whole.get(f"/api/v1/{question}&job=four")["rows"]
-            assert figures(job.of_job(one, question)["rows"]) == figures(expected)
-        groups = whole.get("/api/v1/groups?job=four")
-        assert members(job.of_job(one, "groups")) == members(groups)
-        assert records_by_rank(shown_whole(job, one, "top", "--job", "four")["shown"]["ranks"]) == records
-        check_report(shown_whole(job, one, "report", "four"), whole.get("/api/v1/report?job=four"), alike)
+        alike = long_steps(mine) == long_steps(all_steps)
+        assert {each: figures(job.of_job(one, each)["rows"]) for each in summaries} == expected
+        assert members(job.of_job(one, "groups")) == groups
+        assert records_by_rank(top["ranks"]) == records
+        check_report(shown_whole(job, one, "report", "four"), report, alike)
 
 
 def check_top(top: dict[str, Any], known: dict[tuple[int, int], ring_figures.Step]) -> None:
@@ -236,12 +160,21 @@ def check_top(top: dict[str, Any], known: dict[tuple[int, int], ring_figures.Ste
         assert (step["duration_s"], step["comm_s"]) == pytest.approx(of_ring, abs=1e-9)
 
 
-def check_operations(job: Site, one: RunningAgent, rings: list[RankRecords]) -> None:
-    """The tables of operations in ``top`` and on the live page are what the rings say of the last half minute and of the last minute."""
-    found = shown_whole(job, one, "top", "--job", "four")["shown"]["by_operation"]
-    # On a busy machine the job may have ended half a minute ago.
-    expected = [] if found["since"] is None else ring_figures.lately(rings, found["since"])
-    assert part(by_name(found["rows"]), expected) == expected
+def check_operations(job: Site, one: RunningAgent, rings: list[RankRecords]) -> dict[str, Any]:
+    """The tables of operations in ``top`` and on the live page are what the rings say of the last half minute and of the last minute.
+
+    Returns what ``top`` shows. Each agent counts the age of what it sums up from its own clock, in intervals of 10 s: where a question
+    comes to one agent before the end of an interval and to another one after it, their sums are not of the same time.
+    """
+
+    def same() -> dict[str, Any] | None:
+        found: dict[str, Any] = shown_whole(job, one, "top", "--job", "four")["shown"]
+        since = found["by_operation"]["since"]
+        # On a busy machine the job may have ended half a minute ago.
+        expected = [] if since is None else ring_figures.lately(rings, since)
+        return found if part(by_name(found["by_operation"]["rows"]), expected) == expected else None
+
+    top: dict[str, Any] = wait_for(same, "the operations of all rings in top")
     host, address = job.hosts[job.agents.index(one)], f"{one.url}/api/v1/stream?job=four"
 
     def equal() -> bool:
@@ -252,6 +185,7 @@ def check_operations(job: Site, one: RunningAgent, rings: list[RankRecords]) -> 
         return any(part(rows, each) == each for each in lately)
 
     wait_for(equal, "the operations of all rings on the page")
+    return top
 
 
 def by_name(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -328,29 +262,12 @@ def figures(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str([f"{one:.6g}" if isinstance(one, float) else one for one in row]) for row in values)
 
 
-def shown(job: Site, one: RunningAgent, *command: str) -> Any:
-    """What a command prints on the host of an agent."""
-    beside = job.hosts[job.agents.index(one)].process
-    done = commwatch(*command, "--dir", one.directory, beside=beside)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def shown_whole(job: Site, one: RunningAgent, *command: str) -> Any:
-    """What a command prints as JSON on the host of an agent once all agents have answered it in time, which a busy machine may prevent."""
-
-    return wait_for(lambda: of_all(shown(job, one, *command, "--json")), f"all nodes to answer {command[0]}")
-
-
-def of_all(found: Any) -> Any:
-    """What was answered if it is about all nodes; ``None`` if an agent did not answer in time."""
-    return found if found.get("shown", found)["nodes"] == ALL_NODES else None
-
-
-def test_clocks_that_differ(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [pytest.param((0, 2), id="first and a day ahead"), EVERY])
+def test_clocks_that_differ(tmp_path: Path, numbers: Sequence[int]) -> None:
     """On hosts whose clocks differ by a second to a day, the late rank is named and waits least, and the timeline has all ranks on one clock."""
     with site(tmp_path, AHEAD_S) as job:
-        for host, one in zip(job.hosts, job.agents, strict=True):
+        for number in numbers:
+            host, one = job.hosts[number], job.agents[number]
             (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
             assert (verdict["kind"], verdict["cause"], verdict["ranks"]) == ("straggler", "late", [CULPRIT])
             ends = wait_for(partial(ends_of_collectives, host, one), "all ranks in the timeline")
@@ -376,18 +293,3 @@ def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
             if (seen["ops"][op], seen["groups"][group]) == ("all_reduce", "default_pg"):
                 ends[seq].append(1000 * (start_us + duration_us))
     return [of for of in ends.values() if len(of) == RANKS]
-
-
-def moment(host: Host, one: RunningAgent) -> Any:
-    """What an agent sends to its live page of the job once all nodes have answered it."""
-    address = f"{one.url}/api/v1/stream?job=four"
-    return wait_for(lambda: of_all(host.call(partial(latest, "moment"), address)), "all nodes in the page")
-
-
-def latest(topic: str, url: str) -> Any:
-    """The first event of a topic that an agent sends to its pages."""
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as stream:
-        for line in stream:
-            if line == f"event: {topic}\n".encode():
-                return json.loads(next(stream).removeprefix(b"data: "))
-    return None
