@@ -49,13 +49,14 @@ def pids(running: RunningAgent, job: str) -> dict[int, int]:
 
 @contextmanager
 def elastic(directory: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job as in a tutorial, with the name of another one."""
+    """A job as in a tutorial, with the name of another one. The launcher is torchrun itself; the ranks need not import torch anew."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-id=456"]
+    launcher += ["--no-python"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=1"]
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), PER_NODE="2")
     # After a restart, Gloo would find the addresses of before in a store that the launcher shares with the ranks.
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    command = [*launcher, *meeting, str(JOBS / "nodes.py"), NOBODY, "1000", "steps"]
+    command = [*launcher, *meeting, *prefork.command(JOBS / "nodes.py", "0", "1000", "steps")]
     with (
         said.open("wb") as out,
         subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True) as process,

@@ -81,9 +81,11 @@ def ranks(
             started.append(process)
         yield started
     finally:
+        for process in started:  # all at once, or the first would be lost to the others
+            process.kill()
         for process in started:
             with process:  # closes its output, and waits
-                process.kill()
+                pass
 
 
 @contextmanager
