@@ -122,6 +122,7 @@ def check_named(running: Nodes, culprit: int) -> None:
     assert running.verdicts() == []
 
 
+@pytest.mark.long
 def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path) -> None:
     """With one rank a node, the late one is named by those who see both nodes, and by no agent alone."""
     with nodes(hosts, tmp_path, 1, 1, 1000) as running:

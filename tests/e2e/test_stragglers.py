@@ -47,7 +47,7 @@ def test_straggler(tmp_path: Path) -> None:
                 assert 0 < verdict["cost_share"] < 1
 
 
-@pytest.mark.parametrize("shape", ["plain", "ddp", "pipe"])
+@pytest.mark.parametrize("shape", ["plain", *(pytest.param(each, marks=pytest.mark.long) for each in ("ddp", "pipe"))])
 def test_report_names_the_same_rank(tmp_path: Path, shape: str) -> None:
     """A rank that sleeps 40 ms in each step is named while the job runs, and first in the report of the ended job, in its headline, too."""
     train = Path(__file__).parents[1] / "advice" / "jobs" / "train.py"
