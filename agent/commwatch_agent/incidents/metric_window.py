@@ -7,8 +7,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import Metric
+if TYPE_CHECKING:  # it brings a web server, and the process that answers questions needs this module
+    from prometheus_client.metrics_core import Metric
 
 #: Names and values of labels, sorted by name, without empty values.
 Labels = tuple[tuple[str, str], ...]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -122,6 +123,8 @@ def test_no_web_server(asked: Worker) -> None:
     lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + history_worker_process.NICE)  # there is no lower one than 19
     assert os.getpriority(os.PRIO_PROCESS, pid) == lower
     assert f"{history_worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
+    code = f"import sys, {history_worker_process.__name__}; print({{'http.server', 'prometheus_client'}} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_problems(asked: Worker) -> None:
