@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,13 +32,25 @@ if TYPE_CHECKING:  # slow to import, for what few tests need
 CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among modules and tests, which all stay: not now, and not whenever a test looks for its own."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that. Put the modules in order."""
     for item in items:
         item.add_marker(_kind(item))
     modules = list(dict.fromkeys(item.path for item in items))
     place = places({path.relative_to(TREE).as_posix(): path.parent == _JOBS for path in modules}, known_lengths())
-    items.sort(key=lambda item: place[item.path.relative_to(TREE).as_posix()])
+    place_of = {path: place[path.relative_to(TREE).as_posix()] for path in modules}
+    items.sort(key=lambda item: place_of[item.path])
 
 
 _JOBS = Path(__file__).parent / "e2e"
@@ -77,12 +92,17 @@ _STARTS_PROCESSES = {"agent", "commwatch", "subprocess", "Commwatch", "Trainer",
 
 def _kind(item: pytest.Item) -> str:
     """Return the marker of a test. What its module imports decides, so that no test has to be marked by hand."""
-    names = vars(item.module) if isinstance(item, pytest.Function) else {}
-    sources = {getattr(value, "__module__", None) or "" for value in names.values()}
     if item.path.is_relative_to(_JOBS):
         return "job"
     if "browser" in getattr(item, "fixturenames", ()):
         return "browser"
+    return _kind_of_module(item.module) if isinstance(item, pytest.Function) else "unit"
+
+
+@cache
+def _kind_of_module(module: ModuleType) -> str:
+    names = vars(module)
+    sources = {getattr(value, "__module__", None) or "" for value in names.values()}
     if sources & _RUNS_PROMETHEUS:
         return "prometheus"
     starts = names.keys() & _STARTS_PROCESSES or any(source.startswith("bench.") for source in sources)

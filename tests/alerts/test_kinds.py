@@ -16,7 +16,7 @@ from tests.alerts.promtool import promtool
 
 LIST = read(shipped("rules.yaml"))
 #: As in the file, before thresholds are filled in.
-ENTRIES = yaml.safe_load(shipped("rules.yaml"))["alerts"]
+ENTRIES = yaml.load(shipped("rules.yaml"), yaml.CSafeLoader)["alerts"]
 KINDS = {
     "hang", "stalled", "waiting", "desync", "rank_lost", "straggler", "uneven_work", "comm_bound", "exposed_comm", "slow_link", "link_saturated",
     "bandwidth_low", "corruption", "nccl_fault", "gpu_fault", "gpu_underused", "network_fault", "init_incomplete", "capture_incomplete", "agent_fault",

@@ -12,13 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import duckdb
-import pandas
-import pyarrow
 import pytest
 
 from commwatch_agent.cli.export import _FORMATS
-from commwatch_agent.report.arrow_tables import schema_of
 from commwatch_agent.report.table_export import FORMATS, TABLES, CannotExport, export
 from tests.helpers import (
     MS,
@@ -34,6 +30,7 @@ from tests.helpers import (
 )
 from tests.live import LATE_MS, HandMade, late_job
 
+# duckdb, pandas and pyarrow are imported where they are needed: half a second, in each process that collects tests.
 DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
 STEPS = 40
 #: Of ``STEP`` in tests/live.py, by two ranks.
@@ -86,6 +83,9 @@ def test_same_as_the_api(
     watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path, form: str
 ) -> None:
     """DuckDB and pyarrow read the same rows as the REST API returns, in the same order, with times to the µs."""
+    import duckdb
+    import pyarrow
+
     files = exported(watched, tmp_path, "--format", form)
     assert files.keys() == TABLES.keys()
     for name, rows in expected.items():
@@ -99,6 +99,9 @@ def test_same_as_the_api(
 
 def test_questions_in_sql(files: dict[str, Path]) -> None:
     """A question that users ask is one line of SQL, and pandas agrees with the operations that were written."""
+    import duckdb
+    import pandas
+
     query = "SELECT op, sum(size_bytes)::BIGINT, count(*) FROM read_parquet(?) GROUP BY op ORDER BY op"
     assert duckdb.connect().execute(query, [str(files["operations"])]).fetchall() == [
         ("all_gather", 4_000_000 * 2 * STEPS, 2 * STEPS), ("all_reduce", 8_000_000 * 2 * STEPS, 2 * STEPS),
@@ -110,6 +113,8 @@ def test_questions_in_sql(files: dict[str, Path]) -> None:
 
 def test_waits(tmp_path: Path) -> None:
     """The waits of an ended job are those that were written: rank 0 waits for rank 1 in each all_reduce."""
+    import pandas
+
     with agent(tmp_path / "run") as running, HandMade(tmp_path / "run", late=1) as job:
         job.run(STEPS)
         job.end()
@@ -125,6 +130,8 @@ def test_csv(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], t
         with files[name].open(newline="") as file:
             found = list(csv.DictReader(file))
         assert found == [{field: as_csv(value) for field, value in as_stored(row).items()} for row in rows]
+    import duckdb
+
     types = {name: "VARCHAR" for name, kind in get_type_hints(TABLES["steps"]).items() if "dict" in str(kind)}
     steps = duckdb.connect().sql(f"SET TimeZone='UTC'; FROM read_csv('{files['steps']}', types={types})")
     read = [dict(zip(steps.columns, row, strict=True)) for row in steps.fetchall()]
@@ -142,6 +149,8 @@ def as_csv(value: Any) -> str:
 
 def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
     """--last limits the tables to the end of the job."""
+    import pandas
+
     newest = max(row["end_at"] for row in expected["steps"])
     table = pandas.read_parquet(exported(watched, tmp_path, "--last", "1s")["steps"])
     assert len(table) == sum(row["end_at"] > newest - 1 for row in expected["steps"])
@@ -156,6 +165,8 @@ def test_last(watched: RunningAgent, expected: dict[str, list[dict[str, Any]]], 
 
 def test_columns() -> None:
     """Each table has the fields of its view as columns, and may lack a value only where the view may."""
+    from commwatch_agent.report.arrow_tables import schema_of
+
     for row in TABLES.values():
         schema, hints = schema_of(row), get_type_hints(row)
         assert schema.names == list(hints)
@@ -209,6 +220,8 @@ def test_documented() -> None:
 
 def test_documented_question(files: dict[str, Path]) -> None:
     """The documented question names the late rank."""
+    import duckdb
+
     (query,) = re.findall(r"DuckDB.*?```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     query = query.replace("'operations.parquet'", f"'{files['operations']}'")
     assert duckdb.connect().sql(query).fetchall() == [(1, STEPS)]
