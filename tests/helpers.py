@@ -80,6 +80,11 @@ def examples(number: int) -> settings:
     return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+def seeds(number: int, daily: int = 1) -> list[Any]:
+    """So many seeds of a test; ``make test`` runs it with the first ``daily`` ones, ``make test-long`` with the others."""
+    return [pytest.param(seed, marks=pytest.mark.long if seed >= daily else ()) for seed in range(number)]
+
+
 def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
     """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 by default."""
     from commwatch.wire.identity import boot_id

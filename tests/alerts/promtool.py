@@ -13,7 +13,7 @@ from typing import Any
 
 from commwatch_alerts.catalogue import Catalogue, read, shipped
 from commwatch_alerts.export import RUNBOOK_URL, prometheus, runbook
-from commwatch_alerts.model import Rule
+from commwatch_alerts.model import Record, Rule
 from commwatch_alerts.text import render
 from tests.alerts.cases import EVERY_S, Case
 from tests.helpers import needs
@@ -72,10 +72,18 @@ def evaluate(directory: Path, catalogue: Catalogue, cases: Sequence[Case]) -> No
 
 
 def _only(catalogue: Catalogue, name: str) -> Catalogue:
-    """The alerts of a name, with the records if they read one."""
+    """The alerts of a name, with the records that they read."""
     alerts = tuple(rule for rule in catalogue.alerts if rule.name == name)
-    reads = any(record.name in str(alerts) for record in catalogue.records)
-    return replace(catalogue, alerts=alerts, records=catalogue.records if reads else ())
+    return replace(catalogue, alerts=alerts, records=records_for(catalogue, str(alerts)))
+
+
+def records_for(catalogue: Catalogue, reads: str) -> tuple[Record, ...]:
+    """The records whose names are in a text, with those that they read themselves; to evaluate the others takes most of the time."""
+    found: dict[str, Record] = {}
+    while new := {each.name: each for each in catalogue.records if each.name in reads and each.name not in found}:
+        found |= new
+        reads = " ".join(each.expr for each in new.values())
+    return tuple(each for each in catalogue.records if each.name in found)
 
 
 def _looks(case: Case, firing: Sequence[Rule]) -> list[dict[str, Any]]:

@@ -12,15 +12,16 @@ from typing import NamedTuple
 
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import prometheus
-from tests.alerts.promtool import promtool
+from tests.alerts.promtool import promtool, records_for
 
 SHARE = "job_rank:commwatch_period_comm_share:"
 #: Seconds between scrapes, and between evaluations.
 EVERY_S = 5
 #: How long a job is watched, in seconds.
 WATCHED_S = 300
-#: Without alerts, which are not looked at here.
-RULES = prometheus(replace(read(shipped("rules.yaml")), alerts=()))
+LIST = read(shipped("rules.yaml"))
+#: Without alerts and records that are not looked at here.
+RULES = prometheus(replace(LIST, alerts=(), records=records_for(LIST, f"{SHARE}straggler")))
 Series = dict[str, str]
 #: Seconds that a rank communicates in a step, by rank and number of the step.
 Comm = Callable[[int, int], float]

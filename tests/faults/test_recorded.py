@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,6 +28,28 @@ PLAYED = [each for each in RECORDED if each.has_records]
 STEPPING = [each for each in PLAYED if not each.rhythm and not each.name.startswith("unmarked")]
 #: Even ones with enough steps for a cycle, whose ranks do not wait for a root: such a wait may be a server's, and has no share.
 EVEN = [each for each in STEPPING if each.name.endswith(" nothing 0") and not each.name.startswith("loader")]
+
+
+def _size(scenario: Scenario) -> int:
+    return (FOLDER / file_name(scenario.name)).stat().st_size
+
+
+def _one_of_each(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
+    """Of each shape and of each fault the job with the smallest file, so that all of them are played in CI."""
+    seen: set[str] = set()
+    for each in sorted(scenarios, key=_size):
+        if new := {each.shape, f"{each.fault} {each.options}"} - seen:
+            seen |= new
+            yield each
+
+
+DAILY = [*_one_of_each(PLAYED)]
+
+
+def _params(scenarios: Sequence[Scenario], daily: Collection[Scenario] = DAILY) -> list[Any]:
+    """Return the parameters of a test: those that are not ``daily`` are left to ``make test-long``."""
+    marks = [() if each in daily else pytest.mark.long for each in scenarios]
+    return [pytest.param(each, marks=mark, id=each.name) for each, mark in zip(scenarios, marks, strict=True)]
 
 
 class Played(NamedTuple):
@@ -55,7 +77,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
     return play
 
 
-@pytest.mark.parametrize("scenario", PLAYED, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", _params(PLAYED))
 def test_named(scenario: Scenario, play: Play) -> None:
     """In recorded jobs, the ranks at fault are named in time and no other rank ever; an even job names no rank."""
     looks = [(at_s - KEPT_S[0], found) for at_s, found in play(scenario).looks]
@@ -67,7 +89,7 @@ def test_named(scenario: Scenario, play: Play) -> None:
     assert held.count(expected) >= 0.9 * len(held)
 
 
-@pytest.mark.parametrize("scenario", STEPPING, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", _params(STEPPING))
 def test_replayed_unchanged(scenario: Scenario, play: Play) -> None:
     """The replay of a recorded job, of any shape, with a late rank or without, gives the recorded step time within 3 % if nothing is changed."""
     history = play(scenario).history
@@ -80,7 +102,7 @@ def test_replayed_unchanged(scenario: Scenario, play: Play) -> None:
     assert sum(step.duration_s for step in steps) == pytest.approx(sum(model.measured_s), rel=0.03)
 
 
-@pytest.mark.parametrize("scenario", EVEN, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", _params(EVEN, sorted(EVEN, key=_size)[:3]))
 def test_iterations_are_the_steps(scenario: Scenario) -> None:
     """A recorded job whose marks are taken away has its steps as iterations: as many, as long, and with the same share of communication."""
     path = FOLDER / file_name(scenario.name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from commwatch_agent.analysis.straggler_search import late_in_steps, stragglers_in, waiting_least
 from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, LEAST_NS, MOST_BINS, Late, LateWindow
-from tests.helpers import MS, examples
+from tests.helpers import MS, examples, seeds
 
 S = 1000 * MS
 #: What a collective takes.
@@ -118,7 +118,7 @@ def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked
 
 
 @pytest.mark.parametrize("marked", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize(
     ("size", "work_ms", "delay"),
     [
@@ -160,7 +160,7 @@ def test_no_straggler_by_steps() -> None:
         assert loop.named() == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("work_ms", "by_ms", "every"),
@@ -179,7 +179,7 @@ def test_late_rarely_but_regularly(size: int, work_ms: float, by_ms: float, ever
     assert loop.named() == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("work_ms", [35, 100, 300])
 @pytest.mark.parametrize(

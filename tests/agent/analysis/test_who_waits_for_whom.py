@@ -12,7 +12,7 @@ from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.steps import EXPLICIT
-from tests.helpers import MS, group_entry, identity, mark, operation, packed
+from tests.helpers import MS, group_entry, identity, mark, operation, packed, seeds
 
 S = 1000 * MS
 #: What an operation takes, in ms.
@@ -117,7 +117,7 @@ def requests(loop: Loop, op: str, idle_ms: tuple[float, float], late_ms: float =
     return turn
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize(
     ("op", "idle_ms"),
     [
@@ -132,7 +132,7 @@ def test_server(op: str, idle_ms: tuple[float, float], seed: int) -> None:
     assert not any(loop.run(requests(loop, op, idle_ms), 200 if idle_ms[0] > 1000 else 50))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("idle_ms", [(20.0, 20.0), (200.0, 2_000.0)])
 def test_late_in_a_server(idle_ms: tuple[float, float], seed: int) -> None:
     """A rank of a server that is late in each operation of the layers is named."""
@@ -237,7 +237,7 @@ def test_steps_that_one_rank_marks() -> None:
         assert loop.run(turn, 15)[-1] == {late}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_long_uneven_steps(seed: int) -> None:
     """Steps that take each rank 8 to 24 s, now this one longer and now that, have no straggler; nor has a first one of 28 to 42 s."""
     loop = Loop(4, seed=seed)
