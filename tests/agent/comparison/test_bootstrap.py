@@ -56,13 +56,24 @@ def found(seed: int, number: int, again: float, slower: float = 1.0) -> bool:
     return (change.low > 0 or change.high < 0) and abs(change.change) >= LEAST_CHANGE
 
 
-@pytest.mark.parametrize(("number", "again"), [(100, 0.0), (100, 0.6), (300, 0.6), (400, 0.9)])
+@pytest.mark.parametrize(
+    ("number", "again"),
+    [
+        pytest.param(100, 0.0, marks=pytest.mark.long),
+        (100, 0.6),
+        pytest.param(300, 0.6, marks=pytest.mark.long),
+        (400, 0.9),
+    ],
+)
 def test_same_job_twice(number: int, again: float) -> None:
     """Between jobs of one distribution, at most one in twenty differences is found, however alike successive steps are."""
     assert sum(found(seed, number, again) for seed in range(SEEDS)) <= SEEDS / 20
 
 
-@pytest.mark.parametrize(("number", "again", "least"), [(200, 0.0, 0.95), (400, 0.6, 0.9), (1000, 0.6, 1.0)])
+@pytest.mark.parametrize(
+    ("number", "again", "least"),
+    [(200, 0.0, 0.95), (400, 0.6, 0.9), pytest.param(1000, 0.6, 1.0, marks=pytest.mark.long)],
+)
 def test_five_percent_slower(number: int, again: float, least: float) -> None:
     """Steps that take 5% longer are found in almost all seeds."""
     seeds = range(SEEDS // 2)

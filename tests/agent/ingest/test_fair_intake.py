@@ -53,7 +53,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_names_of_one_ring_in_many_ticks(tmp_path: Path, parsed: list[int]) -> None:
-    """Of a names file with 131,000 lines a tick reads a bounded part, calls ``alive`` often meanwhile, and comes to its end in the end."""
+    """Of a names file with 45,000 lines a tick reads a bounded part, calls ``alive`` often meanwhile, and comes to its end in the end."""
     watch = Watch(tmp_path)
     between: list[int] = []
     watch.intake = Intake(
@@ -68,7 +68,7 @@ def test_names_of_one_ring_in_many_ticks(tmp_path: Path, parsed: list[int]) -> N
         good.call("name", [(group_entry(),)])
         good.write([FINE] * 5)
         watch.tick()
-        add_names(long.path, ({"op": n, "name": f"op {n}"} for n in range(131_000)))
+        add_names(long.path, ({"op": n, "name": f"op {n}"} for n in range(45_000)))
         most, before = 0, -1
         while len(parsed) > before:
             before = len(parsed)
@@ -77,7 +77,7 @@ def test_names_of_one_ring_in_many_ticks(tmp_path: Path, parsed: list[int]) -> N
             most = max(most, len(parsed) - before)
             assert watch.rows("job_id")["good",].count == good.written
         assert most <= 20_000
-        assert len(parsed) > 131_000
+        assert len(parsed) > 45_000
         assert max(later - now for now, later in pairwise(between)) <= 2_100
 
 
@@ -85,7 +85,7 @@ def test_records_wait_for_their_names(tmp_path: Path) -> None:
     """Records are not counted before the names that were written before them, however many these are."""
     watch = Watch(tmp_path)
     ring = write_ring(watch.rings, [], [], job="many")
-    add_names(ring.path, (group_entry(n, label="padding") for n in range(40_000)))
+    add_names(ring.path, (group_entry(n, label="padding") for n in range(25_000)))
     add_names(ring.path, iter([group_entry(7, label="mine")]))
     for _ in range(5):
         ring.write(*operation(start_ns=0, end_ns=9, group=7))
@@ -164,22 +164,27 @@ def test_members_of_groups_share_room() -> None:
 # -- collectives that wait for a rank ---------------------------------------------------------------
 
 
-def missing(job: str, owner: str, aggregate: Aggregate, groups: int) -> None:
+def collectives(groups: int) -> list[bytes]:
+    """Records of as many collectives of each group as may wait, in several reads."""
+    return [
+        packed(
+            *(
+                operation(start_ns=at, end_ns=at + MS, seq=at, group=group)
+                for group in range(groups)
+                for at in range(seq, seq + 64)
+            )
+        )
+        for seq in range(0, MOST_PENDING, 64)
+    ]
+
+
+def missing(job: str, owner: str, aggregate: Aggregate, groups: int, records: list[bytes]) -> None:
     """Two ranks of a job that take part in all collectives of their groups of three, in which the third one never does."""
     for rank in range(2):
         book = aggregate.open(f"{job}.{rank}", identity(job, rank, 3), owner)
         book.learn([group_entry(n, (0, 1, 2)) for n in range(groups)])
-        for seq in range(0, MOST_PENDING, 64):
-            ingest_records(
-                book,
-                packed(
-                    *(
-                        operation(start_ns=at, end_ns=at + MS, seq=at, group=group)
-                        for group in range(groups)
-                        for at in range(seq, seq + 64)
-                    )
-                ),
-            )
+        for each in records:
+            ingest_records(book, each)
 
 
 def parts_of(aggregate: Aggregate) -> dict[str, int]:
@@ -192,7 +197,7 @@ def parts_of(aggregate: Aggregate) -> dict[str, int]:
 def test_rank_that_never_joins() -> None:
     """Collectives that wait for a rank have one bound for a job, however many groups it has; the oldest are dropped and counted."""
     aggregate = Aggregate()
-    missing("bad", "bad", aggregate, 256)
+    missing("bad", "bad", aggregate, 256, collectives(256))
     job = aggregate.jobs["bad"]
     kept = parts_of(aggregate)["bad"]
     assert 0 < weights.PART * kept <= weights.OF_JOB_BYTES
@@ -204,10 +209,10 @@ def test_rank_that_never_joins() -> None:
 
 def test_jobs_whose_ranks_never_join() -> None:
     """Many such jobs of one user have one bound together, and the collectives of another user's job still wait for their rank."""
-    aggregate = Aggregate()
+    aggregate, records = Aggregate(), collectives(64)
     for n in range(6):
-        missing(f"bad{n}", "bad", aggregate, 64)
-    missing("good", "good", aggregate, 4)
+        missing(f"bad{n}", "bad", aggregate, 64, records)
+    missing("good", "good", aggregate, 4, collectives(4))
     kept = parts_of(aggregate)
     assert kept["good"] == 2 * 4 * MOST_PENDING
     assert weights.PART * sum(kept.values()) <= weights.ALL_BYTES
@@ -260,7 +265,7 @@ def test_many_rings_of_one_user(tmp_path: Path) -> None:
     """A user's single ring is read in each tick, beside hundreds of another's for which the time of a tick is not enough."""
     clock = Clock()
     watch = watch_by(tmp_path, clock)
-    crowd = [write_ring(watch.rings, [FINE] * 5, rank=rank, slots=256) for rank in range(600)]
+    crowd = [write_ring(watch.rings, [FINE] * 5, rank=rank, slots=256) for rank in range(250)]
     single = write_ring(watch.rings, [], job="single", slots=256)
     owned(single.path)
     while watch.intake._sources.keys() != {path.name for path in watch.rings.glob("*.ring")}:
@@ -278,7 +283,7 @@ def test_many_rings_of_one_user(tmp_path: Path) -> None:
     assert len(turns) > 1, "there was time for all"
     for tick in range(6, 30):
         watch.tick(tick)
-    assert watch.rows("job_id")["job",].count == 600 * 10
+    assert watch.rows("job_id")["job",].count == 250 * 10
     assert watch.intake.lost == 0
 
 
@@ -286,7 +291,7 @@ def test_new_rings_of_one_user(tmp_path: Path) -> None:
     """A new ring is opened at once, although another user has put hundreds of new ones beside it."""
     clock = Clock()
     watch = watch_by(tmp_path, clock)
-    crowd = [write_ring(watch.rings, [FINE], rank=rank, slots=256) for rank in range(400)]
+    crowd = [write_ring(watch.rings, [FINE], rank=rank, slots=256) for rank in range(250)]
     single = write_ring(watch.rings, [FINE] * 3, job="zz", slots=256)
     owned(single.path)
     watch.tick()

@@ -80,7 +80,7 @@ def cut(draw: Callable[[Any], Any]) -> Model:
 
 
 @given(cut())
-@examples(60)
+@examples(20)
 def test_any_cut(job: Model) -> None:
     """Whatever records are missing, questions have an answer or a reason."""
     with suppress(CannotAnswer):

@@ -16,10 +16,15 @@ from commwatch_agent.ingest.rings.source import Source
 
 def origin_in(reader: RingReader, boot_id: str) -> Origin:
     """Return the origin of the trainer that writes a ring; ``boot_id``: of now."""
-    lives = reader.owner() is not None and reader.identity.get("boot_id") == boot_id
+    return origin_of(reader.identity, reader.uid, _until_ns(reader, boot_id))
+
+
+def _until_ns(reader: RingReader, boot_id: str) -> int:
+    """Return until when the trainer that writes a ring lives, as in its origin."""
+    if reader.owner() is not None and reader.identity.get("boot_id") == boot_id:
+        return ALIVE_NS
     counters = reader.counters()
-    ended_ns = max(counters[ring.CLOSED] or counters[ring.HEARTBEAT], int(reader.identity["started_ns"]))
-    return origin_of(reader.identity, reader.uid, ALIVE_NS if lives else ended_ns)
+    return max(counters[ring.CLOSED] or counters[ring.HEARTBEAT], int(reader.identity["started_ns"]))
 
 
 def choose(
@@ -55,7 +60,7 @@ def _current(source: Source, asked: Origin) -> Origin:
     """Return the origin of a ring with the end of its process, if that has ended by now and it matters for ``asked``."""
     if source.origin.until_ns == ALIVE_NS and source.origin.job == asked.job:
         if source.reader is not None:
-            source.origin = origin_in(source.reader, asked.boot)
+            source.origin = source.origin._replace(until_ns=_until_ns(source.reader, asked.boot))
         elif source.totals.ending is not None:
             source.origin = source.origin._replace(until_ns=source.totals.ending.since_ns - source.totals.offset_ns)
     return source.origin
