@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +23,7 @@ from commwatch_collectors.nccl.input.lines import apart, lines_of
 from commwatch_collectors.nccl.text import parse_line
 from tests.collectors.nccl.test_findings import ALL
 
+T = TypeVar("T")
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
 PATHS = [*sorted(NCCL.glob("*.log")), *sorted(NCCL.glob("wild/*.log"))]
 #: By name, the lines of each, which are no longer wrapped or in JSON.
@@ -29,6 +32,37 @@ LOGS: dict[str, list[str]] = {
     **{f"{case.kind}-{case.number}": case.lines for case in ALL},
 }
 Conclusions = set[tuple[str, str]]
+#: A test looks at so many logs: one test for each would cost more than what it does.
+TOGETHER = 20
+BATCHES = [list(LOGS)[at : at + TOGETHER] for at in range(0, len(LOGS), TOGETHER)]
+logs = pytest.mark.parametrize("names", BATCHES, ids=lambda names: f"{names[0]}..{names[-1]}")
+#: Of the prefixes, widths or seeds, ``make test`` takes one in so many for each log, in turn; ``make test-long`` takes all.
+one_in_four, one_in_three = (
+    pytest.mark.parametrize("one_in", [number, pytest.param(1, marks=pytest.mark.long)]) for number in (4, 3)
+)
+NUMBER_OF = {name: at for at, name in enumerate(LOGS)}
+
+
+def each(names: list[str], check: Callable[[str], None]) -> None:
+    """Check all of these logs, and raise the failures of all."""
+    failures = []
+    for name in names:
+        try:
+            check(name)
+        except AssertionError as error:
+            failures.append(f"{name}: {error}")
+    assert not failures, "\n".join(failures)
+
+
+def some_of(choices: Sequence[T], name: str, one_in: int) -> Sequence[T]:
+    """Of what is tried with each log, those for this one."""
+    return choices[NUMBER_OF[name] % one_in :: one_in]
+
+
+@cache
+def as_it_is(name: str) -> Conclusions:
+    """What is concluded of a log."""
+    return concluded(LOGS[name])
 
 
 def concluded(*files: Iterable[str]) -> Conclusions:
@@ -70,17 +104,22 @@ def with_json(line: str) -> str:
     return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-01-02T03:04:05Z"})
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_prefixes(name: str) -> None:
+@one_in_four
+@logs
+def test_prefixes(names: list[str], one_in: int) -> None:
     """A prefix that is the same on all lines, or a record around each, changes no conclusion."""
-    expected = concluded(LOGS[name])
-    for prefix in PREFIXES:
-        found = concluded(prefix + line if line else line for line in LOGS[name])
-        # The prefix may be the only mark of who raised an exception.
-        assert {
-            (kind, re.sub(r"; raised by (?:train-0 pytorch|job\.log|TP0)$", "", says)) for kind, says in found
-        } == expected, prefix
-    assert concluded(map(with_json, LOGS[name])) == expected
+
+    def check(name: str) -> None:
+        expected = as_it_is(name)
+        for prefix in some_of(PREFIXES, name, one_in):
+            found = concluded(prefix + line if line else line for line in LOGS[name])
+            # The prefix may be the only mark of who raised an exception.
+            assert {
+                (kind, re.sub(r"; raised by (?:train-0 pytorch|job\.log|TP0)$", "", says)) for kind, says in found
+            } == expected, prefix
+        assert concluded(map(with_json, LOGS[name])) == expected
+
+    each(names, check)
 
 
 def cut(line: str, width: int) -> list[str]:
@@ -99,19 +138,23 @@ def cut_at_blanks(line: str, width: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", LOGS)
+@one_in_three
+@logs
 @pytest.mark.parametrize("wrap", [cut, cut_at_blanks])
-def test_wrapped(name: str, wrap: Callable[[str, int], list[str]]) -> None:
+def test_wrapped(names: list[str], wrap: Callable[[str, int], list[str]], one_in: int) -> None:
     """Lines wrapped at a usual width change no conclusion."""
-    expected = concluded(LOGS[name])
-    for width in (80, 100, 132):
-        wrapped = [wrap(line, width) for line in LOGS[name]]
-        full = [part for parts in wrapped for part in parts[:-1] if not part.endswith(".")]
-        if wrap is cut_at_blanks and ({len(part) for part in full} <= {width, width - 1} or name == "nccl-2.7"):
-            continue  # nothing shows whether these lines were cut within a word, ended, or are the rest of a torn line
-        assert concluded(part for parts in wrapped for part in parts) == expected, width
-        if wrap is cut and width == 132:  # some reports are read within so many lines
-            assert concluded(part for line in LOGS[name] for part in cut(with_json(line), width)) == expected
+
+    def check(name: str) -> None:
+        for width in some_of((80, 100, 132), name, one_in):
+            wrapped = [wrap(line, width) for line in LOGS[name]]
+            full = [part for parts in wrapped for part in parts[:-1] if not part.endswith(".")]
+            if wrap is cut_at_blanks and ({len(part) for part in full} <= {width, width - 1} or name == "nccl-2.7"):
+                continue  # nothing shows whether these lines were cut within a word, ended, or are the rest of a torn line
+            assert concluded(part for parts in wrapped for part in parts) == as_it_is(name), width
+            if wrap is cut and width == 132:  # some reports are read within so many lines
+                assert concluded(part for line in LOGS[name] for part in cut(with_json(line), width)) == as_it_is(name)
+
+    each(names, check)
 
 
 def by_process(lines: list[str]) -> list[list[str]]:
@@ -128,33 +171,45 @@ def by_process(lines: list[str]) -> list[list[str]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_interleaved(name: str) -> None:
+@one_in_three
+@logs
+def test_interleaved(names: list[str], one_in: int) -> None:
     """Processes that print at other times, each its lines in their order, change no conclusion."""
-    expected = concluded(LOGS[name])
-    for seed in range(3):
-        left, mixed, chance = by_process(LOGS[name]), list[str](), Random(seed)
-        while left := [lines for lines in left if lines]:
-            mixed.append(chance.choice(left).pop(0))
-        assert without_order(concluded(mixed)) == without_order(expected)
+
+    def check(name: str) -> None:
+        for seed in some_of(range(3), name, one_in):
+            left, mixed, chance = by_process(LOGS[name]), list[str](), Random(seed)
+            while left := [lines for lines in left if lines]:
+                mixed.append(chance.choice(left).pop(0))
+            assert without_order(concluded(mixed)) == without_order(as_it_is(name))
+
+    each(names, check)
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_files_in_any_order(name: str) -> None:
+@one_in_three
+@logs
+def test_files_in_any_order(names: list[str], one_in: int) -> None:
     """One file for each process, in any order, gives the conclusions of one file for all."""
-    files = by_process(LOGS[name])
-    expected = concluded(LOGS[name])
-    for seed in range(3):
-        Random(seed).shuffle(files)
-        assert without_order(concluded(*files)) == without_order(expected)
+
+    def check(name: str) -> None:
+        files = by_process(LOGS[name])
+        for seed in some_of(range(3), name, one_in):
+            Random(seed).shuffle(files)
+            assert without_order(concluded(*files)) == without_order(as_it_is(name))
+
+    each(names, check)
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_first_number(name: str) -> None:
+@logs
+def test_first_number(names: list[str]) -> None:
     """Where a log begins in a file that had lines before changes no conclusion but the numbers of the lines."""
-    found = []
-    for first in (1, 5001):
-        account = Account()
-        account.add_lines([(first, "\n".join(LOGS[name]))], "log")
-        found.append([(one.name, one.says, [at.line - first for at in one.evidence]) for one in findings(account)])
-    assert found[0] == found[1]
+
+    def check(name: str) -> None:
+        found = []
+        for first in (1, 5001):
+            account = Account()
+            account.add_lines([(first, "\n".join(LOGS[name]))], "log")
+            found.append([(one.name, one.says, [at.line - first for at in one.evidence]) for one in findings(account)])
+        assert found[0] == found[1]
+
+    each(names, check)

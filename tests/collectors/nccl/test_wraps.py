@@ -129,10 +129,10 @@ def test_any_text(parts: list[bytes], width: int, exact: bool) -> None:
     assert "".join("".join(each.split()) for _, each in before) == "".join("".join(each.split()) for _, each in after)
 
 
-@pytest.mark.timeout(60)  # a second where this was written
+@pytest.mark.timeout(60)  # half a second where this was written
 @pytest.mark.parametrize("seed", ["a.", "a ", "Watchdog caught ", "WorkNCCL(", "aError", "[rank1", "1: ", "ant:1:1 "])
 def test_hostile(seed: str) -> None:
     """Lines made to be tried again and again are read in the time that their length needs, and joined ones are bounded."""
     for width in (80, 400, MOST_BYTES):
-        text = "\n".join([(seed * width)[:width]] * (1_000_000 // width))
+        text = "\n".join([(seed * width)[:width]] * (500_000 // width))
         assert all(len(each) < MOST_BYTES + 10 for _, each in apart(unwrapped([(1, text)])))
