@@ -237,7 +237,7 @@ def test_memory() -> None:
     assert len(join._pending) <= 131
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_flips(ranks: int) -> None:
     """Each of 200 random wrong values at a random rank, parameter and step is found, with rank, parameter and step right."""
     drawn = random.Random(ranks)

@@ -244,7 +244,7 @@ def digests(implementation: Callable[[list[Ring]], Result]) -> dict[str, str]:
 
 
 @given(st.integers(0, 1 << 32), st.booleans())
-@examples(60)
+@examples(30)
 def test_same_as_the_reference(seed: int, together: bool) -> None:
     """Whatever the rings hold, the totals of every rank and the joins of every group are those of the reference."""
     rings = job(seed)
