@@ -192,13 +192,13 @@ class _Counted(list[Do]):
 
 
 def test_work_of_a_large_job() -> None:
-    """A step of 1,024 ranks with 200 operations each takes one look at each instruction, and one more where a rank has to wait."""
-    job = large(1024, 200)
+    """A step of 256 ranks with 200 operations each takes one look at each instruction, and one more where a rank has to wait."""
+    job = large(256, 200)
     waits = sum(do.kind == Kind.WAIT for steps in job.programs.values() for do in steps[0])
     instructions = sum(len(steps[0]) for steps in job.programs.values())
     _Counted.reads = 0
     (step,) = replay(replace(job, programs={rank: [_Counted(steps[0])] for rank, steps in job.programs.items()}))
-    assert instructions == 1024 * (200 + 200 + 50)
+    assert instructions == 256 * (200 + 200 + 50)
     assert instructions <= _Counted.reads <= instructions + waits
     # Four operations are launched at 1, 2, 3 and 4 ms, and end by 5 ms; fifty times.
     assert step.duration_s == pytest.approx(50 * 5e-3)
