@@ -311,6 +311,25 @@ for line in sys.stdin:
         assert self.process.stdout.readline().strip() == expected
 
 
+class HereTrainer:
+    """A ring that this process writes: a tenth of a ``Trainer``, for tests in which only the agent dies."""
+
+    def __init__(self, directory: Path, rank: int = 0) -> None:
+        self._ring, self.written = write_ring(directory / "rings", [], rank=rank), 0
+
+    def __enter__(self) -> HereTrainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_rank(self._ring)
+
+    def write(self, records: Iterable[tuple[int, ...]]) -> None:
+        """Write records."""
+        for fields in list(records):
+            self._ring.write(*fields)
+            self.written += 1
+
+
 class Watch:
     """An agent without its threads: what it keeps in memory is gone with the object, as in a crash.
 

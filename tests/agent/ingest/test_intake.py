@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,9 +18,9 @@ from commwatch_agent.report.report import build
 from tests.helpers import (
     EPOCH_NS,
     MS,
+    HereTrainer,
     Trainer,
     Watch,
-    end_rank,
     examples,
     group_entry,
     identity,
@@ -38,25 +37,6 @@ def trainer(directory: Path, rank: int = 0, slots: int = 1024) -> Trainer:
     made = Trainer(directory / "rings" / f"job.r0.{rank}.ring", identity(rank=rank), slots)
     made.call("name", [(group_entry(),)])
     return made
-
-
-class Writer:
-    """A trainer in this process: for tests in which only the agent dies."""
-
-    def __init__(self, directory: Path, rank: int = 0) -> None:
-        self._ring, self.written = write_ring(directory / "rings", [], rank=rank), 0
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end_rank(self._ring)
-
-    def write(self, records: Iterable[tuple[int, ...]]) -> None:
-        """Write records."""
-        for fields in list(records):
-            self._ring.write(*fields)
-            self.written += 1
 
 
 def reduces(first: int, until: int) -> list[tuple[int, ...]]:
@@ -218,7 +198,7 @@ lives = st.lists(
 @given(lives)
 def test_restarts(life: list[tuple[str, int, int]]) -> None:
     """However often the agent dies, summaries hold every record once: counts, bytes and seconds, by rank and op."""
-    with TemporaryDirectory() as name, Writer(Path(name), 0) as first, Writer(Path(name), 1) as second:
+    with TemporaryDirectory() as name, HereTrainer(Path(name), 0) as first, HereTrainer(Path(name), 1) as second:
         watch, clock, expected = Watch(Path(name)), 1, dict[tuple[str | int | None, ...], tuple[int, int, int]]()
         for action, a, b in [*life, ("tick", 0, 0), ("die", 0, 0), ("tick", 0, 0)]:
             if action == "tick":
@@ -261,7 +241,7 @@ def test_restart_within_a_step(tmp_path: Path, optimizer: int, first: int) -> No
     expected = [(n + 1, 1.5, 0.6 if n == steps - 1 else 0.7) for n in range(steps)]
     for death in range(first, len(records), 6):
         directory = tmp_path / str(death)
-        with Writer(directory) as rank:
+        with HereTrainer(directory) as rank:
             watch = Watch(directory)
             for at, (record, now_ns) in enumerate(zip(records, moments, strict=True)):
                 rank.write([record])

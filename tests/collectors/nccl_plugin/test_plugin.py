@@ -23,12 +23,12 @@ def summary(lines: list[str]) -> tuple[dict[str, int], int, dict[str, int]]:
     return json.loads(counts), int(mask.removeprefix("mask ")), json.loads(theirs[0]) if theirs else {}
 
 
-@pytest.mark.parametrize("each", [200, pytest.param(11_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [500, pytest.param(11_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_threads(built: Built, version: str, each: int) -> None:
     """Of operations of 64 threads, with ends in any order and twice, and communicators made and destroyed, each is reported once, or counted as lost.
 
-    An operation has 15 calls on average: these are 200,000 calls, or ten million.
+    An operation has 15 calls on average: these are half a million calls, or ten million.
     """
     counts, mask, _ = summary(built.play("64", str(each), version=version))
     assert mask == 2 | 4 | 64  # operations, messages, and kernels of channels
