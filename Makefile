@@ -35,7 +35,7 @@ demo: .stamps/venv  ## train a small transformer on two ranks, watch it, and rep
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
-# Runs the tests $(2) with the flags $(1), and once more alone those that failed: three jobs at a time overload a small
+# Runs the tests $(2) with the flags $(1), and once more alone those that failed: many jobs at a time overload a small
 # machine. A test that fails twice fails the run. What failed once is printed, and must be fixed. Status 1: all tests ran, and some failed.
 define tested
 $(BIN)/python -m pytest --cache-clear $(1) $(2) || { test $$? -eq 1 && echo "again, one by one:" && \
@@ -54,9 +54,9 @@ compiled: .stamps/venv
 
 TESTED := -m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests
 
-# Three at a time, in the order of tests/conftest.py. Tests that compare times run afterwards, two at a time.
+# Five at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
 test: .stamps/venv parts tested-hook compiled  ## run all tests
-	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
+	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
 test-long: .stamps/venv parts  ## run the tests of hostile users and files, chaos, full disks and load, and further variants

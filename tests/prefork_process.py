@@ -47,10 +47,14 @@ PRELOADED = {
         "commwatch_agent.server.web",
     ),
 }
+#: The constants of an agent, for the processes that it starts.
+_CONSTANTS = "TESTED_CONSTANTS"
 #: What a rank shares with its client: the network, ``/sys``, where its devices are seen, and the clock.
 NAMESPACES = ("net", "mnt", "time")
 #: How long a rank has to end after SIGTERM, in seconds.
 _GRACE_S = 30.0
+#: How long the others have to end by themselves once one has failed, so that it is clear which was first. torchrun looks every 0.1 s.
+_LOOK_S = 1.0
 _MOST_BYTES = 1 << 20
 
 
@@ -90,7 +94,9 @@ def _client(path: str, ranks: str, *argv: str) -> int:
         here = os.getcwd()  # noqa: PTH109 - pathlib is one of the imports that a client does without
     except FileNotFoundError:  # it was deleted
         here = f"/proc/{os.getpid()}/cwd"
-    with connected(path, int(ranks), argv, os.environ, here, (0, 1, 2)) as server, server.makefile() as replies:
+    constants = json.loads(os.environ.get(_CONSTANTS, "{}"))
+    server = connected(path, int(ranks), argv, os.environ, here, (0, 1, 2), constants=constants)
+    with server, server.makefile() as replies:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: server.send(bytes([number])))
         replies.readline()
@@ -200,12 +206,15 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _waited(client: socket.socket, alive: dict[int, int]) -> int:
-    """Wait for all ranks; passes signals on, and ends all when one fails or the client is gone. Returns how the first that failed ended."""
+    """Wait for all ranks; passes signals on, and ends all when the client is gone or one has failed, shortly after that, as torchrun looks
+    now and then. Returns how the first that failed ended."""
     failed = 0
-    patience_s: float | None = None
+    endings: list[tuple[float, int]] = []
     while alive:
-        readable = select.select([*alive, client.fileno()], [], [], patience_s)[0]
-        ending = 0 if readable else int(signal.SIGKILL)
+        readable = select.select([*alive, client.fileno()], [], [], endings[0][0] if endings else None)[0]
+        ending = 0
+        if not readable:
+            _, ending = endings.pop(0) if len(endings) > 1 else endings[0]
         if client.fileno() in readable:
             told = client.recv(1)
             ending = told[0] if told else int(signal.SIGKILL)
@@ -213,7 +222,7 @@ def _waited(client: socket.socket, alive: dict[int, int]) -> int:
             code = os.waitstatus_to_exitcode(os.waitpid(alive.pop(descriptor), 0)[1])
             os.close(descriptor)
             if code and not failed:
-                failed, ending, patience_s = code, int(signal.SIGTERM), _GRACE_S
+                failed, endings = code, [(_LOOK_S, int(signal.SIGTERM)), (_GRACE_S, int(signal.SIGKILL))]
         for descriptor in alive if ending else ():
             signal.pidfd_send_signal(descriptor, ending)
     return failed
@@ -252,6 +261,7 @@ def _run(request: dict[str, Any], kind: str) -> int:
             with suppress(FileNotFoundError):
                 sys.path[0] = str(Path.cwd())
             _set(request["constants"])
+            os.environ[_CONSTANTS] = json.dumps(request["constants"])
         text = sys.argv.pop(1) if script == "-c" else Path(script).read_bytes()
         exec(compile(text, script, "exec"), main.__dict__)
     except SystemExit as error:

@@ -61,7 +61,7 @@ WAYS = (
 )  # fmt: skip
 #: Where they may be: what checks, and what runs in a process of its own.
 CHECKED = {"wire/descriptor.py", "wire/standard_error.py", "probe/native/standard_error.h"}
-OWN_PROCESS = {"probe/native/build.py", "probe/torch_sweep.py"}
+OWN_PROCESS = {"probe/native/beside.py", "probe/native/build.py", "probe/torch_sweep.py"}
 
 
 def run(script: str, where: Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
