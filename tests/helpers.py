@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -375,10 +376,16 @@ class Watch:
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """Look until ``condition`` is true and return what it returned; fail naming ``what``."""
+    """Look until ``condition`` is true and return what it returned; fail naming ``what``. An agent that does not know a job yet answers 404."""
     began = time.monotonic()
     while True:
-        result = condition()
+        result = None
+        try:
+            result = condition()
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
         if result:
             return result
         waited_s = time.monotonic() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -46,9 +47,13 @@ class JobLogs:
         #: There are lines since the topology was last stored; and the Unix time of that.
         self.fresh, self.kept_at = False, 0.0
         self._found: list[Finding] | None = None
-        #: The errors among the findings that were looked for last, and the monotonic time (s) before which they are not looked for again.
+        #: The errors among the findings that were looked for last, which findings these were, and when, in monotonic seconds.
         self._errors: list[Finding] = []
+        self._errors_of: list[Finding] | None = None
+        self._errors_s = 0.0
+        #: The monotonic time (s) before which errors are not looked for again while lines come; and whether none came with the last reading.
         self._next_look_s = 0.0
+        self._lines, self._is_quiet = 0, False
         self.live = FINISHED
         #: Inits that are not finished, and the Unix time of their last change; ``None`` after new lines.
         self._inits: tuple[int, int, int] | None = None
@@ -57,6 +62,7 @@ class JobLogs:
     def look(self, now: float, past: Set[tuple[str, int]]) -> None:
         """Note whether inits go on; ``past``: host and pid of the processes of earlier runs."""
         with self._lock:
+            self._lines, self._is_quiet = self.account.n_lines, self._lines == self.account.n_lines
             if self._inits is None:
                 self._inits = open_inits(self.account)
             if self._inits != self._known_inits:
@@ -85,18 +91,25 @@ class JobLogs:
         return [finding for finding in self.findings() if finding.name not in _OF_OTHERS]
 
     def errors(self, now_s: float) -> list[Finding]:
-        """Return the errors among the findings about communication, as of now or, where it takes long to look for them, a while ago.
+        """Return the errors among the findings about communication, as of now; where it takes long to look for them and lines come, as of a while ago.
 
         Args:
             now_s: monotonic seconds.
         """
         with self._lock:
-            if self._found is None and now_s < self._next_look_s:
+            if self._found is None and now_s < self._next_look_s and not self._is_quiet:
                 return self._errors
-            began_s = time.thread_time()
-            self._errors = [finding for finding in self.of_communication() if finding.severity == "error"]
-            self._next_look_s = now_s + (time.thread_time() - began_s) / _OF_TIME
+            began_s, found = time.thread_time(), self.findings()
+            if found is not self._errors_of:
+                self._errors = [finding for finding in self.of_communication() if finding.severity == "error"]
+                self._next_look_s = now_s + (time.thread_time() - began_s) / _OF_TIME
+                self._errors_s, self._errors_of = now_s, found
             return self._errors
+
+    def errors_since(self) -> float:
+        """Return when the errors of all lines so far were looked for, in monotonic seconds; infinite: they have not been."""
+        found = self._found  # without the lock, which a thread may hold that waits for the jobs
+        return self._errors_s if found is not None and found is self._errors_of else math.inf
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
         with self._lock:

@@ -126,8 +126,16 @@ class NcclLogs:
         return read
 
     def read_since(self, since_s: float) -> float:
-        """Return when all was read that the logs had at some time, both in monotonic seconds; infinite: it has not been."""
-        return next((ended_s for began_s, ended_s in list(self._read) if began_s >= since_s), math.inf)
+        """Return when all was read that the logs had at some time, and the errors in the logs of jobs that have ended were looked for.
+
+        Both times are in monotonic seconds; infinite: it has not been read, or not looked for.
+        """
+        read_s = next((ended_s for began_s, ended_s in list(self._read) if began_s >= since_s), math.inf)
+        if read_s == math.inf:
+            return read_s
+        with self._jobs_lock:
+            live = {job.id for job in self._aggregate.jobs.values() if any(r.alive for r in job.rank_totals.values())}
+        return max([read_s, *(logs.errors_since() for job, logs in dict(self._jobs).items() if job not in live)])
 
     def _part(self, runs: Mapping[str, str]) -> None:
         """Part with the logs of runs that have ended and whose name another one has; ``runs``: keys of the latest ones by name."""

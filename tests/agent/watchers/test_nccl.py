@@ -482,6 +482,30 @@ def test_errors_while_lines_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     _add(log, [WARNING.replace("out of memory", "an illegal memory access was encountered")])
     logs.tick()
     assert logs.errors() == before
+    logs.tick()
+    assert len(logs.errors()["job"]) == 2, "no line came with the last reading"
+    logs.close()
+
+
+def test_errors_of_an_ended_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs of a job that has ended count as read once the errors in its last lines were looked for."""
+    monkeypatch.setattr("commwatch_agent.watchers.job_logs._OF_TIME", 1e-9)
+    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    totals = _rank(aggregate, [{"nccl_log": str(log)}])
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock())
+    _add(log, ["vm:10:10 [0] NCCL INFO Bootstrap: Using eth0"])
+    logs.tick()
+    assert logs.errors() == {}
+    _add(log, [WARNING])
+    since_s = time.monotonic()
+    logs.tick()
+    logs.errors()  # of the look before, as lines come
+    assert logs.read_since(since_s) < math.inf, "it runs"
+    totals.alive = False
+    assert logs.read_since(since_s) == math.inf
+    logs.tick()
+    assert len(logs.errors()["job"]) == 1
+    assert since_s < logs.read_since(since_s) <= time.monotonic()
     logs.close()
 
 
