@@ -23,8 +23,6 @@ from tests.helpers import RunningAgent, agent, wait_for
 STEPS = "steps?limit=10000"
 #: Seconds by which the monotonic clocks of hosts are ahead, and how far apart the ends of a collective may be by the compared clocks.
 AHEAD_S, TOGETHER_NS = (0, 5, 90_000, 1), 20_000_000
-#: Which agents have to answer: all, which takes long, or only the first and the one that is most unlike it.
-EVERY = pytest.param(range(HOSTS), marks=pytest.mark.long, id="every")
 
 
 def by_rank_and_op(rings: list[RankRecords]) -> dict[tuple[int, str], Any]:
@@ -44,14 +42,14 @@ def told(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, fl
     return {(row["by"]["rank"], row["by"]["op"]): (row["count"], row["bytes"], row["seconds"]) for row in rows}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("numbers", [pytest.param((0, 3), id="first and restarted"), EVERY])
-def test_whole_job(tmp_path: Path, numbers: Sequence[int]) -> None:
+def test_whole_job(tmp_path: Path) -> None:
     """While agents are killed, stopped and restarted the others answer for the rest; in the end each agent's figures are those of all rings."""
     with site(tmp_path) as job:
         kept = job.keep_rings(tmp_path / "kept")
         disturb(job)
-        agents = [job.agents[number] for number in numbers]
+        agents = job.agents
         for one in agents:
             assert len(job.of_job(one, "ranks")) == RANKS
             (verdict,) = wait_for(partial(job.of_job, one, "verdicts"), "the verdict")
@@ -59,7 +57,7 @@ def test_whole_job(tmp_path: Path, numbers: Sequence[int]) -> None:
             late = partial(job.of_job, one, "advice")
             wait_for(lambda: f"of the time for rank {CULPRIT}" in str(late()), "advice on the late rank")  # noqa: B023
         live = [shown_whole(job, one, "top", "--job", "four")["shown"] for one in agents]
-        moments = [moment(job.hosts[number], one) for number, one in zip(numbers, agents, strict=True)]
+        moments = [moment(host, one) for host, one in zip(job.hosts, agents, strict=True)]
         job.end()
         rings = read_rings(kept)
         assert [ring.rank for ring in rings] == list(range(RANKS))
@@ -262,7 +260,10 @@ def figures(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str([f"{one:.6g}" if isinstance(one, float) else one for one in row]) for row in values)
 
 
-@pytest.mark.parametrize("numbers", [pytest.param((0, 2), id="first and a day ahead"), EVERY])
+@pytest.mark.parametrize(
+    "numbers",
+    [pytest.param((0, 2), id="first and a day ahead"), pytest.param(range(HOSTS), marks=pytest.mark.long, id="every")],
+)
 def test_clocks_that_differ(tmp_path: Path, numbers: Sequence[int]) -> None:
     """On hosts whose clocks differ by a second to a day, the late rank is named and waits least, and the timeline has all ranks on one clock."""
     with site(tmp_path, AHEAD_S) as job:

@@ -61,7 +61,7 @@ def has_shares(running: RunningAgent) -> bool:
     return any(name.startswith("commwatch_comm_share_ratio") for name in running.samples())
 
 
-@BOTH_HOOKS
+@pytest.mark.parametrize("hook", ["native", pytest.param("python", marks=pytest.mark.long)], indirect=True)
 def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None:
     """A probe that becomes slow only counts within seconds, and every view shows it; once it is quick again it records everything again."""
     slow, env = tmp_path / "slow", {"LD_PRELOAD": str(slow_clock), "COMMWATCH_BUDGET": "0.02"}

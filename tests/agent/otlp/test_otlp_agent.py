@@ -100,7 +100,12 @@ def test_incidents(tmp_path: Path) -> None:
     """An incident is a log record when it opens and when it ends, with the words of the API."""
     with Receiver() as receiver, ExitStack() as stack:
         file = settings(tmp_path, receiver.url, "[kinds.rank_lost]", "for = '0s'")
-        with agent(tmp_path / "run", "--config", str(file)) as running, HandMade(tmp_path / "run") as job:
+        soon = {
+            "commwatch_agent.analysis.waits.patience.NEW_S": 10.0,
+            "commwatch_agent.analysis.waits.patience.WORKING_S": 10.0,
+        }
+        starting = agent(tmp_path / "run", "--config", str(file), constants=soon)
+        with starting as running, HandMade(tmp_path / "run") as job:
             stack.enter_context(lost_rank(tmp_path / "run" / "rings"))
             (lost,) = wait_for(lambda: told(receiver, "opened", "rank_lost"), "the lost rank")
             known = running.get(f"/api/v1/incidents/{lost['id']}")
