@@ -59,8 +59,8 @@ test: .stamps/venv parts tested-hook compiled  ## run all tests
 	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
-test-long: .stamps/venv parts  ## run the tests of hostile users and files, chaos, full disks and load, and further variants
-	$(call tested,--numprocesses 3 --dist loadfile --no-loadscope-reorder,-m long tests)
+test-long: .stamps/venv parts tested-hook  ## run the tests of hostile users and files, chaos, full disks and load, and further variants
+	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder,-m long tests)
 
 lengths:  ## record how long the modules of tests took in the last run, for the order in which fresh clones run them
 	$(BIN)/python -m tests.lengths
