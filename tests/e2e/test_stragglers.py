@@ -51,7 +51,7 @@ def test_straggler(tmp_path: Path) -> None:
 def test_report_names_the_same_rank(tmp_path: Path, shape: str) -> None:
     """A rank that sleeps 40 ms in each step is named while the job runs, and first in the report of the ended job, in its headline, too."""
     train = Path(__file__).parents[1] / "advice" / "jobs" / "train.py"
-    command = prefork.command(train, shape, "--late", "0.04", "--seconds", "14")
+    command = prefork.command(train, shape, "--late", "0.04", "--seconds", "20")
     with agent(tmp_path) as running:
         with ranks_of(command, [Place(tmp_path)] * 2, "job") as started:
             late = wait_for(lambda: [each["ranks"] for each in verdicts_of(running, "job")], "the verdict")
