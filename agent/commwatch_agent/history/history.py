@@ -248,7 +248,8 @@ class History:
         if incident_id is not None:
             where, values = [*where, "id = ?"], [*values, incident_id]
         if agent is not None:
-            where, values = [*where, "agent = ?"], [*values, agent]
+            # The plus: else SQLite puts this value in place of the column of every row, also where it judges whether the row is damaged.
+            where, values = [*where, "+agent = ?"], [*values, agent]
         if runs is not None:
             where, values = [*where, "run IN (SELECT value FROM json_each(?))"], [*values, json.dumps(list(runs))]
         columns = "id, agent, job, run, state, began_ns, last_ns, data"

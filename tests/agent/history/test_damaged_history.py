@@ -14,6 +14,8 @@ from commwatch_agent.analysis.time_buckets import slots_of
 from commwatch_agent.core.node_counters import SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
+from commwatch_agent.history.history import History
+from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.history.soundness import mark
 from commwatch_agent.history.store import begin
 from commwatch_agent.history.wal import frames
@@ -277,6 +279,24 @@ def test_damaged_rows_of_a_collective(tmp_path: Path, damage: str, group_id: str
     after = Watch(tmp_path)
     assert after.agent.collective(group_id, 7) is None
     assert len(after.damaged) == 1
+
+
+def test_incidents_of_another_agent(tmp_path: Path) -> None:
+    """The incidents of one agent are read without a report that those of others are damaged; one that is damaged is reported."""
+    path, damaged = tmp_path / "history.sqlite", Damaged()
+    rows = [IncidentRow("id", agent, "job", "run", "open", 1, 2, "{}") for agent in ("one", "other")]
+    with closing(begin(path, damaged)) as store:
+        for row in rows:
+            store.incident(row)
+        store.commit()
+    with History(path, damaged) as history:
+        assert (history.incidents(agent="one"), len(damaged)) == (rows[:1], 0)
+        assert (history.incidents(incident_id="id", agent="other"), len(damaged)) == (rows[1:], 0)
+        assert (history.incidents(runs=["run"]), history.incidents(agent="none"), len(damaged)) == (rows, [], 0)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE incident SET state = 'ended' WHERE agent = 'one'")
+    with History(path, damaged) as history:
+        assert (history.incidents(agent="one"), len(damaged)) == ([], 1)
 
 
 def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
