@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +79,12 @@ class Site:
         joint = "&" if "?" in question else "?"
 
         def answer() -> Any:
-            found = asked(one, f"{question}{joint}job=four&scope=job")
-            return found and found["nodes"]["answered"] == answered and found
+            found = one.get(f"/api/v1/{question}{joint}job=four&scope=job")
+            return found["nodes"]["answered"] == answered and found
 
         found = wait_for(answer, f"{answered} nodes to answer")
         assert len(found["nodes"]["silent"]) == HOSTS - answered
         return found["data"]
-
-
-def asked(one: RunningAgent, question: str) -> Any:
-    """What an agent answers; ``None`` while it has not read the job's rings yet."""
-    try:
-        return one.get(f"/api/v1/{question}")
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code != HTTPStatus.NOT_FOUND:
-            raise
-        return None
 
 
 @contextmanager

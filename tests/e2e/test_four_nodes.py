@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.e2e import ring_figures
-from tests.e2e.four_nodes import CULPRIT, HOSTS, PER_HOST, RANKS, Site, asked, latest, moment, of_all, shown_whole, site
+from tests.e2e.four_nodes import CULPRIT, HOSTS, PER_HOST, RANKS, Site, latest, moment, of_all, shown_whole, site
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import RankRecords, read_rings
 from tests.helpers import RunningAgent, agent, wait_for
@@ -133,7 +133,7 @@ def part(found: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[s
 def check_against(whole: RunningAgent, job: Site, rings: list[RankRecords], ended: list[Ended]) -> None:
     """Each agent's percentiles, bandwidths, steps and groups are those of an agent that has all rings."""
     records = {ring.rank: len(ring.records) for ring in rings}
-    wait_for(lambda: records_by_rank(asked(whole, "ranks?job=four") or []) == records, "it to read all records")
+    wait_for(lambda: records_by_rank(whole.get("/api/v1/ranks?job=four")) == records, "it to read all records")
     summaries = [f"summary?by={by}" for by in ("op,size", "rank", "group_id,rank")]
     expected = {question: figures(whole.get(f"/api/v1/{question}&job=four")["rows"]) for question in summaries}
     all_steps, report = whole.get(f"/api/v1/{STEPS}&job=four"), whole.get("/api/v1/report?job=four")
