@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -131,14 +130,9 @@ def job(hosts: list[Host], run: Path, rest_s: float) -> Iterator[None]:
             process.wait()
 
 
-def bundle(url: str) -> dict[str, Any] | None:
-    """The evidence of an alert; ``None``: not yet."""
-    try:
-        found: dict[str, Any] = json.loads(fetch(url)[0])
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
-        return None
+def bundle(url: str) -> dict[str, Any]:
+    """The evidence of an alert."""
+    found: dict[str, Any] = json.loads(fetch(url)[0])
     return found
 
 
