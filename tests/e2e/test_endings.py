@@ -14,7 +14,7 @@ import pytest
 from tests import prefork
 from tests.e2e.torchjob import preforked, torchrun
 from tests.faults.run import TRAIN
-from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, wait_for
+from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, wait_for
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,18 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         assert (view["failed"], view["exit_code"]) == (True, None)
         assert re.fullmatch(rf"{says} at [\d:]{{8}} UTC(, first of 2)?", view["ending"])
         assert [rank["raised"] for rank in running.get("/api/v1/ranks")][1] == ("LookupError" if how else None)
+
+
+@BOTH_HOOKS
+def test_failed_before_it_came(hook: str, tmp_path: Path) -> None:
+    """A rank that an exception ends before it has called init_process_group is named with it, and not a rank that the launcher ended for that."""
+    job = preforked("ops.py", 2, "10", "--fail-first", "0")
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env())
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert re.search(r"\n  how +exit code 1; rank 0 ended with LookupError in main \(ops.py:\d+\)", done.stderr), (
+        done.stderr[-3000:]
+    )
+    assert "rank 1 died" not in done.stderr
 
 
 def test_probe_without_collectives(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ returns. Of calls within each other, the outermost counts.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
+from multiprocessing.process import parent_process
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -199,6 +202,26 @@ def start_of(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, An
         return None
     rank, size = map(int, numbers)
     return Start(rank, size, _meets(given.get("store"), where)) if rank < size else None
+
+
+def _variables_of_parent() -> bytes:
+    """Return the variables that this process's parent began with, as Linux has them; raise ``OSError`` if they may not be read."""
+    return Path(f"/proc/{os.getppid()}/environ").read_bytes()
+
+
+def launched(env: Mapping[str, str], of_parent: Callable[[], bytes] = _variables_of_parent) -> Start | None:
+    """Return what a process that a launcher has started will make, by its variables; ``None``: it is none of several ranks.
+
+    Programs that a rank runs inherit its variables: those of their parent have them, too.
+    """
+    rank, size = env.get("RANK", ""), env.get("WORLD_SIZE", "")
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and int(size) > 1):
+        return None
+    try:
+        is_inherited = parent_process() is not None or b"\0RANK=" in b"\0" + of_parent()
+    except OSError:  # another user's, or not on Linux
+        return None
+    return None if is_inherited else Start(int(rank), int(size), {})
 
 
 def _start_at_store(env: Mapping[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start | None:

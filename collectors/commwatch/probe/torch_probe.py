@@ -22,7 +22,7 @@ from commwatch.probe.governor import budget_of
 from commwatch.probe.torch_gpu import Finder
 from commwatch.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.probe.torch_groups import Group, Groups
-from commwatch.probe.torch_outside import Outside, Start
+from commwatch.probe.torch_outside import Outside, Start, launched
 from commwatch.probe.torch_profile_requests import Profiles
 from commwatch.probe.torch_steps import StepHooks
 from commwatch.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
@@ -146,9 +146,13 @@ class Probe(GraphEvents, ABC):
     def _leave(self) -> None:
         """At the end of the process: record the exception that ended it, if any, and close the ring."""
         raised = uncaught()
-        if raised is not None and self.file is not None and not self.off:
+        if raised is not None and not self.off:
             try:
-                self.file.name(raised)
+                start = launched(self.env) if self.file is None else None
+                if start is not None:  # it failed before it had come to the other ranks
+                    self._reserve(start.rank, start.size, start.meets)
+                if self.file is not None:
+                    self.file.name(raised)
             except (OSError, ValueError) as error:  # no space: the exception is not recorded
                 if raised_by_handler(error):
                     raise

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import device_mesh
 
 from commwatch.probe import torch_outside
-from commwatch.probe.torch_outside import Start, start_of
+from commwatch.probe.torch_outside import Start, launched, start_of
 from commwatch.wire.ring import Outside, RingFile
 from commwatch.wire.ring_reader import RingReader
 from tests.helpers import free_port, identity
@@ -194,3 +194,25 @@ def test_start_of_a_store() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     start = start_of({}, (), {"rank": 0, "world_size": 2, "store": PrefixStore("mine", store)})
     assert start == Start(0, 2, {"rendezvous": f"127.0.0.1:{store.port}"})
+
+
+def test_launched() -> None:
+    """A process with a rank's variables is a rank if its parent is known to have none of them, and several ranks are to meet."""
+
+    def refused() -> bytes:
+        raise PermissionError
+
+    def of_parent() -> bytes:
+        return b"HOME=/\0FRANK=1\0"
+
+    assert launched(ENV, of_parent) == Start(1, 4, {})
+    assert launched(ENV, lambda: b"RANK=1\0HOME=/\0") is None
+    assert launched(ENV, lambda: b"HOME=/\0RANK=1\0") is None
+    assert launched(ENV, refused) is None
+    for variables in (
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "4", "WORLD_SIZE": "4"},
+        {"RANK": "a", "WORLD_SIZE": "4"},
+        {},
+    ):
+        assert launched(variables, of_parent) is None

@@ -20,7 +20,12 @@ def main() -> None:
     parser.add_argument("--kill-after", default="", help="not before this file exists")
     parser.add_argument("--raise", dest="raises", action="store_true", help="an exception instead of SIGKILL")
     parser.add_argument("--until", default="", help="go on until this file exists")
+    parser.add_argument(
+        "--fail-first", type=int, default=-1, help="a rank that raises before it has come to the others"
+    )
     arguments = parser.parse_args()
+    if os.environ["RANK"] == str(arguments.fail_first):
+        raise LookupError("no device")
     rank, _ = begin()
     done, more = 0, torch.ones(1)
     while True:
