@@ -2,7 +2,7 @@
 
 Arguments: words; only scenarios whose name has all of them are run, and only those that have no result yet (``results``). In the environment:
 ``AT_ONCE``, so many at a time; ``RUNS``, so many results of each; ``BUSY``, so many processes beside them that each want a core; ``HOOK``, ``python``
-in place of ``native``; ``KEEP``, a folder for recordings of each job (``recorded``).
+in place of ``native``; ``KEEP``, a folder for recordings of each job (``recorded``); ``DEVICE``, ``cuda`` for jobs on NCCL and this machine's GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.helpers import RunningAgent, agent, clean_env, commwatch
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
 #: Seconds between two polls.
 POLL_S = 0.5
-HOOK = os.environ.get("HOOK", "native")
+HOOK, DEVICE = os.environ.get("HOOK", "native"), os.environ.get("DEVICE", "cpu")
 #: Where to keep the records of each job, and of how many seconds before and after the fault: a job with long waits, as long as it is watched.
 KEEP, KEPT_S = os.environ.get("KEEP", ""), (4.0, 18.0)
 #: How jobs are checked for corrupt data: each tenth step and one in ten collectives, within 1% of the time.
@@ -96,7 +96,9 @@ def job(scenario: Scenario, places: Sequence[Place], name: str = "faulty") -> It
         The output of the first rank at fault.
     """
     at_fault = ",".join(map(str, scenario.ranks))
-    command = prefork.command(TRAIN, scenario.shape, scenario.fault, at_fault, *scenario.options)
+    # A fork of a process that has used CUDA cannot use it.
+    launcher = prefork.launcher(0) if DEVICE == "cpu" else [sys.executable]
+    command = [*launcher, str(TRAIN), scenario.shape, scenario.fault, at_fault, *scenario.options]
     with ranks(command, places, name, scenario.checks) as started:
         told = started[scenario.ranks[0]].stdout
         assert told is not None
@@ -197,6 +199,7 @@ def run(scenarios: Iterable[Scenario], watch: Callable[[Scenario], Outcome], kin
     chosen = [each for each in scenarios if all(word in each.name for word in sys.argv[1:])]
     beside = int(os.environ.get("BUSY", "0"))
     folder, with_busy = results.folder(), f"-busy-{beside}" if beside else ""
+    kind = kind if DEVICE == "cpu" else f"{kind}-{DEVICE}"
     for number in range(1, int(os.environ.get("RUNS", "1")) + 1):
         with busy(beside):
             run_once(chosen, watch, folder / f"{kind}-{number}{with_busy}")

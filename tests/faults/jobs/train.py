@@ -1,6 +1,7 @@
 """A small real job with one fault. Arguments: the shape of the job, the fault, the ranks at fault, and where and when it begins.
 
-Prints the Unix time at which the fault begins, on the first rank at fault. The ranks meet in the file ``STORE`` of the environment.
+Prints the Unix time at which the fault begins, on the first rank at fault. The ranks meet in the file ``STORE`` of the environment. With
+``DEVICE=cuda`` there, they communicate through NCCL, on the machine's GPUs in turn.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from shapes import SHAPES
 from work import WORK_S, Pace, Point, compute, point
 
 ALL_SHAPES = SHAPES | RHYTHMS | MEETINGS
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class Fault:
@@ -70,7 +72,11 @@ def main() -> None:
     fault = Point.fault = Fault(arguments, rank)
     Point.name = arguments.where
     point("init")
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    device = os.environ.get("DEVICE", "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.set_default_device(device)
+    dist.init_process_group(BACKENDS[device], init_method=store, rank=rank, world_size=size)
     random.seed(rank)
     step = ALL_SHAPES[arguments.shape]()
     pauses = dict(zip(map(int, filter(None, arguments.pause_at.split(","))), itertools.count()))
