@@ -1,11 +1,18 @@
-"""Python stacks as ``py-spy dump`` prints them: what the main thread does. Pure."""
+"""Python stacks as ``py-spy`` prints them: what the main thread does, and what it does longer than that of another rank. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 #: A frame: function, file and line.
 _FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+#: A stack that ``py-spy record`` counted: the frames of the main thread, the outermost first, and how often it was seen. Without Python's
+#: module ``threading`` the thread has no name.
+_COUNTED = re.compile(r"^thread \([^()]*\)(?:: MainThread)?;(?P<frames>.*) (?P<seen>\d+)$", re.MULTILINE)
+#: A place counts as that of a late rank if it spends so much more of its time there than another rank.
+_LEAST_MORE = 0.1
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ", "/commwatch/probe/")
 
 
@@ -22,7 +29,49 @@ def main_thread(text: str) -> list[str]:
 
 def place_of(text: str) -> str:
     """Return where the main thread of a stack is, as ``load (train.py:88)``: in the user's code, if there is any; empty: not known."""
-    frames = [found for line in main_thread(text) if (found := _FRAME.match(line))]
+    return _place(main_thread(text))
+
+
+def _place(lines: Iterable[str]) -> str:
+    frames = [found for line in lines if (found := _FRAME.match(line))]
     of_user = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
     frame = next(iter(of_user or frames), None)
     return "" if frame is None else f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"
+
+
+def counted(text: str) -> Counter[tuple[str, ...]]:
+    """Return how often the main thread was seen in each stack, the innermost frame first.
+
+    Args:
+        text: as ``py-spy record --format raw --threads`` prints it.
+    """
+    found = Counter[tuple[str, ...]]()
+    for match in _COUNTED.finditer(text):
+        found[tuple(reversed(match["frames"].split(";")))] += int(match["seen"])
+    return found
+
+
+def shares(stacks: Mapping[tuple[str, ...], int]) -> dict[str, float]:
+    """Return which part of the time, 0 to 1, a thread was at each place, as ``place_of`` names it."""
+    at = Counter[str]()
+    for frames, seen in stacks.items():
+        at[_place(frames)] += seen
+    return {place: seen / at.total() for place, seen in at.items() if place}
+
+
+def longer_at(late: Mapping[str, float], other: Mapping[str, float]) -> str:
+    """Return the place where a late rank spends more of its time than another rank; empty: there is none.
+
+    Args:
+        late, other: as ``shares`` returns them.
+    """
+    more = {place: part - other.get(place, 0.0) for place, part in late.items()}
+    place = max(more, key=lambda each: more[each], default="")
+    return place if more.get(place, 0.0) >= _LEAST_MORE else ""
+
+
+def stack_at(stacks: Mapping[tuple[str, ...], int], place: str) -> list[str]:
+    """Return the frames of the stack most often seen at a place, the innermost first."""
+    there = {frames: seen for frames, seen in stacks.items() if _place(frames) == place}
+    frames, _ = max(there.items(), key=lambda each: each[1], default=((), 0))
+    return list(frames)

@@ -166,7 +166,8 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
         yield f"at first: {causes[0][1]}"
     yield incident.says
     if incident.place and incident.place not in incident.says:
-        yield f"{named(incident.ranks[:1])} was in {incident.place}"
+        over_time = (item.text for item in incident.evidence if item.source == "stack" and "part" in item.data)
+        yield next(over_time, f"{named(incident.ranks[:1])} was in {incident.place}")
 
 
 def _frames(incident: IncidentDetails) -> Iterator[str]:

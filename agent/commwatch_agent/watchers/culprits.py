@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from socket import gethostname
 
 from commwatch.wire import files
+from commwatch.wire.concurrency import at_once
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.incidents.stacks import place_of
+from commwatch_agent.incidents.stacks import counted, longer_at, place_of, shares, stack_at
 from commwatch_agent.watchers.activities import WAITS
-from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack
+from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack, stacks_over_time
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
@@ -62,8 +63,10 @@ class Culprits:
             self._taken |= {(incident.id, rank) for rank in new}
             here = {view.rank for view in self._here(incident.job_id)}
             there = [rank for rank in new if rank not in here]
-            items = self.of(incident.job_id, [rank for rank in new if rank in here])
-            items += self._elsewhere(incident.job_id, there) if there else []
+            look, is_late = (self._late, True) if incident.kind == "straggler" else (self.of, False)
+            items = look(incident.job_id, [rank for rank in new if rank in here])
+            lent = self._elsewhere(incident.job_id, there) if there else ()
+            items += (item for item in lent if item.source != "stack" or not is_late)  # of one look
             if items:
                 self._add(incident.id, items)
 
@@ -86,6 +89,19 @@ class Culprits:
         views = {view.rank: view for view in self._here(job)}
         pids = [(rank, views[rank].visible_pid) for rank in ranks[:_MOST] if rank in views]
         return [item for rank, pid in pids if pid for item in taken(rank, pid, self._clock())]
+
+    def _late(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        """Return where late ranks of this node spend their time for a second, beside a rank that is not late.
+
+        A single look would find any place of a step.
+        """
+        pids = {view.rank: view.visible_pid for view in self._here(job) if view.visible_pid}
+        late = [rank for rank in ranks[:_MOST] if rank in pids]
+        other = [rank for rank in sorted(pids) if rank not in ranks][: bool(late)]
+        looks = at_once(stacks_over_time, [pids[rank] for rank in (*late, *other)], _MOST + 1)
+        seen = {rank: counted(look.result() or "") for rank, look in zip((*late, *other), looks, strict=True)}
+        usual = shares(seen[other[0]]) if other else {}
+        return [item for rank in late for item in longer(rank, pids[rank], self._clock(), seen[rank], usual)]
 
     def _doing(self, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
         """Return what ranks of this node do while others wait for them, as far as known, at most of four."""
@@ -137,6 +153,30 @@ def taken(rank: int, pid: int, at: float) -> Iterator[EvidenceItem]:
     place = place_of(text)
     where = f"rank {rank} is in {place}" if place else f"rank {rank}: Python stack"
     yield EvidenceItem("stack", at, where, {"rank": rank, "pid": pid, "place": place, "stack": text})
+
+
+def longer(
+    rank: int, pid: int, at: float, stacks: Mapping[tuple[str, ...], int], other: Mapping[str, float]
+) -> Iterator[EvidenceItem]:
+    """Yield where a late rank spends more of its time than another rank, or why that is not known.
+
+    Args:
+        stacks: how often it was in each.
+        other: parts of the time of a rank that is not late, by place; empty: not known.
+    """
+    about = {"rank": rank, "pid": pid}
+    if not stacks:
+        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {NO_PY_SPY}", about)
+        return
+    own = shares(stacks)
+    place = longer_at(own, other)
+    if not place:
+        yield EvidenceItem("stack", at, f"rank {rank} spends its time at the same places as another rank", about)
+        return
+    beside = f", another rank {other.get(place, 0.0):.0%}" if other else ""
+    text = f"rank {rank} spends {own[place]:.0%} of its time in {place}{beside}"
+    stack = "\n    ".join([f'Thread {pid}: "MainThread"', *stack_at(stacks, place)])
+    yield EvidenceItem("stack", at, text, {**about, "place": place, "part": round(own[place], 3), "stack": stack})
 
 
 def doing(pid: int, proc: str = "/proc") -> str:

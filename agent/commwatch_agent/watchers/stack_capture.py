@@ -84,18 +84,30 @@ def evidence(
 
 def stack(pid: int) -> str | None:
     """Return the Python stacks of a process by ``py-spy``; ``None`` where that is missing or fails."""
+    text = _by_py_spy("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
+    return None if text is None else text.rstrip()
+
+
+def stacks_over_time(pid: int) -> str | None:
+    """Return the Python stacks in which a process was in the next second, as ``stacks.counted`` reads them; ``None`` as for ``stack``."""
+    what = ("--idle", "--threads", "--nonblocking", "--full-filenames", "--pid", str(pid))
+    how = ("--duration", "1", "--rate", "97", "--format", "raw", "--output", "/dev/stderr")
+    return _by_py_spy("record", *what, *how, on_stderr=True)
+
+
+def _by_py_spy(*arguments: str, on_stderr: bool = False) -> str | None:
     program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if program is None:
         return None
-    command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
     try:
-        with tempfile.TemporaryFile() as output:  # the trainer decides how long it is
-            done = subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=_STACK_S, check=False)
-            output.seek(0)
-            text = output.read(_MOST_STACK).decode(errors="replace")
+        with tempfile.TemporaryFile() as file:  # the trainer decides how long it is
+            out, err = (subprocess.DEVNULL, file) if on_stderr else (file, subprocess.DEVNULL)
+            done = subprocess.run([program, *arguments], stdout=out, stderr=err, timeout=_STACK_S, check=False)
+            file.seek(0)
+            text = file.read(_MOST_STACK).decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return text.rstrip() if done.returncode == 0 else None
+    return text if done.returncode == 0 else None
 
 
 class Trainer:

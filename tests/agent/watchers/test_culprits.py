@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from socket import gethostname
 import pytest
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.incidents.stacks import main_thread, place_of
+from commwatch_agent.incidents.stacks import counted, longer_at, main_thread, place_of, shares, stack_at
 from commwatch_agent.watchers.culprits import Culprits, doing, taken
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.watchers.test_stack_capture import rank_view
@@ -37,6 +38,14 @@ Thread 9 (active): "loader"
     other (/home/me/train.py:5)
 """
 
+#: As py-spy counts stacks over time: the outermost frame first.
+COUNTED = """thread (7): MainThread;<module> (/home/me/train.py:120);load (/home/me/train.py:88);wait (/usr/lib/python3.11/threading.py:320) 40
+thread (7): MainThread;<module> (/home/me/train.py:120);load (/home/me/train.py:88) 20
+thread (7): MainThread;<module> (/home/me/train.py:122);backward (/venv/site-packages/torch/_tensor.py:9) 40
+thread (9): loader;other (/home/me/train.py:5) 100
+Sampling process 97 times a second
+"""
+
 
 class Scene:
     """A look at culprits, and what it adds."""
@@ -56,6 +65,46 @@ def test_place() -> None:
     assert place_of(STACK.replace("/home/me", "/venv/site-packages")) == "wait (threading.py:320)"
     assert place_of(STACK.replace("load (/home/me/", "noting (/run/x/commwatch/probe/")) == "<module> (train.py:120)"
     assert main_thread(STACK)[-2:] == ["load (/home/me/train.py:88)", "<module> (/home/me/train.py:120)"]
+
+
+def test_longer_at_a_place() -> None:
+    """The place of a late rank is where it spends a larger part of its time than another rank; a place where both are as long is none."""
+    stacks = counted(COUNTED)
+    assert shares(stacks) == {"load (train.py:88)": 0.6, "<module> (train.py:122)": 0.4}
+    assert longer_at(shares(stacks), {}) == "load (train.py:88)"
+    assert (
+        longer_at(shares(stacks), {"load (train.py:88)": 0.55, "<module> (train.py:122)": 0.2})
+        == "<module> (train.py:122)"
+    )
+    assert longer_at(shares(stacks), {"load (train.py:88)": 0.55, "<module> (train.py:122)": 0.45}) == ""
+    assert longer_at({}, {"load (train.py:88)": 1.0}) == ""
+    assert stack_at(stacks, "load (train.py:88)")[0] == "wait (/usr/lib/python3.11/threading.py:320)"
+    assert stack_at(stacks, "elsewhere (train.py:1)") == []
+
+
+def test_late_rank() -> None:
+    """Of a late rank, the place is evidence where it spends more of its time than another rank: not one at which it happens to be."""
+    needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
+    code = (
+        "import sys, time\ndef load():\n    time.sleep(float(sys.argv[1]))\n"
+        "def wait():\n    time.sleep(float(sys.argv[2]))\nwhile True:\n    load()\n    wait()"
+    )
+    commands = [[sys.executable, "-c", code, *pace] for pace in (("0.01", "0.05"), ("0.03", "0.03"))]
+    processes = [subprocess.Popen(command) for command in commands]
+    late = Incident("id", "straggler", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0, ranks=(1,))
+    scene = Scene(late, pid=0)
+    views = [replace(scene.view, rank=rank, visible_pid=each.pid, pid=each.pid) for rank, each in enumerate(processes)]
+    scene.culprits = Culprits(lambda: [late], lambda job: views, lambda *added: scene.added.append(added))
+    try:
+        scene.culprits.tick()
+    finally:
+        for process in processes:
+            with process:
+                process.kill()
+    ((_, (item,)),) = scene.added
+    assert item.data["place"] == "load (<string>:3)"
+    assert re.fullmatch(r"rank 1 spends \d+% of its time in load \(<string>:3\), another rank \d+%", item.text)
+    assert main_thread(str(item.data["stack"]))[0] == "load (<string>:3)"
 
 
 def test_stopped_process() -> None:
