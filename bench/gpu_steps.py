@@ -1,4 +1,4 @@
-"""Training steps on a real GPU without commwatch, with it, and with its plugin in NCCL: two ranks, which share the GPU if there is only one.
+"""Training steps on a real GPU without commwatch, with it in each way of timing, and with its plugin in NCCL: two ranks, which share the GPU if there is only one.
 
     python bench/gpu_steps.py [--rounds 3]
 
@@ -26,6 +26,9 @@ from bench.common import emit, last_json, scratch
 
 ARMS = {
     "without commwatch": {"COMMWATCH": "0"},
+    "without commwatch, TORCH_NCCL_ENABLE_TIMING=1": {"COMMWATCH": "0", "TORCH_NCCL_ENABLE_TIMING": "1"},
+    "commwatch, COMMWATCH_TIMING=off": {"COMMWATCH": "1", "COMMWATCH_TIMING": "off"},
+    "commwatch, COMMWATCH_TIMING=poll": {"COMMWATCH": "1", "COMMWATCH_TIMING": "poll"},
     "commwatch, default settings": {"COMMWATCH": "1"},
     "commwatch, COMMWATCH_NCCL_PLUGIN=on": {"COMMWATCH": "1", "COMMWATCH_NCCL_PLUGIN": "on"},
 }

@@ -384,6 +384,17 @@ def many() -> None:
         work.wait()
 
 
+def queued() -> None:
+    """A thousand blocking operations behind a computation."""
+    tensor = data(10)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    busy(300)
+    for _ in range(1000):
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+
+
 def alone() -> None:
     """One asynchronous operation at a time."""
     tensor = data(10)

@@ -212,6 +212,18 @@ def test_what_we_ask_of_the_driver(run: Run, scene: str) -> None:
         assert sum(of_ours(ours).values()) < 100 * len(rank.operations)
 
 
+def test_what_we_ask_about_an_operation(run: Run) -> None:
+    """Of a blocking operation that is over when we look, we ask once whether it is over, and for two times: each question may delay a launch."""
+    played = run("queued", PLAYED_NCCL_US="20")
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        asked = sum(
+            count for name, count in of_ours(report).items() if name.startswith(("cuEventQuery", "cuEventElapsed"))
+        )
+        assert len(rank.operations) == 1001
+        # Some are asked about before they are over.
+        assert asked < 5 * len(rank.operations)
+
+
 def test_events_of_asynchronous_operations(run: Run) -> None:
     """We record no event for an asynchronous operation, once PyTorch's own events have been seen to tell its begin and end.
 

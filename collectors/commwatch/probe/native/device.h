@@ -257,9 +257,10 @@ class DeviceWatch : public Watch {
         if (!noted_.replay) flight->is_next();
       }
     }
-    if (!reached_ && !has_reached()) return false;
+    const bool is_over = over_ns_ != 0 || (!work_ && over_->is_over());
+    if (!reached_ && !has_reached(is_over)) return false;
     if (over_ns_ == 0) {
-      if (work_ ? !work_->isCompleted() : !over_->event.query()) {
+      if (work_ ? !work_->isCompleted() : !is_over) {
         seen_running_ = true;
         if (noted_.replay) show_running(now_ns());
         return false;
@@ -269,7 +270,7 @@ class DeviceWatch : public Watch {
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
     if (failed == 0 && !reported()) return false;
     const bool between_events = over_ && timed() && noted_.ready;
-    const double whole_ms = between_events ? noted_.ready->event.elapsedTime(over_->event) : -1;
+    const double whole_ms = between_events ? over_->ms_since(*noted_.ready) : -1;
     if (noted_.waits != nullptr) noted_.waits->add(noted_.first ? -1 : whole_ms);
     const int64_t took_ns = timed() ? duration_ns(whole_ms) : -1;
     if (failed == 0) finish_by_nccl(took_ns);
@@ -350,9 +351,9 @@ class DeviceWatch : public Watch {
     }
   }
 
-  // Returns whether the device has reached the operations. Until then, they cannot be over.
-  bool has_reached() {
-    if (!is_ready()) {
+  // Returns whether the device has reached the operations. Until then, they cannot be over. is_over: they are known to be over.
+  bool has_reached(bool is_over) {
+    if (!is_over && !is_ready()) {
       not_ready_ = true;
       return false;
     }
@@ -369,7 +370,7 @@ class DeviceWatch : public Watch {
 
   bool is_ready() const {
     if (noted_.ready) return noted_.ready->event.query();
-    if (!work_) return over_->event.query();
+    if (!work_) return false;
     if (WorkStart::known_to(*work_) && WorkStart::seen(*work_)) return true;
     return work_->isCompleted() && !work_->exception();  // one that failed may not have been reached
   }
@@ -387,7 +388,7 @@ class DeviceWatch : public Watch {
     double ms = whole_ms;
     if (!work_) {
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
-      if (before_ && before_->event.device() == over_->event.device() && before_->event.query()) ms = std::min(ms, before_->event.elapsedTime(over_->event));
+      if (before_ && before_->event.device() == over_->event.device() && before_->is_over()) ms = std::min(ms, over_->ms_since(*before_));
     } else if (noted_.group != nullptr && !noted_.group->without_times.load()) {
       try {
         ms = work_->getDuration();

@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 
 #include <memory>
+#include <stdexcept>
 
 #include "runtime.h"
 #include "spare.h"
@@ -16,6 +17,21 @@ class Events {
   struct Node {
     c10::Event event;
     Node* next = nullptr;
+    // The next two are for the poller's thread.
+    bool seen_over = false;
+
+    // Whether the device has come to it. Asks the device until it has.
+    bool is_over() { return seen_over || (seen_over = event.query()); }
+
+    // Milliseconds from an earlier event to this one, both over and of one device. c10 would ask again whether both are over, and change devices.
+    double ms_since(const Node& earlier) const {
+      const Runtime& runtime = Runtime::get();
+      float ms = 0;
+      if (runtime.elapsed == nullptr) return earlier.event.elapsedTime(event);
+      if (runtime.elapsed(&ms, earlier.event.eventId(), event.eventId()) == 0) return ms;
+      runtime.last_error();  // clear our error, so that torch's next check does not report it
+      throw std::runtime_error("the time between two events is unknown");
+    }
   };
 
  private:
@@ -37,6 +53,7 @@ class Events {
     const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
     std::unique_ptr<Node> node(timed ? Timed::take() : Plain::take());
     if (!node || node->event.device() != stream.device()) node.reset(new Node{c10::Event(stream.device_type(), flag)});
+    node->seen_over = false;
     if (!again(*node, handle)) node->event.record(stream);
     return Event(node.release());
   }

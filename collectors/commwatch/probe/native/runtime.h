@@ -19,7 +19,8 @@ inline void* function_of(const char* library, const char* name) {
 struct Runtime {
   int (*exchange_capture_mode)(int*);
   int (*is_capturing)(void*, int*);
-  int (*record)(void*, void*);  // may be null: c10 has it, too
+  int (*record)(void*, void*);                // may be null, as the next: c10 has them, too
+  int (*elapsed)(float*, void*, void*);
   int (*last_error)();
 
   static const Runtime& get() {
@@ -68,6 +69,7 @@ struct Runtime {
           reinterpret_cast<int (*)(int*)>(look(cuda ? "cudaThreadExchangeStreamCaptureMode" : "hipThreadExchangeStreamCaptureMode")),
           reinterpret_cast<int (*)(void*, int*)>(look(cuda ? "cudaStreamIsCapturing" : "hipStreamIsCapturing")),
           reinterpret_cast<int (*)(void*, void*)>(look(cuda ? "cudaEventRecord" : "hipEventRecord")),
+          reinterpret_cast<int (*)(float*, void*, void*)>(look(cuda ? "cudaEventElapsedTime" : "hipEventElapsedTime")),
           reinterpret_cast<int (*)()>(look(cuda ? "cudaGetLastError" : "hipGetLastError"))};
       if (runtime.exchange_capture_mode && runtime.is_capturing && runtime.last_error) return runtime;
     }
