@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
-from statistics import mean, median
 from typing import NamedTuple
 
 from commwatch_agent.analysis import framework_settings
-from commwatch_agent.analysis.advice_facts import LEAST_GAIN, Facts, Kind
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, WORTH, Facts, Kind
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
+from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, says, uneven
 from commwatch_agent.core.alpha_beta import messages
 from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.core.bandwidth import bus_factor
@@ -23,11 +23,6 @@ from commwatch_agent.core.units import percent, rate, seconds, size
 from commwatch_agent.reference.efficiency import BELOW_THE_LINK
 from commwatch_collectors.spans import ranks
 
-#: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
-#: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).
-BOTTLENECK_SHARE, WORTH = 0.30, 0.10
-#: Ranks are late in turn if each waits at least this part of the median wait.
-_ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
 #: Name of the rule about late ranks.
 LATE_RULE = "straggler"
@@ -225,23 +220,18 @@ def _straggler(facts: Facts) -> Iterator[Found]:
 
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
-    waits = facts.waits.values()
-    if facts.late or facts.pipeline or len(waits) < 2:
+    if facts.late or facts.pipeline:
         return
-    least, most = min(waits), max(waits)
-    in_turn = least >= _ALIKE * median(waits)
-    waiting = mean(waits) if in_turn else most
-    if (
-        facts.all_exposed is not None
-    ):  # what is hidden behind compute costs nothing; all that is exposed may be of one rank
-        waiting = min(waiting, facts.all_exposed * (1 if in_turn else len(waits)))
-    if waiting >= WORTH:
-        because = [f"each rank waits for others {percent(least)} to {percent(most)} of its step time"]
-        if facts.left_out > 0 and facts.comm * (1 - facts.left_out) > mean(waits):
-            yield Found(because, _up_to(waiting), waiting, title=_LONG_TRANSFERS, do=_SLOW_LINK)
-            return
-        title = "" if in_turn else "ranks wait for others, but none is late all the time"
-        yield Found(because, _up_to(waiting), waiting, title=title, remedies=[Remedy("", {"no_late": True}, waiting)])
+    transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
+    found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed))
+    if found is None:
+        return
+    because, gain = [says(found)], _up_to(found.saves)
+    if found.why is Why.TRANSFERS:
+        yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=_SLOW_LINK)
+    else:
+        title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
+        yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
 
 
 def _up_to(share: float) -> str:

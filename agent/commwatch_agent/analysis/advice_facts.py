@@ -12,6 +12,9 @@ from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_collectors.nccl.checks.findings import Finding
 
+#: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
+#: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).
+BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import mean
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
@@ -15,8 +15,9 @@ from commwatch_agent.analysis.framework_settings import is_model
 from commwatch_agent.analysis.gpu_nic_affinity import places
 from commwatch_agent.analysis.nccl_operations import nccl_operations_of
 from commwatch_agent.analysis.network_advice import Network
-from commwatch_agent.analysis.pipelines import are_pipeline
+from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, longer, waited_share
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.core.durations import LAST, parse_age
@@ -32,8 +33,6 @@ from commwatch_collectors.nccl.checks.findings import Finding
 MOST_STEPS = 100_000
 #: ``LAST`` in seconds.
 LAST_S = parse_age(LAST)
-#: Advice needs this many steps of one rank, or this many seconds of steps per rank.
-_ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
 #: Most operations (the latest) that are read for their dtypes; and of those that NCCL timed, for what it chose.
 _MOST_OPERATIONS, MOST_TIMED = 1_000, 10_000
 
@@ -68,7 +67,7 @@ class JobSteps:
         return (
             bool(total_s)
             and not self.within_slot
-            and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
+            and (max(map(len, made)) >= ENOUGH_STEPS or total_s / len(made) >= ENOUGH_S)
         )
 
 
@@ -232,11 +231,15 @@ def _with_recorded(late: Mapping[int, float] | None, recorded: Mapping[int, floa
 def _has_pipeline(agent: QueryService, job_id: str, since_ns: int) -> bool:
     """Return whether the latest messages of a group are those of a pipeline."""
     messages = agent.operations(since_ns, 1 << 62, None, lambda each: each.op in ev.P2P, _MOST_OPERATIONS, job=job_id)
-    of_group: dict[str, list[Operation]] = {}
+    groups: dict[str, tuple[str, int]] = {}
+    counts: dict[str, Counter[Message]] = {}
     for each in messages:
-        of_group.setdefault(each.group_id, []).append(each)
+        groups[each.group_id] = each.group, each.group_size
+        of_group = counts.setdefault(each.group_id, Counter())
+        if each.peer is not None:
+            of_group[Message(each.rank, each.op, each.peer)] += 1
     members = {view.group_id: view.members for view in agent.groups(job_id)}
-    return any(are_pipeline(each, members.get(group_id)) for group_id, each in of_group.items())
+    return any(are_pipeline(*group, counts[at], members.get(at)) for at, group in groups.items())
 
 
 def network_of(host: HostView, ranks: Iterable[RankView]) -> Network:
@@ -272,14 +275,13 @@ def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
     for row in counts.in_steps.by_rank:
         rank = int(row.by["rank"] or 0)
         usual, for_messages = counts.usual_of[rank], row.p2p_wait_s if messages else None
-        waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
-        long = [step.comm_s for step in counts.steps_of[rank] if step.long]
-        more_s = _longer(long, [step.comm_s for step in usual])
-        if len(usual) < LEAST_STEPS or (row.wait_s is None and for_messages is None) or more_s is None:
+        if row.wait_s is None and for_messages is None:
             continue
-        steps_s = sum(step.duration_s for step in usual)
-        if waited_s - more_s <= steps_s:
-            waits[rank] = max(0.0, waited_s - more_s) / steps_s
+        long = [step.comm_s for step in counts.steps_of[rank] if step.long]
+        waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
+        share = waited_share(waited_s, [step.duration_s for step in usual], [step.comm_s for step in usual], long)
+        if share is not None:
+            waits[rank] = share
     return waits
 
 
@@ -318,18 +320,8 @@ def _waits_by_step(counts: Counts, *, messages: bool) -> tuple[dict[int, list[fl
     return waited_s, [mean(steps[seq].duration_s for steps in of_ranks.values()) for seq in common]
 
 
-def _longer(long: Collection[float | None], usual: Collection[float | None]) -> float | None:
-    """Return the seconds of communication in long steps beyond the usual: waiting for a checkpoint. ``None``: not known."""
-    if not long:
-        return 0.0
-    known = [comm for comm in usual if comm is not None]
-    if None in long or not known:
-        return None
-    return sum(max(0.0, comm - median(known)) for comm in long if comm is not None)
-
-
 def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
-    """Return by group label, summed over all ranks and as far as it is known: ``_longer`` in s, and how much of it can have been waiting.
+    """Return by group label, summed over all ranks and as far as it is known: ``longer`` in s, and how much of it can have been waiting.
 
     A rank cannot have waited longer in its long steps than in the whole time.
     """
@@ -341,7 +333,7 @@ def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
             of_steps = (
                 [step.group_shares.get(label, 0.0) * step.duration_s for step in each] for each in (long, usual)
             )
-            longer_s, before = _longer(*of_steps) or 0.0, more.get(label, (0.0, 0.0))
+            longer_s, before = longer(*of_steps) or 0.0, more.get(label, (0.0, 0.0))
             more[label] = before[0] + longer_s, before[1] + min(longer_s, waited_s.get(rank, 0.0))
     return more
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.core.units import percent
 from commwatch_collectors.spans import ranks as named
 

@@ -8,16 +8,15 @@ such waits. With m micro-batches and p equal stages, 1F1B and GPipe have a bubbl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.framework_settings import is_model, is_pipeline
 from commwatch_agent.analysis.live_ranks import of_this_run
 from commwatch_agent.core.cells import GroupInfo, Messages
-from commwatch_agent.history.operations import Operation
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 
@@ -103,30 +102,51 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
     return found
 
 
-def are_pipeline(messages: Sequence[Operation], members: Sequence[int] | None) -> bool:
+class Message(NamedTuple):
+    """What counts of a message: who recorded it, as ``send`` or ``recv``, and with which peer."""
+
+    rank: int
+    op: str
+    peer: int
+
+
+def are_pipeline(label: str, size: int, counts: Mapping[Message, int], members: Sequence[int] | None) -> bool:
     """Return whether the messages of a group are those of a pipeline.
 
     Its label names a pipeline. Or it names no other model parallelism, no rank has more than two peers, and one is the first in a direction: it
     sends, but receives nothing. So a ring is no pipeline, as that of context parallelism or of an interleaved schedule.
 
     Args:
-        messages: operations of one group; a rank may lack some.
+        label, size: of the group.
+        counts: how many messages there were; those of a rank may be missing.
         members: the ranks of the group; ``None``: not known.
     """
-    label = messages[0].group
     if is_model(label):
         return is_pipeline(label)
     at = {rank: place for place, rank in enumerate(members or ())}
     peers: dict[int, set[int]] = {}
     sent, received = Counter[tuple[int, bool]](), Counter[tuple[int, bool]]()
-    for one in messages:
-        if one.peer is not None:
-            peers.setdefault(one.rank, set()).add(one.peer)
-            me, peer = at.get(one.rank, one.rank), at.get(one.peer, one.peer)
-            forward = is_forward(one.op, me, peer, max(one.group_size, me + 1, peer + 1))
-            (sent if one.op == "send" else received)[one.rank, forward] += 1
+    for one, count in counts.items():
+        peers.setdefault(one.rank, set()).add(one.peer)
+        me, peer = at.get(one.rank, one.rank), at.get(one.peer, one.peer)
+        forward = is_forward(one.op, me, peer, max(size, me + 1, peer + 1))
+        (sent if one.op == "send" else received)[one.rank, forward] += count
     chain = all(len(of_rank) <= _MOST_PEERS for of_rank in peers.values())
     return chain and any(count >= _LEAST_SENT and not received[first] for first, count in sent.items())
+
+
+def have_pipeline(ranks: Iterable[RankTotals]) -> bool:
+    """Return whether the messages that ranks of a job have sent in a group are those of a pipeline."""
+    groups: dict[str, GroupInfo] = {}
+    counts: dict[str, Counter[Message]] = {}
+    for totals in ranks:
+        for (small_id, code, peer), messages in totals.messages.items():
+            group = totals.group(small_id)
+            groups[group.group_id] = group
+            of_group = counts.setdefault(group.group_id, Counter())
+            if peer >= 0:
+                of_group[Message(totals.rank, totals.op_name(code), peer)] += messages.count
+    return any(are_pipeline(each.label, each.size, counts[at], each.ranks) for at, each in groups.items())
 
 
 def over_nodes(found: Iterable[Pipeline]) -> list[Pipeline]:

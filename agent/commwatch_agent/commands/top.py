@@ -10,7 +10,7 @@ from statistics import mean, median
 from rich.text import Text
 
 from commwatch.wire.numbers import latest
-from commwatch_agent.analysis.advice import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for

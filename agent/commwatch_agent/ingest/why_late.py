@@ -65,6 +65,12 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
     return _of_process(culprit, others, late)
 
 
+def waited_for_core(samples: Sequence[Sample]) -> float | None:
+    """Return the share of the time (0 to 1) that a main thread was ready to run but had no core; ``None``: not known."""
+    shares = _shares(samples)
+    return None if shares is None else shares.wanted + shares.throttled
+
+
 def _held_back(samples: Sequence[Sample]) -> set[str]:
     """Return why the GPU throttled its clock in most of the samples."""
     counts = Counter(why for sample in samples for why in sample.held_back)

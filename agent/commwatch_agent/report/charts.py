@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, log10
 
-from commwatch_agent.analysis.advice import BOTTLENECK_SHARE
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE
 from commwatch_agent.analysis.advice_input import MOST_STEPS, nccl_choices
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.alpha_beta import Curve

@@ -9,7 +9,7 @@ from functools import reduce
 from statistics import median
 from types import MappingProxyType
 
-from commwatch_agent.analysis.advice import BOTTLENECK_SHARE
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE
 from commwatch_agent.whatif.changes import (
     Change,
     replica_ranks,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 import pytest
 
-from commwatch_agent.analysis.pipelines import are_pipeline, is_forward, pipelines
-from commwatch_agent.history.operations import Operation
+from commwatch_agent.analysis.pipelines import Message, are_pipeline, have_pipeline, is_forward, pipelines
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
@@ -78,15 +74,17 @@ def test_stages_elsewhere() -> None:
     assert [(stage.rank, stage.forward, stage.backward) for stage in pipeline.stages] == [(1, 1, 0)]
 
 
-def messages(pairs: list[tuple[int, int]], group: str = "default_pg", size: int = 4, each: int = 5) -> list[Operation]:
+def counts(pairs: list[tuple[int, int]], each: int = 5) -> dict[Message, int]:
     """The messages from each first rank to the second, as both of them record them."""
-    nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(Operation))
-    return [
-        Operation(**{**nothing, "rank": rank, "peer": peer, "op": op, "group": group, "group_size": size})
-        for sender, receiver in pairs
-        for op, rank, peer in (("send", sender, receiver), ("recv", receiver, sender))
-        for _ in range(each)
+    both = [
+        Message(*one) for sender, receiver in pairs for one in ((sender, "send", receiver), (receiver, "recv", sender))
     ]
+    return dict.fromkeys(both, each)
+
+
+def found(pairs: list[tuple[int, int]], members: list[int] | None, group: str = "default_pg", size: int = 4) -> bool:
+    """Whether these messages are those of a pipeline."""
+    return are_pipeline(group, size, counts(pairs), members)
 
 
 CHAIN, RING = [(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 2), (2, 3), (3, 0)]
@@ -96,28 +94,45 @@ def test_what_is_a_pipeline() -> None:
     """A pipeline has a first stage, or the name of its group indicates it; a ring in either direction or in both is none, nor is a rank that serves all."""
     back = [(to, of) for of, to in CHAIN]
     around = [(to, of) for of, to in RING]
-    assert are_pipeline(messages(CHAIN), None)
-    assert are_pipeline(messages(CHAIN + back), [0, 1, 2, 3])
-    assert are_pipeline(messages([(0, 1), (1, 0)], size=2), [0, 1])
-    assert are_pipeline(messages(RING, "pp"), [0, 1, 2, 3])
-    assert not are_pipeline(messages(CHAIN, "cp"), None)
+    assert found(CHAIN, None)
+    assert found(CHAIN + back, [0, 1, 2, 3])
+    assert found([(0, 1), (1, 0)], [0, 1], size=2)
+    assert found(RING, [0, 1, 2, 3], "pp")
+    assert not found(CHAIN, None, "cp")
     for ring in (RING, around, RING + around):
-        assert not are_pipeline(messages(ring), [0, 1, 2, 3])
-    assert not are_pipeline(messages([(0, 1), (0, 2), (0, 3)]), [0, 1, 2, 3])
+        assert not found(ring, [0, 1, 2, 3])
+    assert not found([(0, 1), (0, 2), (0, 3)], [0, 1, 2, 3])
 
 
 def test_places_in_the_group() -> None:
     """What is a ring follows from the places of ranks in their group, and not from their numbers."""
     ranks = [0, 4, 8, 12]
     ring = [(ranks[of], ranks[to]) for of, to in RING]
-    assert not are_pipeline(messages(ring), ranks)
-    assert are_pipeline(messages(ring[:-1]), ranks)
+    assert not found(ring, ranks)
+    assert found(ring[:-1], ranks)
 
 
 def test_part_of_the_messages() -> None:
     """A ring of which the latest messages are cut has no first stage, and neither have the middle stages of a pipeline on another node."""
-    ring = messages(RING)
-    assert not are_pipeline(
-        [one for one in ring if one.rank != 0] + [one for one in ring if one.op == "send"][:2], None
-    )
-    assert not are_pipeline([one for one in messages(CHAIN) if one.rank in (1, 2)], None)
+    ring = {one: 2 if one.rank == 0 else number for one, number in counts(RING).items() if one != (0, "recv", 3)}
+    assert not are_pipeline("default_pg", 4, ring, None)
+    middle = {one: number for one, number in counts(CHAIN).items() if one.rank in (1, 2)}
+    assert not are_pipeline("default_pg", 4, middle, None)
+
+
+@pytest.mark.parametrize(("pairs", "is_pipeline"), [(CHAIN, True), (RING, False)])
+def test_of_a_job_that_runs(pairs: list[tuple[int, int]], is_pipeline: bool) -> None:
+    """The messages of ranks in memory are judged as recorded ones; a job without messages has no pipeline, and unknown peers are passed over."""
+    aggregate = Aggregate()
+    for rank in range(4):
+        totals = aggregate.open(str(rank), identity(rank=rank, world_size=4))
+        totals.learn([group_entry(0, (0, 1, 2, 3))])
+        assert not have_pipeline([totals])
+        mine = [(op, peer) for at, op, peer in counts(pairs) if at == rank] * 3
+        sent = [
+            operation(op, start_ns=n * MS, end_ns=(n + 1) * MS, peer=peer)
+            for n, (op, peer) in enumerate([*mine, ("recv", -1)])
+        ]
+        ingest_records(totals, packed(*sent))
+    (job,) = aggregate.jobs.values()
+    assert have_pipeline(job.rank_totals.values()) == is_pipeline
