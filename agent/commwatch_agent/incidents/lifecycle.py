@@ -166,10 +166,9 @@ def _begun(condition: Condition, earlier: Incident | None, around: Around) -> In
 
 
 def _continued(known: Incident, condition: Condition, around: Around) -> Incident:
-    passed_s = max(0.0, around.now - max(known.last_at, condition.began_at))
     cost = known.cost_rank_s
     if condition.idle_ranks is not None:
-        cost = (cost or 0.0) + condition.idle_ranks * passed_s
+        cost = (cost or 0.0) + condition.idle_ranks * _passed_s(known, condition, around.now)
     known = replace(known, last_at=around.now, cost_rank_s=cost, job_id=condition.job_id)
     if _rank_of(condition.kind) < _rank_of(known.kind) or _is_later(condition, known):  # what was known stays true
         return known
@@ -179,6 +178,14 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
     is_earlier = known.began_at - condition.began_at > _EQUAL_S
     began_at = condition.began_at if is_earlier else known.began_at
     return replace(known, kind=condition.kind, began_at=began_at, **facts)
+
+
+def _passed_s(known: Incident, condition: Condition, now: float) -> float:
+    """Return for how much of the time since an incident was last found its condition holds, in s."""
+    since_s = now - known.last_at
+    if condition.began_at >= now:  # when it began is not known
+        return since_s if 0 < since_s <= GAP_S else 0.0
+    return max(0.0, min(since_s, now - condition.began_at))
 
 
 def _is_later(condition: Condition, known: Incident) -> bool:

@@ -264,6 +264,18 @@ def test_cost() -> None:
     assert Scene().last(share(0.4), for_s=400)[0].cost_rank_s is None
 
 
+def test_cost_of_what_begins_anew_at_each_look() -> None:
+    """A condition whose begin is not known, as of metrics, costs from the first look on, and nothing in the time that it was gone."""
+    scene = Scene()
+    for _ in range(400):
+        scene.see(replace(share(0.4), began_at=scene.now + 1, idle_ranks=2.0), after=1)
+    assert scene.known[0].cost_rank_s == pytest.approx(2 * 399)
+    scene.last(for_s=50)
+    scene.see(replace(share(0.4), began_at=scene.now + 1, idle_ranks=2.0), after=1)
+    scene.see(replace(share(0.4), began_at=scene.now + 1, idle_ranks=2.0), after=1)
+    assert scene.known[0].cost_rank_s == pytest.approx(2 * 400)
+
+
 def test_evidence_is_kept_once() -> None:
     """The same evidence is kept as it was first seen; there is a limit."""
     scene = Scene()
