@@ -76,7 +76,8 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("rank_lost", ""): _DEAD,
     ("straggler", ""): "Look at what that rank does before its collectives[: {place}]. Typical are "
     "a slow loader, more work than the others have, and a busy or throttled node.",
-    ("uneven_work", ""): "Balance the work of the ranks: sort or pack sequences by length, and give all pipeline stages equal work.",
+    ("uneven_work", ""): "Give all ranks the same work in each step: sort or pack sequences by length, balance experts, and "
+    "divide what one rank does for all.",
     ("comm_bound", ""): "`commwatch report[ {job}]` has the parts of the communication, and what to try with the gain of each.",
     ("exposed_comm", ""): "Increase the overlap: prefetching in FSDP, bucket sizes in DDP, "
     "asynchronous operations. `commwatch report[ {job}]` has the gain of each.",

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,8 @@ from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.waits.step_waits import step_waits
+from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.cells import StepRecord
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.batches import Batch, ingest
@@ -88,8 +90,19 @@ def _unpacked(records: Iterable[list[int]]) -> Iterator[tuple[int, ...]]:
         yield tuple(fields)
 
 
-def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
-    """Play a file: seconds since its begin, and who is a straggler then, twice a second."""
+class Look(NamedTuple):
+    """What an agent finds in a job."""
+
+    #: Seconds since the begin of the recording.
+    at_s: float
+    #: The stragglers.
+    late: set[int]
+    #: How ranks waited for each other in the last minute; ``None``: not known.
+    waits: StepWaits | None
+
+
+def looks(path: Path, directory: Path) -> Iterator[Look]:
+    """Play a file: what is found twice a second."""
     watch, ranks = Watch(directory), json.loads(gzip.decompress(path.read_bytes()))
     pending = []
     for rank in ranks:
@@ -105,7 +118,9 @@ def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
                 ring.write(*record)
                 waiting[n] = next(records, None)
         watch.tick(now_ns)
-        yield now_ns / 1e9, {late.rank for _, _, late in stragglers(watch.aggregate.jobs.values(), now_ns)}
+        jobs = watch.aggregate.jobs.values()
+        late, waits = {late.rank for _, _, late in stragglers(jobs, now_ns)}, [step_waits(job, now_ns) for job in jobs]
+        yield Look(now_ns / 1e9, late, waits[0] if waits else None)
     for ring, _ in pending:
         ring.release()
 

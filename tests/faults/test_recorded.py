@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,12 +12,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.waits.uneven_work import Why, uneven
 from commwatch_agent.core.cells import StepRecord
+from commwatch_agent.incidents.conclude import conclude
+from commwatch_agent.incidents.evidence import Evidence
+from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.incidents.lifecycle import Around
 from commwatch_agent.report.recorded_steps import model_of
 from commwatch_agent.report.timeline_export import Window, own_trace
 from commwatch_agent.whatif.replay import replay
+from tests.agent.incidents.test_job_rules import JOBS, NOW, TABLE
 from tests.faults.judging import judge
-from tests.faults.recorded import FOLDER, concluded, file_name, named, steps_of, views_name
+from tests.faults.recorded import FOLDER, TICK_NS, Look, concluded, file_name, looks, steps_of, views_name
 from tests.faults.run import KEPT_S
 from tests.faults.scenarios import LATE, RHYTHM, SCENARIOS, Scenario
 
@@ -53,9 +60,9 @@ def _params(scenarios: Sequence[Scenario], daily: Collection[Scenario] = DAILY) 
 
 
 class Played(NamedTuple):
-    """What came of a job: who was named when, in seconds since its recording begins, and its history."""
+    """What came of a job: what was found when, and its history."""
 
-    looks: list[tuple[float, set[int]]]
+    looks: list[Look]
     history: Path
 
 
@@ -71,7 +78,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
         file = file_name(scenario.name)
         if file not in done:
             directory = tmp_path_factory.mktemp("played")
-            done[file] = Played(list(named(FOLDER / file, directory)), directory / "h.sqlite")
+            done[file] = Played(list(looks(FOLDER / file, directory)), directory / "h.sqlite")
         return done[file]
 
     return play
@@ -80,13 +87,50 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
 @pytest.mark.parametrize("scenario", _params(PLAYED))
 def test_named(scenario: Scenario, play: Play) -> None:
     """In recorded jobs, the ranks at fault are named in time and no other rank ever; an even job names no rank."""
-    looks = [(at_s - KEPT_S[0], found) for at_s, found in play(scenario).looks]
+    looks = [(look.at_s - KEPT_S[0], look.late) for look in play(scenario).looks]
     expected = set(scenario.ranks) if scenario.kinds else set()
     assert all(found <= expected for _, found in looks), looks
     after = [at_s for at_s, found in looks if found == expected and expected]
     assert not expected or (after and after[0] <= scenario.within_s), looks
     held = [found for at_s, found in looks if after and at_s >= after[0]]
     assert held.count(expected) >= 0.9 * len(held)
+
+
+#: Jobs whose ranks are late in turn, as far as that can be known: not of pipelines, without steps, in a few long steps, or beside long transfers. In the
+#: last two, ranks compete for cores, which an agent knows (``StepWaits.for_cores``), and a recording does not.
+UNEVEN = frozenset({
+    "ddp4x2 uneven 0,1", "ddp4x3 uneven 0,1,2", "ddp4x4 in_turn 0,1,2,3", "ddp4x4 uneven 0,1,2,3",
+    "expertsx4 uneven 0,1,2,3", "gridx4 in_turn 0,1,2,3", "ddp4x4 nothing 0 --busy", "overlapx4 nothing 0 --busy",
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", _params(PLAYED))
+def test_uneven_work(scenario: Scenario, play: Play) -> None:
+    """In recorded jobs whose ranks are late in turn the work is uneven to the end; in all others, healthy or with a late rank, for seconds at most."""
+    found = [_is_uneven(look) and not look.late for look in play(scenario).looks]
+    longest_s = max(len(list(alike)) for value, alike in groupby(found) if value) * TICK_NS / 1e9 if any(found) else 0.0
+    assert all(found[-20:]) == (scenario.name in UNEVEN)
+    assert longest_s <= 8 or scenario.name in UNEVEN
+
+
+def _is_uneven(look: Look) -> bool:
+    found = None if look.waits is None else uneven(look.waits)
+    return found is not None and found.why is Why.TURNS
+
+
+@pytest.mark.parametrize(("name", "expected"), [("ddp4x4 in_turn 0,1,2,3", ["open"]), ("ddp4x4 all_slow 0,1,2,3", [])])
+def test_incident_of_uneven_work(name: str, expected: list[str], play: Play) -> None:
+    """A recorded job whose ranks are late in turn has an incident for information if it goes on like that; one whose ranks are all slow has none."""
+    (scenario,) = (each for each in PLAYED if each.name == name)
+    known: list[Incident] = []
+    for at_s, look in zip(
+        range(0, 640, 10), chain(play(scenario).looks, repeat(play(scenario).looks[-1])), strict=False
+    ):
+        evidence = Evidence(NOW + at_s, JOBS, waits={} if look.waits is None else {"train": look.waits})
+        known = conclude(evidence, known, TABLE, Around(NOW + at_s))
+    assert [(one.kind, one.severity, one.state) for one in known] == [
+        ("uneven_work", "info", state) for state in expected
+    ]
 
 
 @pytest.mark.parametrize("scenario", _params(STEPPING))

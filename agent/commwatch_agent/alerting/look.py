@@ -13,6 +13,8 @@ from prometheus_client.metrics_core import Metric
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.waits.step_waits import step_waits
+from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.judging import faults, seen_here, with_waits
@@ -22,7 +24,7 @@ from commwatch_agent.ingest.jobs import Job
 from commwatch_collectors.nccl.checks.findings import Finding
 from commwatch_collectors.node import process
 
-#: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics.
+#: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics and the waits.
 _ENDED_NS, METRICS_S = 2_000_000_000, 15.0
 
 
@@ -68,6 +70,12 @@ class Verdicts:
         common = {job.run: runs[name].common for name, job in jobs.items() if job.run and runs[name].common}
         found = with_waits(seen)
         return Evidence(time.time() if now is None else now, jobs, found, seen.ranks, seen.groups, common=common)
+
+    def waits(self) -> dict[str, StepWaits]:
+        """Return how ranks waited for each other in the steps of the last minute, by job, where it is known."""
+        with self._queries.live(None) as (held, now_ns):
+            found = {job.id: step_waits(job, now_ns) for job in held}
+        return {job_id: waits for job_id, waits in found.items() if waits is not None}
 
     def _known(self, job: Job, ranks: Iterable[RankView]) -> KnownJob:
         run, size = live_ranks.run_key(job), int(next(live_ranks.of_this_run(job)).identity["world_size"])
@@ -123,6 +131,7 @@ class NodeLook:
         #: Concludes for jobs with ranks on several nodes; ``None``: there are none.
         self.whole: Whole | None = None
         self._window = MetricWindow(METRIC_NAMES, instance)
+        self._waits: dict[str, StepWaits] = {}
         self._measured_s = float("-inf")
 
     def __call__(self, now: float, now_s: float) -> Evidence:
@@ -139,12 +148,19 @@ class NodeLook:
         }
         if now_s - self._measured_s >= METRICS_S:
             self._window.add(now_s, self._metrics())
+            self._waits = self._verdicts.waits()
             self._measured_s = now_s
         elsewhere = frozenset(
             name for name, job in jobs.items() if self.whole and not self.whole.leads(found.common.get(job.run, ""))
         )
         return replace(
-            found, jobs=jobs, metrics=self._window, errors=self._errors(), whole=whole, led_elsewhere=elsewhere
+            found,
+            jobs=jobs,
+            waits=self._waits,
+            metrics=self._window,
+            errors=self._errors(),
+            whole=whole,
+            led_elsewhere=elsewhere,
         )
 
     def _of_all_nodes(self, jobs: Iterable[str]) -> dict[str, WholeJob]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.explanations import explained
-from commwatch_agent.incidents.incident import Condition, Incident
-from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
+from commwatch_agent.incidents.incident import REASONS_TO_WAIT, Condition, Incident
+from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts, uneven_work
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced
 from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
@@ -75,6 +75,7 @@ FINDERS: tuple[Finder, ...] = (
     Finder(("slow_link",), "TCP connections of ranks that communicate much", _of_ranks(slow_links)),
     Finder((*_WAITS, "rank_lost", "slow_link"), "the same of jobs with ranks on several nodes", _on_other_nodes),
     Finder(("nccl_fault",), "the logs of NCCL, and the output of the ranks", _in_logs),
+    Finder(("uneven_work",), "the waits in the steps of the last minute", lambda evidence, _: uneven_work(evidence)),
     *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
 )
 
@@ -89,7 +90,14 @@ def conclude(
     """
     before = list(known)
     conditions = [found for finder in finders for found in finder.find(evidence, table.thresholds)]
-    return explained(advanced(_as_known(conditions, before), before, table, around))
+    return explained(advanced(_as_known(_without_reason(conditions, before), before), before, table, around))
+
+
+def _without_reason(conditions: list[Condition], known: Iterable[Incident]) -> Iterator[Condition]:
+    """Yield conditions, without uneven work of a job whose ranks wait for a known reason."""
+    jobs = {each.job_id for each in conditions if each.kind in REASONS_TO_WAIT}
+    jobs |= {each.job_id for each in known if each.kind in REASONS_TO_WAIT and each.ended_at is None}
+    yield from (each for each in conditions if each.kind != "uneven_work" or each.job_id not in jobs)
 
 
 def _as_known(conditions: Iterable[Condition], known: Iterable[Incident]) -> Iterator[Condition]:

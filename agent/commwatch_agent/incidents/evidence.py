@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import Name
@@ -46,6 +47,8 @@ class Evidence:
     verdicts: Sequence[Verdict] = ()
     ranks: Sequence[RankView] = ()
     groups: Sequence[GroupView] = ()
+    #: How ranks waited for each other in the steps of the last minute, by job, where it is known.
+    waits: Mapping[str, StepWaits] = field(default_factory=dict)
     #: The last minutes of the node's metrics.
     metrics: MetricWindow = field(default_factory=lambda: MetricWindow([name.value for name in Name]))
     #: The errors that were found in the logs of NCCL and the output of jobs, by job.

@@ -78,7 +78,7 @@ def _always(cause: Incident, effect: Incident) -> bool:
 
 
 def _most_of_it(cause: Incident, effect: Incident) -> bool:
-    """Return whether waiting for a late rank or a slow link is at least half of a share of communication."""
+    """Return whether waiting for late ranks or a slow link is at least half of a share of communication."""
     return bool(cause.share and effect.share) and 2 * (cause.share or 0.0) >= (effect.share or 0.0)
 
 
@@ -105,6 +105,7 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("slow_link", frozenset({"straggler"}), _behind),
     ("slow_link", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
+    ("uneven_work", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("hang", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _always),
 )
 #: Kinds of incidents of a node that explain incidents of the jobs there.

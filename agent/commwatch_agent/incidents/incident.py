@@ -16,6 +16,8 @@ STANDSTILLS = _WAITS | {"desync", "init_incomplete"}
 LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost", "slow_link"}
+#: While one of these lasts, ranks wait for a known reason, and not because their work is uneven.
+REASONS_TO_WAIT = OF_RANKS - {"corruption"}
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
-"""Conditions of jobs: what ranks do wrong by ``judging.judged``, and ranks that have died. Pure."""
+"""Conditions of jobs: what ranks do wrong by ``judging.judged``, ranks that have died, and uneven work. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from statistics import fmean
 
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.core.endings import INTERRUPTED, Ending, first_to_fail
+from commwatch_agent.core.units import percent
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
@@ -49,6 +52,29 @@ def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
     for job_id, views in of_job.items():
         if job_id in evidence.jobs:
             yield from _lost(job_id, evidence.jobs[job_id], views, evidence.now)
+
+
+def uneven_work(evidence: Evidence) -> Iterator[Condition]:
+    """Yield jobs whose ranks wait for others much of the time, and are late in turn."""
+    for job_id, waits in evidence.waits.items():
+        found, job = uneven(waits), evidence.jobs.get(job_id)
+        if found is None or found.why is not Why.TURNS or job is None or job.ended:
+            continue
+        number, transfer = len(waits.waits), "" if waits.transfer is None else f", transfers {percent(waits.transfer)}"
+        average = f"{percent(fmean(waits.waits.values()))} of the step time: mean of {number} ranks over a minute"
+        data = {"kind": "uneven_work", "ranks": sorted(waits.waits)}
+        yield Condition(
+            kind="uneven_work",
+            subject=(),
+            says=f"{says(found)}, and the late rank changes",
+            began_at=evidence.now,
+            job_id=job_id,
+            run=job.run,
+            value=found.saves,
+            idle_ranks=found.saves * number,
+            share=found.saves,
+            evidence=(EvidenceItem(PROBE, evidence.now, f"waiting takes {average}{transfer}", data),),
+        )
 
 
 def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:

@@ -14,7 +14,7 @@ from commwatch_agent.analysis.advice_facts import WORTH
 from commwatch_agent.core.units import percent
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS
 
-#: Ranks are late in turn if each waits at least this part of the median wait.
+#: Ranks are late in turn if each waits at least this part of the mean wait.
 _ALIKE = 0.6
 #: Waiting must be so many times as long as the transfers. Otherwise ranks may leave these one after the other, which looks as if they were late.
 _TIMES = 1.5
@@ -65,7 +65,7 @@ def uneven(found: StepWaits) -> Uneven | None:
     if len(waits) < 2:
         return None
     least, most, average = min(waits), max(waits), mean(waits)
-    in_turn = least >= _ALIKE * median(waits)
+    in_turn = least >= _ALIKE * average
     saves = average if in_turn else most
     if found.exposed is not None:
         # What is hidden behind compute costs nothing; all that is exposed may be of one rank.
@@ -79,7 +79,8 @@ def uneven(found: StepWaits) -> Uneven | None:
 
 def says(found: Uneven) -> str:
     """Return in words how long ranks wait."""
-    return f"each rank waits for others {percent(found.least)} to {percent(found.most)} of its step time"
+    least, most = percent(found.least), percent(found.most)
+    return f"each rank waits for others {least if least == most else f'{least} to {most}'} of its step time"
 
 
 # -- what it needs ------------------------------------------------------------------------------
