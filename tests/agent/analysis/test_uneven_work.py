@@ -34,13 +34,13 @@ class Loop(NamedTuple):
     #: The last rank sends to no other, and the others to the next one, in each step.
     chain: bool = False
 
-    def run(self) -> tuple[Job, int]:
+    def run(self, aggregate: Aggregate | None = None, began_ns: int = 0) -> tuple[Job, int]:
         """The job in memory at its end, and when that is."""
-        aggregate = Aggregate()
+        aggregate = aggregate or Aggregate()
         ranks = [aggregate.open(str(rank), identity(rank=rank, world_size=len(RANKS))) for rank in RANKS]
         for totals in ranks:
             totals.learn([group_entry(0, RANKS)])
-        now_ns, read_ns, records = 0, 0, [list[tuple[int, ...]]() for _ in RANKS]
+        now_ns, read_ns, records = began_ns, began_ns, [list[tuple[int, ...]]() for _ in RANKS]
         for step in range(self.steps):
             came = [now_ns + int(self.work_ms(rank, step) * MS) for rank in RANKS]
             now_ns = max(came) + int(self.transfer_ms * MS)
