@@ -28,6 +28,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.incidents.incident import STANDSTILLS
 from commwatch_agent.watchers import stack_capture
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
@@ -45,8 +46,6 @@ _FRESH_S = 60.0
 #: Most operations per rank, steps, and NCCL messages in a bundle.
 _OPERATIONS, _STEPS, _MESSAGES = 32, 100, 50
 _WINDOW_S = 3600.0
-#: Verdicts on ranks that make no progress anyway: stacks are captured only for these.
-_STUCK = frozenset({"hang", "stalled", "desync", "init_incomplete"})
 Sections = Mapping[str, Callable[[], object]]
 
 
@@ -90,7 +89,10 @@ class Sources:
 
 
 def _stacks(verdicts: list[Verdict], ranks: list[RankView]) -> list[stack_capture.Evidence]:
-    return stack_capture.evidence([verdict for verdict in verdicts if verdict.kind in _STUCK], ranks, gethostname())
+    """Return the stacks of ranks that make no progress anyway."""
+    return stack_capture.evidence(
+        [verdict for verdict in verdicts if verdict.kind in STANDSTILLS], ranks, gethostname()
+    )
 
 
 def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = MOST_BYTES) -> str:

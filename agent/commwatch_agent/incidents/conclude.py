@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.explanations import explained
-from commwatch_agent.incidents.incident import REASONS_TO_WAIT, Condition, Incident
+from commwatch_agent.incidents.incident import OF_RANKS, ONE_WAIT, REASONS_TO_WAIT, Condition, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts, uneven_work
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced
 from commwatch_agent.incidents.metric_conditions import MetricRule
@@ -30,19 +30,17 @@ class Finder(NamedTuple):
     find: Callable[[Evidence, Mapping[str, float]], Iterable[Condition]]
 
 
-def _of_ranks(
-    find: Callable[[Evidence], Iterator[Condition]],
-) -> Callable[[Evidence, Mapping[str, float]], Iterator[Condition]]:
-    """Return a rule about what ranks do. Of a job with ranks on several nodes that was found for all of them."""
-
-    def found(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
-        return (condition for condition in find(evidence) if condition.job_id not in evidence.whole)
-
-    return found
+def of_ranks(evidence: Evidence) -> Iterator[Condition]:
+    """Yield what ranks do that all nodes of their job know only together."""
+    yield from of_verdicts(evidence)
+    yield from lost_ranks(evidence)
+    yield from slow_links(evidence)
 
 
-def _on_other_nodes(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
-    return (condition for found in evidence.whole.values() for condition in found.conditions)
+def _of_ranks(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+    """Yield what ranks of this node do; of a job with ranks on several nodes what was found for all of them."""
+    yield from (condition for condition in of_ranks(evidence) if condition.job_id not in evidence.whole)
+    yield from (condition for found in evidence.whole.values() for condition in found.conditions)
 
 
 def _in_logs(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
@@ -68,12 +66,12 @@ def _of_metrics(rule: MetricRule) -> Callable[[Evidence, Mapping[str, float]], I
     return found
 
 
-_WAITS = ("hang", "stalled", "waiting", "desync", "init_incomplete", "straggler", "corruption")
 FINDERS: tuple[Finder, ...] = (
-    Finder(_WAITS, "operations in flight and ended, checks of data, NCCL's RAS", _of_ranks(of_verdicts)),
-    Finder(("rank_lost",), "how ranks ended", _of_ranks(lost_ranks)),
-    Finder(("slow_link",), "TCP connections of ranks that communicate much", _of_ranks(slow_links)),
-    Finder((*_WAITS, "rank_lost", "slow_link"), "the same of jobs with ranks on several nodes", _on_other_nodes),
+    Finder(
+        tuple(sorted(OF_RANKS)),
+        "operations in flight and ended, checks of data, NCCL's RAS, how ranks ended, TCP connections of ranks that communicate much",
+        _of_ranks,
+    ),
     Finder(("nccl_fault",), "the logs of NCCL, and the output of the ranks", _in_logs),
     Finder(("uneven_work",), "the waits in the steps of the last minute", lambda evidence, _: uneven_work(evidence)),
     *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
@@ -105,7 +103,7 @@ def _as_known(conditions: Iterable[Condition], known: Iterable[Incident]) -> Ite
     faults = {
         (each.run or each.job_id, each.group_id, each.seq): each
         for each in known
-        if each.kind in ("hang", "stalled") and each.state == "open"
+        if each.kind in ONE_WAIT and each.state == "open"
     }
     for condition in conditions:
         fault = faults.get((condition.run or condition.job_id, condition.group_id, condition.seq))

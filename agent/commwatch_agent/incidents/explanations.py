@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from commwatch_agent.incidents.incident import LOST, EvidenceItem, Incident
+from commwatch_agent.incidents.incident import LOST, STANDSTILLS, WAITED_FOR, EvidenceItem, Incident
 from commwatch_collectors.nccl.checks.order import CAUSE
 from commwatch_collectors.nccl.checks.rules import RULES
 
@@ -13,7 +13,6 @@ from commwatch_collectors.nccl.checks.rules import RULES
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
-_WAITS = frozenset({"hang", "stalled", "waiting", "init_incomplete"})
 #: Errors in logs that are causes of failures, and those that are noticed later.
 _CAUSES = frozenset(rule.name for rule in RULES if rule.severity == "error" and rule.depth == CAUSE)
 _SYMPTOMS = frozenset(rule.name for rule in RULES if rule.severity == "error") - _CAUSES
@@ -94,14 +93,14 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("hang", frozenset({"rank_lost"}), _had_hung),
     ("stalled", frozenset({"rank_lost"}), _had_hung),
     ("init_incomplete", frozenset({"rank_lost"}), _had_hung),
-    ("rank_lost", _WAITS, _absent_when_lost),
-    ("desync", _WAITS, _always),
+    ("rank_lost", WAITED_FOR, _absent_when_lost),
+    ("desync", WAITED_FOR, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("stalled", frozenset({"waiting"}), _always),
     ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
     ("nccl_fault", frozenset({"nccl_fault"}), _shows),
     ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
-    *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in ("desync", "hang", "stalled", "init_incomplete")),
+    *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in sorted(STANDSTILLS)),
     ("slow_link", frozenset({"straggler"}), _behind),
     ("slow_link", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),
     ("straggler", frozenset({"comm_bound", "exposed_comm", "bandwidth_low", "gpu_underused"}), _most_of_it),

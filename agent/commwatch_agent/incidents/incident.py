@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 #: How an incident ended.
 RECOVERED, JOB_ENDED = "recovered", "job_ended"
-#: Kinds of one wait, as it goes on and more is known of it: they share an id.
-_WAITS = frozenset({"hang", "stalled"})
-#: While one of these lasts, the ranks of a group do nothing.
-STANDSTILLS = _WAITS | {"desync", "init_incomplete"}
+#: Kinds of one wait, as it goes on and more is known of it, from the one that says least: they share an id.
+ONE_WAIT = ("stalled", "hang")
+#: While one of these lasts, the ranks of a group do nothing; others wait for the culprits all the time.
+STANDSTILLS = frozenset({*ONE_WAIT, "desync", "init_incomplete"})
+WAITED_FOR = frozenset({*ONE_WAIT, "waiting", "init_incomplete"})
 #: Causes of a wait by which its culprit is lost.
 LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
@@ -50,8 +51,6 @@ class Condition:
     run: str = ""
     #: Code of the cause, such as ``dead`` or ``sizes``; empty: not known, or the kind says it.
     cause: str = ""
-    #: As long as no alert of the table fires; ``None``: that of the kind.
-    severity: str | None = None
     #: Which rows of the table apply; empty: those without a variant.
     variant: str = ""
     #: The number that the rows compare with their thresholds.
@@ -156,7 +155,7 @@ def with_new(known: Iterable[EvidenceItem], found: Iterable[EvidenceItem]) -> li
 
 def family(kind: str) -> str:
     """Return what kinds share that follow each other in one incident: a wait becomes a hang once its culprit is known."""
-    return "wait" if kind in _WAITS else kind
+    return "wait" if kind in ONE_WAIT else kind
 
 
 def incident_id(run: str, kind: str, subject: tuple[str, ...], number: int) -> str:

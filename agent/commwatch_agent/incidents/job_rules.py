@@ -12,8 +12,7 @@ from commwatch_agent.core.endings import INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.core.units import percent
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
-from commwatch_agent.incidents.incident import Condition, EvidenceItem
-from commwatch_alerts.model import INFO
+from commwatch_agent.incidents.incident import STANDSTILLS, Condition, EvidenceItem
 from commwatch_collectors.spans import ranks as named
 
 #: Source of verdicts that follow from what the probe records.
@@ -79,12 +78,11 @@ def uneven_work(evidence: Evidence) -> Iterator[Condition]:
 
 def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:
     """Return verdicts without those of another source on a wait that the probe sees itself, too."""
-    waits = {"hang", "stalled", "desync", "init_incomplete"}
-    seen = {verdict.job_id for verdict in verdicts if verdict.source == PROBE and verdict.kind in waits}
+    seen = {verdict.job_id for verdict in verdicts if verdict.source == PROBE and verdict.kind in STANDSTILLS}
     return [
         verdict
         for verdict in verdicts
-        if verdict.source == PROBE or verdict.kind not in waits or verdict.job_id not in seen
+        if verdict.source == PROBE or verdict.kind not in STANDSTILLS or verdict.job_id not in seen
     ]
 
 
@@ -227,7 +225,6 @@ def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Con
         job_id=job_id,
         run=job.run,
         cause="interrupted" if is_interrupted else "all",
-        severity=INFO,
         variant="all",
         value=float(len(lost)),
         numbers={"ranks": float(len(lost))},

@@ -14,6 +14,7 @@ from typing import Any
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
     LOST,
+    ONE_WAIT,
     RECOVERED,
     STANDSTILLS,
     AlertState,
@@ -36,8 +37,6 @@ _LAST_LOOK_S = 3.0
 MOST_EVIDENCE, MOST_ALERTS = 24, 16
 #: Begins that differ by less are the same: each look measures an age again.
 _EQUAL_S = 1.0
-#: The kinds of one wait, from the one that says least.
-_WAITS = ("stalled", "hang")
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
         incident,
         state="open" if is_open else "pending",
         alerts=alerts,
-        severity=_severity(incident, alerts, main.severity or kind.severity),
+        severity=_severity(incident, alerts, _without_alert(main, kind, table)),
         evidence=tuple(evidence[: max(MOST_EVIDENCE, len(incident.evidence))]),
     )
     return _ended(incident, around.now, JOB_ENDED) if run_is_over else incident
@@ -136,7 +135,7 @@ def _weight(condition: Condition, table: Table) -> tuple[int, int]:
 
 
 def _rank_of(kind: str) -> int:
-    return _WAITS.index(kind) if kind in _WAITS else 0
+    return ONE_WAIT.index(kind) if kind in ONE_WAIT else 0
 
 
 def _rules_of(condition: Condition, table: Table) -> list[Rule]:
@@ -210,6 +209,12 @@ def _facts(condition: Condition, around: Around) -> dict[str, Any]:
         "seq": condition.seq,
         "share": condition.share,
     }
+
+
+def _without_alert(condition: Condition, kind: Kind, table: Table) -> str:
+    """Return the severity of an incident while none of its alerts fires: that of its kind, or the worst of its variant's alerts if that is milder."""
+    of_variant = [rule.severity for rule in table.rows.get(kind.name, ()) if rule.variant == condition.variant]
+    return min([kind.severity, max(of_variant or [kind.severity], key=SEVERITIES.index)], key=SEVERITIES.index)
 
 
 def _severity(incident: Incident, alerts: Iterable[AlertState], otherwise: str) -> str:

@@ -8,12 +8,9 @@ from statistics import fmean
 
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_agent.incidents.metric_window import MetricWindow, Vector, by
-from commwatch_alerts.model import INFO
 
 #: Finds conditions in the last minutes of the metrics. It gets the thresholds of the table by name, and the Unix time in s.
 MetricRule = Callable[[MetricWindow, Mapping[str, float], float], Iterator[Condition]]
-#: Variants that need no warning: all their rows are for information.
-_FOR_INFORMATION = frozenset({("comm_bound", "quiet"), ("comm_bound", "idle_links"), ("nccl_fault", "sockets_only")})
 #: Labels by which series are joined.
 GPU, DEVICE = ("instance", "gpu"), ("instance", "device")
 RANK, OPERATION = ("instance", "job_id", "rank"), ("instance", "job_id", "group", "op")
@@ -81,7 +78,6 @@ def condition(
         says,
         now_s,
         job_id=labels.get("job_id", ""),
-        severity=INFO if (kind, variant) in _FOR_INFORMATION else None,
         variant=variant,
         value=value,
         nodes=(host[0] or host[2],) if "instance" in labels else (),

@@ -30,11 +30,10 @@ from commwatch_agent.incidents.answers import (
     merged,
     view_of,
 )
+from commwatch_agent.incidents.conclude import of_ranks
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
 from commwatch_agent.incidents.judging import judged, with_waits
-from commwatch_agent.incidents.slow_links import slow_links
 from commwatch_agent.incidents.stored import incidents_of
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
@@ -141,7 +140,7 @@ def conditions(
     seen, nodes = _seen(agent, job, own, heard)
     ended = is_ended(seen.ranks, known.world_size)
     evidence = Evidence(now, {job: known._replace(ended=ended)}, with_waits(seen), seen.ranks, seen.groups)
-    found = [*of_verdicts(evidence), *lost_ranks(evidence), *slow_links(evidence)]
+    found = list(of_ranks(evidence))
     if nodes.silent:
         who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))
         item = EvidenceItem("peers", now, f"agents that do not answer: {who}", {"silent": sorted(nodes.silent)})

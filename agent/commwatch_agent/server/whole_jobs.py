@@ -16,7 +16,7 @@ from urllib.parse import quote
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
-from commwatch_agent.incidents.incident import EvidenceItem
+from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS, Peers
@@ -35,7 +35,6 @@ _STALE_S = 60.0
 _STACKS_S = 30.0
 #: Assumed pairs of a rank and a group that also has ranks on other nodes, on each node.
 _COLUMNS = 64
-_WAITS = frozenset({"hang", "stalled", "desync", "init_incomplete"})
 
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:
@@ -93,7 +92,7 @@ class WholeJobs:
             return
         here = self._services.verdicts.look()
         ranks = Counter(view.job_id for view in here.ranks)
-        waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in _WAITS}
+        waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in STANDSTILLS}
         waits |= {view.job_id for view in here.ranks if view.state == "gone"}
         sends = {view.job_id for view in here.ranks if view.traffic is not None}
         shared = {name: job for name, job in here.jobs.items() if job.world_size > ranks[name]}

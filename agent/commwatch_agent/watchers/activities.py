@@ -13,15 +13,13 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.waits.outside_waits import outside_waits
 from commwatch_agent.analysis.waits.wait_graph import waits
-from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.incidents.incident import WAITED_FOR, Incident
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_collectors.node.activity import GpuUse, Parents, Sample, sample
 from commwatch_collectors.node.gpu import GpuPlace
 from commwatch_collectors.node.judged_activity import WINDOW_S, judged
 
-#: Kinds of incidents in which others wait for the culprits all the time.
-WAITS = frozenset({"hang", "stalled", "waiting", "init_incomplete"})
 #: A rank is looked at when another one has waited for it for the first time; in a job with ranks on other nodes, whose waits are not seen here,
 #: also when it has been in no operation for the second time.
 _WAITED_NS, _QUIET_NS = 1_000_000_000, 5_000_000_000
@@ -68,7 +66,7 @@ class Activities:
         blamed = {
             (each.job_id, rank)
             for each in self._incidents()
-            if each.state == "open" and each.kind in WAITS
+            if each.state == "open" and each.kind in WAITED_FOR
             for rank in each.ranks
         }
         with self._lock:

@@ -10,14 +10,13 @@ from socket import gethostname
 from commwatch.wire import files
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.core.views import RankView
-from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.incident import WAITED_FOR, EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import counted, longer_at, place_of, shares, stack_at
-from commwatch_agent.watchers.activities import WAITS
 from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack, stacks_over_time
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
-_KINDS, _MOST = WAITS | {"desync", "straggler"}, 4
+_KINDS, _MOST = WAITED_FOR | {"desync", "straggler"}, 4
 #: So long, in s, what was taken for another agent is taken for the next one, too; pause, in s, between two looks at what culprits do.
 _FRESH_S, _TELL_S = 10.0, 1.0
 
@@ -55,7 +54,7 @@ class Culprits:
         """Look at the culprits of incidents that have opened, each once; and what they do, each time that this is something else."""
         found = [each for each in self._incidents() if each.state == "open" and each.kind in _KINDS]
         self._taken = {at for at in self._taken if any(at[0] == each.id for each in found)}
-        self._tell([each for each in found if each.kind in WAITS and each.ranks])
+        self._tell([each for each in found if each.kind in WAITED_FOR and each.ranks])
         for incident in found:
             new = [rank for rank in incident.ranks[:_MOST] if (incident.id, rank) not in self._taken]
             if not new or _is_known(incident, new):

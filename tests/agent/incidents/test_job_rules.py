@@ -34,9 +34,9 @@ def rank(number: int, state: str = "running", **about: Any) -> RankView:
 
 
 def ended(*views: RankView) -> list[tuple[str, str, tuple[int, ...]]]:
-    """What is found once the job is over: cause, severity and ranks."""
+    """What is found once the job is over: cause, variant of the table, and ranks."""
     jobs = {"train": JOBS["train"]._replace(ended=True)}
-    return [(each.cause, each.severity or "", each.ranks) for each in lost_ranks(Evidence(NOW, jobs, ranks=views))]
+    return [(each.cause, each.variant, each.ranks) for each in lost_ranks(Evidence(NOW, jobs, ranks=views))]
 
 
 def found(*verdicts: Verdict) -> list[Condition]:
@@ -148,13 +148,13 @@ def test_interrupted() -> None:
     """Ctrl-C ends a job, and no rank is to blame, neither one that raised by it nor one that was ended after it."""
     pressed = rank(1, "ended", ended_at=NOW - 3, ended_after=NOW - 3, raised="KeyboardInterrupt")
     killed = rank(2, "gone", ended_at=NOW - 2, ended_after=NOW - 3)
-    assert ended(pressed, killed) == ended(pressed) == [("interrupted", "info", ())]
+    assert ended(pressed, killed) == ended(pressed) == [("interrupted", "all", ())]
     assert list(lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), pressed, killed]))) == []
 
 
 def test_killed_together() -> None:
     """Ranks that were all killed at once are for information, unless they soon run again: a job that was cancelled."""
-    assert ended(*(rank(n, "gone", ended_at=NOW - 11, ended_after=NOW - 12) for n in range(4))) == [("all", "info", ())]
+    assert ended(*(rank(n, "gone", ended_at=NOW - 11, ended_after=NOW - 12) for n in range(4))) == [("all", "all", ())]
     assert ended(*(rank(n, "gone", ended_at=NOW - 8, ended_after=NOW - 9) for n in range(4))) == []
     assert ended(*(rank(n, "ended", ended_at=NOW - 8) for n in range(4))) == []
 
