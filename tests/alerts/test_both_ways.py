@@ -71,18 +71,23 @@ def names(server: Server) -> set[str]:
 def firing(case: Case) -> Iterator[tuple[Incident, Alert]]:
     """The alerts that fire while the series of a case go by, with their incidents."""
     known: list[Incident] = []
+    for at_s, evidence in seen(case):
+        ended = {job.run for job in evidence.jobs.values() if job.ended}
+        around = Around(evidence.now, ended if at_s > 600 else (), host="a", instance="a:9477")
+        known = conclude(evidence, known, TABLE, around)
+        yield from ((each, alert) for each in known for alert in alerts_of(each) if alert.state == FIRING)
+
+
+def seen(case: Case) -> Iterator[tuple[int, Evidence]]:
+    """What an agent knows that has exported the series of a case, every 15 s, with the seconds since the first."""
     for at_s, window in windows(case.series):
-        now = BEGIN_S + at_s
         there = {name: values[at_s // 15] for name, values in rows_of(case) if at_s // 15 < len(values)}
         verdicts, ranks = list(verdicts_in(there)), list(ranks_in(there))
         jobs = {
             name: KnownJob("key", 4, ended=len(ranks) > 1 and not any(view.state == "running" for view in ranks))
             for name in ("j", "k")
         }
-        evidence = Evidence(now, jobs, verdicts, ranks, metrics=window)
-        ended = {job.run for job in jobs.values() if job.ended}
-        known = conclude(evidence, known, TABLE, Around(now, ended if at_s > 600 else (), host="a", instance="a:9477"))
-        yield from ((each, alert) for each in known for alert in alerts_of(each) if alert.state == FIRING)
+        yield at_s, Evidence(BEGIN_S + at_s, jobs, verdicts, ranks, metrics=window)
 
 
 Name = tuple[str, tuple[tuple[str, str], ...]]
