@@ -298,6 +298,9 @@ def _verdicts() -> list[Case]:
     nobody = gauge("verdict_seconds", 31, job_id="j", rank="", group="dp", group_id="d", kind="hang")
     group, stuck, stalled = {"job_id": "j", "group": "dp", "group_id": "d"}, "CollectiveStuck", "CollectiveStalled"
     straggler, apart = "StragglerRank", "StragglerAcrossNodes"
+    slow, other = (
+        gauge("incident_open", 1, job_id="j", kind=kind, severity="warning", rank="") for kind in ("slow_link", "hang")
+    )
     waits = 61.0
     return [
         Case(straggler, "late", late, WARNING, 720, culprit, 0.06),
@@ -306,6 +309,8 @@ def _verdicts() -> list[Case]:
         # One scrape later than after its ``for``: two shares are compared.
         Case(apart, "late", pair(60, 10), WARNING, 735, across, 0.5),
         Case(apart, "as late as the other", pair(60, 60)),
+        Case("SlowLink", "open", slow, WARNING, 60, JOB, 1),
+        Case("SlowLink", "another incident", other),
         Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 30, culprit, 31),
         Case("CollectiveHang", "nobody to blame", nobody, CRITICAL, 30, {"job_id": "j", "group": "dp"}, 31),
         Case("CollectiveHang", "at the threshold", verdict("hang", 10)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from commwatch_alerts.delivery import Delivery
 from commwatch_alerts.model import FIRING, Alert
 from commwatch_alerts.receivers.settings import checked, receivers
 from tests.agent.incidents.metric_series import BEGIN_S, CATALOGUE, LIMITS, labels_and_name, samples, windows
+from tests.agent.incidents.test_slow_links import FIFTH_OF_FOUR, ring
 from tests.alerts.cases import CASES, Case
 from tests.alerts.promtool import evaluate
 from tests.helpers import wait_for
@@ -43,7 +45,7 @@ CAUSES = {
 
 def test_every_kind_has_one() -> None:
     """All kinds of which an agent raises alerts are here."""
-    assert len(SCENARIOS) == 17
+    assert len(SCENARIOS) == 18
 
 
 @pytest.mark.parametrize("kind", SCENARIOS)
@@ -114,9 +116,11 @@ def verdicts_in(there: Mapping[Name, float | None]) -> Iterator[Verdict]:
 
 
 def ranks_in(there: Mapping[Name, float | None]) -> Iterable[RankView]:
-    """The ranks of which an agent has exported that they are up or lost."""
+    """The ranks of which an agent has exported that they are up or lost, or wait for a slow link."""
     for (name, pairs), up in there.items():
         labels = dict(pairs)
+        if labels.get("kind") == "slow_link":
+            yield from (replace(view, job_id=labels["job_id"]) for view in ring(*FIFTH_OF_FOUR))
         if name == "commwatch_rank_up" and up is not None:
             state = "running" if up else "gone"
             view = RankView(

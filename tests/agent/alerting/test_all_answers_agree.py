@@ -16,14 +16,13 @@ from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
 from commwatch_agent.history.history import History
 from commwatch_agent.history.store import Writer
 from commwatch_agent.incidents.answers import view_of
-from commwatch_agent.incidents.evidence import Evidence, KnownJob
+from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.stored import incidents_of
 from commwatch_alerts.model import FIRING, Alert
 from commwatch_collectors.nccl.checks.findings import Evidence as Line
 from commwatch_collectors.nccl.checks.findings import Finding
 from tests.agent.incidents.test_job_rules import GROUP, HANG, JOBS, NOW
-from tests.agent.incidents.test_slow_links import TENTH_OF_THREE, ring
 from tests.agent.incidents.test_uneven_work import UNEVEN
 from tests.agent.prometheus.test_metrics import samples
 from tests.alerts.cases import Case
@@ -60,6 +59,7 @@ SOURCES = {
     **dict.fromkeys(("gpu_fault", "gpu_underused"), "gpu"),
     **dict.fromkeys(("network_fault", "link_saturated"), "host"),
     "rank_lost": "ending",
+    "slow_link": "tcp",
     "nccl_fault": "nccl_log",
 }
 STORIES = {
@@ -67,9 +67,6 @@ STORIES = {
     "hang that only RAS knows": Story("hang", "ras", lasting(verdicts=[replace(HANG, source="ras", seq=None)])),
     "long wait": Story("waiting", "probe", lasting(verdicts=[replace(HANG, kind="waiting", cause="not_joined")])),
     "error in a log": Story("nccl_fault", "nccl_log", lasting(errors={"train": [ERROR]})),
-    "slow link": Story(
-        "slow_link", "tcp", lasting(jobs={"train": KnownJob("key", 3, ended=False)}, ranks=ring(*TENTH_OF_THREE))
-    ),
     "uneven work": Story("uneven_work", "probe", lasting(waits={"train": UNEVEN})),
 }
 
