@@ -5,15 +5,15 @@ It runs for one node, and for a whole job with the ranks of all its nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.explanations import explained
-from commwatch_agent.incidents.incident import OF_RANKS, ONE_WAIT, REASONS_TO_WAIT, Condition, Incident
+from commwatch_agent.incidents.incident import OF_RANKS, ONE_WAIT, REASONS_TO_WAIT, RECOVERED, Condition, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts, uneven_work
-from commwatch_agent.incidents.lifecycle import Around, Table, advanced
+from commwatch_agent.incidents.lifecycle import Around, Table, advanced, ended
 from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
 from commwatch_agent.incidents.slow_links import slow_links
@@ -88,14 +88,21 @@ def conclude(
     """
     before = list(known)
     conditions = [found for finder in finders for found in finder.find(evidence, table.thresholds)]
-    return explained(advanced(_as_known(_without_reason(conditions, before), before), before, table, around))
+    reasons: list[Condition | Incident] = [*conditions, *(each for each in before if each.ended_at is None)]
+    known_why = {each.job_id for each in reasons if each.kind in REASONS_TO_WAIT}
+    found = (each for each in conditions if not _is_uneven(each, known_why))
+    after = advanced(_as_known(found, before), before, table, around)
+    # Of work that was uneven before, nothing is known from then on.
+    over = (
+        ended(each, each.last_at, RECOVERED) if each.state == "open" and _is_uneven(each, known_why) else each
+        for each in after
+    )
+    return explained(over)
 
 
-def _without_reason(conditions: list[Condition], known: Iterable[Incident]) -> Iterator[Condition]:
-    """Yield conditions, without uneven work of a job whose ranks wait for a known reason."""
-    jobs = {each.job_id for each in conditions if each.kind in REASONS_TO_WAIT}
-    jobs |= {each.job_id for each in known if each.kind in REASONS_TO_WAIT and each.ended_at is None}
-    yield from (each for each in conditions if each.kind != "uneven_work" or each.job_id not in jobs)
+def _is_uneven(each: Condition | Incident, jobs: Collection[str]) -> bool:
+    """Return whether this is uneven work of one of some jobs."""
+    return each.kind == "uneven_work" and each.job_id in jobs
 
 
 def _as_known(conditions: Iterable[Condition], known: Iterable[Incident]) -> Iterator[Condition]:

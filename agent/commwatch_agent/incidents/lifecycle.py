@@ -125,7 +125,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
         severity=_severity(incident, alerts, _without_alert(main, kind, table)),
         evidence=tuple(evidence[: max(MOST_EVIDENCE, len(incident.evidence))]),
     )
-    return _ended(incident, around.now, JOB_ENDED) if run_is_over else incident
+    return ended(incident, around.now, JOB_ENDED) if run_is_over else incident
 
 
 def _weight(condition: Condition, table: Table) -> tuple[int, int]:
@@ -243,7 +243,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     firing = any(each.fired_at is not None and each.resolved_at is None for each in alerts)
     ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
     if around.now - incident.last_at >= ends_after_s and not firing:
-        return _ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
+        return ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
     return replace(incident, alerts=alerts)
 
 
@@ -252,11 +252,11 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     unseen_s = around.now - incident.last_at
     had_ended = incident.kind == "waiting" or (incident.kind in STANDSTILLS and unseen_s < GAP_S)
     if around.is_settled and had_ended and unseen_s > _LAST_LOOK_S:
-        return _ended(incident, incident.last_at, RECOVERED)
-    return _ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
+        return ended(incident, incident.last_at, RECOVERED)
+    return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
 
 
-def _ended(incident: Incident, at: float, outcome: str) -> Incident:
+def ended(incident: Incident, at: float, outcome: str) -> Incident:
     """Return an incident that ends, and its alerts with it."""
     alerts = tuple(
         replace(each, resolved_at=max(at, each.seen_at)) if each.resolved_at is None else each

@@ -84,6 +84,17 @@ def test_not_beside_a_straggler() -> None:
     assert {one.kind for one in after([], 0, UNEVEN, ranks=[dead])} == {"rank_lost"}
 
 
+def test_ends_when_a_reason_is_known() -> None:
+    """A rank that becomes late all the time ends it at once: from then on the ranks wait for that one."""
+    known = after(after(lasting(300), 310), 320, UNEVEN, LATE)
+    by_kind = {one.kind: one for one in known}
+    assert {kind: (one.state, one.outcome) for kind, one in by_kind.items()} == {
+        "uneven_work": ("ended", "recovered"),
+        "straggler": ("open", None),
+    }
+    assert by_kind["uneven_work"].ended_at == NOW + 310
+
+
 @pytest.mark.parametrize(
     "waits",
     [
