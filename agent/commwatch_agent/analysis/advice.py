@@ -223,7 +223,7 @@ def _uneven_work(facts: Facts) -> Iterator[Found]:
     if facts.late or facts.pipeline:
         return
     transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
-    found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed))
+    found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed, facts.for_cores))
     if found is None:
         return
     because, gain = [says(found)], _up_to(found.saves)

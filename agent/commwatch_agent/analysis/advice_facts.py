@@ -103,6 +103,8 @@ class Facts(NamedTuple):
     exposed_at_first: float | None = None
     #: A group is a pipeline (``pipelines.are_pipeline``).
     pipeline: bool = False
+    #: Share of the latest half minute in which main threads waited for a core, on average; ``None``: not known, as after the job.
+    for_cores: float | None = None
     #: False: its steps are iterations, perhaps of inference, so that nothing is known of gradients.
     trains: bool = True
 

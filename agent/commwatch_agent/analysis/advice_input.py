@@ -189,6 +189,7 @@ def facts(
     *,
     network: Network | None = None,
     late: Mapping[int, float] | None = None,
+    for_cores: float | None = None,
 ) -> Facts | None:
     """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
 
@@ -196,6 +197,7 @@ def facts(
         network: the state of the nodes' networks, if agents watch them right now.
         late: the stragglers by rank, with the share of time (0 to 1) that the others wait for each; the recorded steps show how long one was late
             before that was known. ``None``: no agent watches the job now, and those of the recorded steps count.
+        for_cores: as in ``Facts``.
     """
     if not counts.enough:
         return None
@@ -218,6 +220,7 @@ def facts(
         late=_with_recorded(late, _late(counts, messages=bool(bubble)) if trains else {}),
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
+        for_cores=for_cores,
         trains=trains,
     )
 

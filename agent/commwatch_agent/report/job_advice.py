@@ -56,15 +56,16 @@ def lately(
     *,
     network: Network,
     late: Mapping[int, float] | None,
+    for_cores: float | None = None,
     recorded: Recorded,
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 
     Args:
         network: the state of the nodes' networks.
-        late: the current stragglers, as in ``facts``.
+        late, for_cores: as in ``facts``.
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)
-    advice = advice_on(facts(agent, job, latest, findings, network=network, late=late))
+    advice = advice_on(facts(agent, job, latest, findings, network=network, late=late, for_cores=for_cores))
     return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)

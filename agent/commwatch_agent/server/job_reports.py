@@ -54,6 +54,8 @@ class Own(NamedTuple):
     topology: Topology | None
     #: Those in memory, which may be newer than those in the history; only for reports.
     incidents: list[IncidentDetails]
+    #: As in ``Facts``; of this node only.
+    for_cores: float | None
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeR
         steps=rows_of(*agent.latest_steps(0, job, steps)),
         step_totals=agent.step_totals(job),
         waits=agent.totals(job, []).waits,
-        **own._replace(incidents=_incidents(agent, job, own, ReportParts()))._asdict(),
+        host=own.host,
+        late=own.late,
+        topology=own.topology,
+        incidents=_incidents(agent, job, own, ReportParts()),
     )
 
 
@@ -123,7 +128,10 @@ def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None,
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
     view = _job(every, job)
     recorded = _recorded(agent, view, last_s, asked)
-    return JobWide(nodes, lately(every, view, findings, last_s, network=network, late=late, recorded=recorded))
+    found = lately(
+        every, view, findings, last_s, network=network, late=late, for_cores=own.for_cores, recorded=recorded
+    )
+    return JobWide(nodes, found)
 
 
 def report(

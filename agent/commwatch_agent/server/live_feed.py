@@ -224,7 +224,7 @@ class LiveFeed:
             asked = asked_of_others(self._services, job_id, LAST_S, live=True)
             advice = self._worker.find("job_advice", job=job_id, own=own, last_s=LAST_S, asked=asked).data
         else:
-            known = {"findings": findings, "host": own.host, "late": own.late}
+            known = {"findings": findings, "host": own.host, "late": own.late, "for_cores": own.for_cores}
             advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
 

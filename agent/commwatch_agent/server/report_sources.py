@@ -6,6 +6,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.waits.step_waits import waited_for_cores
 from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
@@ -28,10 +29,11 @@ def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
     """
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
+        for_cores = waited_for_cores(totals for each in jobs for totals in live_ranks.of_this_run(each))
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
     incidents = (each for each in services.incidents.incidents() if past and each.job_id == job)
-    return Own(services.host.view(job), late, topology, list(map(details_of, incidents)))
+    return Own(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:

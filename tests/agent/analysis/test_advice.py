@@ -147,6 +147,7 @@ SILENT: dict[str, list[Facts]] = {
         facts(waits={0: 0.5}),
         facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, bubble=0.2, pipeline=True),
         facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.09),  # hidden behind compute
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, for_cores=0.2),  # too few cores
     ],
     "compression": [
         facts(kind()),

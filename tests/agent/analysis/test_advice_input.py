@@ -79,6 +79,27 @@ def test_groups_of_all_nodes() -> None:
     assert most_on_a_host(of_nodes, HOSTS) == {"dp": 2, "tp": 2, "cp": 1}
 
 
+def test_ranks_that_compete_for_cores(tmp_path: Path) -> None:
+    """Ranks that are late in turn have uneven work; not if they wait for cores meanwhile, which an agent knows that watches the job."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        records = [mark(0, MS)]
+        for n in range(60):
+            end = (n + 1) * 100 * MS
+            records += [
+                operation(start_ns=end - (10 if n % 2 == rank else 60) * MS, end_ns=end, seq=n),
+                mark(n + 1, end + MS),
+            ]
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
+    watch.tick(7000 * MS)
+    (job,) = watch.agent.jobs()
+    for for_cores, number in ((None, 1), (0.05, 1), (0.2, 0)):
+        found = lately(
+            watch.agent, job, (), None, network=Network(), late={}, for_cores=for_cores, recorded=lambda: None
+        )
+        assert len([each for each in found if each.rule == "uneven_work"]) == number
+
+
 def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:
     """Advice names the current stragglers of a job that an agent watches, and no rank if there are none; else those of the recorded steps."""
     watch = Watch(tmp_path)

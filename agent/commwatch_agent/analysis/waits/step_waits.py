@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
@@ -39,13 +40,18 @@ def step_waits(job: Job, now_ns: int) -> StepWaits | None:
         return None
     late = fmean(each.late for each in known.values())
     exposed = [each.exposed for each in known.values() if each.exposed is not None]
-    for_cores = [share for totals in alive if (share := waited_for_core(totals.samples)) is not None]
     return StepWaits(
         {rank: each.every for rank, each in known.items()},
         max(0.0, fmean(each.comm for each in known.values()) - late) if late >= LEAST_GAIN else None,
         fmean(exposed) if exposed else None,
-        fmean(for_cores) if for_cores else None,
+        waited_for_cores(alive),
     )
+
+
+def waited_for_cores(ranks: Iterable[RankTotals]) -> float | None:
+    """Return the share of the latest half minute in which the main threads of ranks were ready to run but had no core, on average."""
+    shares = [share for totals in ranks if totals.alive and (share := waited_for_core(totals.samples)) is not None]
+    return fmean(shares) if shares else None
 
 
 def _waited(totals: RankTotals, now_ns: int) -> _Waited | None:

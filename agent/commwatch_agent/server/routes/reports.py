@@ -55,7 +55,8 @@ def job_advice(
         asked = asked_of_others(services, named, last_s, live=True)
         return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
     findings = [] if own.topology is None else own.topology.findings
-    return answered(worker.text("advice", job=named, findings=findings, host=own.host, late=own.late, last_s=last_s))
+    known = {"findings": findings, "host": own.host, "late": own.late, "for_cores": own.for_cores}
+    return answered(worker.text("advice", job=named, **known, last_s=last_s))
 
 
 @router.get("/report", response_model=Report, responses={200: {"content": {"text/html": {}}}})
