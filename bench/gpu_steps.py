@@ -1,4 +1,6 @@
-"""Training steps on a real GPU without commwatch, with it in each way of timing, and with its plugin in NCCL: two ranks, which share the GPU if there is only one.
+"""Training steps on a real GPU without commwatch, with each way of timing, and with its plugin in NCCL.
+
+Two ranks, which share the GPU if there is only one.
 
     python bench/gpu_steps.py [--rounds 3]
 
