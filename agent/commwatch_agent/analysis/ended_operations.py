@@ -87,14 +87,20 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
             continue
         from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
 
-        ends = {rank: _marked_ends(totals) for rank, totals in rank_totals.items()}
+        ends = {rank: _ends(totals) if totals.marked else [] for rank, totals in rank_totals.items()}
+        turns = {rank: [] if totals.marked else _ends(totals) for rank, totals in rank_totals.items()}
         stepping = _stepping(rank_totals)
         of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
             for ranks in roles(join.window.ranks, stepping)
             for each in stragglers_in(
-                join.window, now_ns, _steps(ends, ranks), ranks=ranks, stepping=_are_stepping(ranks, rank_totals)
+                join.window,
+                now_ns,
+                _steps(ends, ranks),
+                ranks=ranks,
+                stepping=_are_stepping(ranks, rank_totals),
+                turns=_steps(turns, ranks),
             )
         ]
         for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
@@ -121,9 +127,9 @@ def _are_stepping(ranks: Collection[int], rank_totals: Mapping[int, RankTotals])
     return any(rank in rank_totals and rank_totals[rank].marked for rank in ranks)
 
 
-def _marked_ends(totals: RankTotals) -> list[int]:
-    """Return when the latest steps ended; empty for iterations, whose ranks are compared by time."""
-    return [step.end_ns for step in totals.steps.totals.recent] if totals.marked else []
+def _ends(totals: RankTotals) -> list[int]:
+    """Return when the latest steps, or iterations, ended."""
+    return [step.end_ns for step in totals.steps.totals.recent]
 
 
 def once(found: Iterable[tuple[str, str, Late]]) -> list[tuple[str, str, Late]]:

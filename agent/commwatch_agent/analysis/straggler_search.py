@@ -95,6 +95,8 @@ class _Rules(NamedTuple):
     own_counts: float
     #: Steps are marked. Otherwise a rank may wait for requests, and only operations in quick succession show who is late.
     stepping: bool
+    #: Only a rank is looked for that is late in few periods, but regularly.
+    rare: bool = False
 
 
 def stragglers_in(
@@ -105,6 +107,7 @@ def stragglers_in(
     *,
     ranks: Collection[int] | None = None,
     stepping: bool = True,
+    turns: Sequence[int] = (),
 ) -> list[Late]:
     """Return the stragglers of a group up to now, by rank.
 
@@ -113,12 +116,19 @@ def stragglers_in(
         least_ns: least length of a window.
         ranks: those of the group that are compared with each other; ``None``: all.
         stepping: as in ``_Rules``.
+        turns: ends of the latest iterations of a job without steps, as for ``steps``. They only show who is late in few of them: not the first
+            rank, which may wait for requests.
     """
     late = window.until(now_ns)
     if late is None:
         return []
     some = late if ranks is None else late.of(ranks)
-    return _found(some, steps, now_ns, _Rules(least_ns, own_counts=1, stepping=stepping))
+    rules = _Rules(least_ns, own_counts=1, stepping=stepping)
+    found = _found(some, steps, now_ns, rules)
+    if found or not turns:
+        return found
+    rare = _found(some, turns, now_ns, rules._replace(rare=True))
+    return [each._replace(steps=None) for each in rare if each.rank != min(some.ranks)]
 
 
 def waiting_least(
@@ -247,7 +257,8 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
             return [], window
         if span_ns < rules.least_ns or still_ns > max(_STILL_NS, _STILL_PERIODS * span_ns // number):
             return [], window
-        culprits = _culprits(window.late, COSTS * span_ns, rules.own_counts) or _rarely_late(window, rules.own_counts)
+        often = [] if rules.rare else _culprits(window.late, COSTS * span_ns, rules.own_counts)
+        culprits = often or _rarely_late(window, rules.own_counts)
         if culprits:
             return culprits, window
     return [], window

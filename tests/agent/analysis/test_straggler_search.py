@@ -70,6 +70,10 @@ class Loop:
         """The stragglers now."""
         return stragglers_in(self.window, self.now_ns, self.steps if marked else ())
 
+    def in_iterations(self) -> list[Late]:
+        """The stragglers if the steps are iterations, and nothing marks steps."""
+        return stragglers_in(self.window, self.now_ns, stepping=False, turns=self.steps)
+
 
 def ranks(found: Sequence[Late]) -> list[int]:
     return [each.rank for each in found]
@@ -181,14 +185,27 @@ def test_late_rarely_but_regularly(size: int, work_ms: float, by_ms: float, ever
 
 @pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("work_ms", [300, 420])
+def test_late_rarely_in_iterations(size: int, work_ms: float, seed: int) -> None:
+    """Where no step is marked, a rank that is late in few iterations, again and again, is named, but for the first rank: it may wait for requests."""
+    for culprit in (0, 1):
+        loop = Loop(size, work_ms, seed=seed)
+        loop.run(12)
+        assert loop.in_iterations() == []
+        loop.run(30, late(culprit, by_ms=400, every=8))
+        assert [(found.rank, found.steps) for found in loop.in_iterations()] == [(1, None)] * culprit
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("work_ms", [35, 100, 300])
 @pytest.mark.parametrize(
     "delay",
     [
-        late(0, by_ms=400, every=16),
-        late(0, by_ms=1000, every=20),
-        late(0, by_ms=1000, every=60),
-        late(0, by_ms=22_000, every=40),
+        late(1, by_ms=400, every=16),
+        late(1, by_ms=1000, every=20),
+        late(1, by_ms=1000, every=60),
+        late(1, by_ms=22_000, every=40),
         lambda rank, step, chance: 400.0 * (chance.random() < 1 / 16),
         lambda rank, step, chance: 400.0 * (step % 8 == rank),
         lambda rank, step, chance: min(3000.0, 20 * chance.paretovariate(1.2)),
@@ -201,6 +218,8 @@ def test_late_too_rarely(size: int, work_ms: float, delay: Delay, seed: int) -> 
     for _ in range(60):
         loop.run(1)
         assert loop.named() == []
+        # Of shorter ones several are in one period of time.
+        assert work_ms < 300 or loop.in_iterations() == []
 
 
 @pytest.mark.parametrize("seed", range(3))
