@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from commwatch.wire import events as ev
-from commwatch.wire import ring
+from commwatch.wire import ring, splits
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.core.names_file import _MOST_PEERS, _MOST_SUMS
@@ -131,6 +131,7 @@ class Agent:
             ev.Record._make((n, *operation(start_ns=n + (1 << 40), end_ns=0), n)) for n in range(ring.IN_FLIGHT_SLOTS)
         ]
         totals.hold_in_flight(in_flight)
+        totals.hold_splits(bytes([number % 256]) * splits.AREA_BYTES)
         for n in range(MOST_SAMPLES):
             totals.add_sample(Sample(n + (1 << 40), Usage(n, n, n, n)))
 

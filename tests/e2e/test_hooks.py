@@ -6,6 +6,7 @@ All other tests with jobs have the native hook, but for those of what the hooks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from commwatch.wire import events as ev
+from commwatch.wire import splits
+from commwatch.wire.ring_reader import RingReader
 from tests.e2e.recorder import compare
 from tests.e2e.torchjob import RankRecords, alone, read_rings, results, run_job, said
 
@@ -64,6 +67,13 @@ JOBS = (
     Workload("strangers.py", (1, 5), 0, {"RANK": "5", "WORLD_SIZE": "8"}),
     Workload("strangers.py", (1, 5, 6, 5), 0, {"RANK": "5", "WORLD_SIZE": ""}),
     Workload("moved.py", (FOLDER,), 0, {"COMMWATCH": "0", "COMMWATCH_DIR": "run", "WORLD_SIZE": ""}),
+)
+#: What rank 0 of ``splits.py`` sends to each of three ranks, and expects from each, by the number of the operation.
+SPLITS = (
+    ((16, 0, 24), (8, 16, 24)),
+    ((8, 8, 8), (8, 8, 8)),
+    ((0, 4, 8), (0, 4, 8)),
+    ((0, 0, 0), (0, 0, 0)),
 )
 #: Where the probe's thread has the GIL before a thread whose operation has ended, it sees the end first.
 LOOKED = {"native": set[int](), "python": {ev.BY_POLL}}
@@ -168,3 +178,31 @@ def barriers(*ranks: RankRecords) -> None:
 
 #: What the recorder does not see of a workload.
 MORE: dict[str, Callable[..., None]] = {"point_to_point": messages, "plain": barriers}
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_split_sizes(hook: str, tmp_path: Path) -> None:
+    """Either hook notes what a rank sends to each rank in an all_to_all, and expects from each; not of a call that is not valid."""
+    area, group = noted_splits(tmp_path, hook, 3)
+    assert [splits.find(area, group, seq) for seq in range(len(SPLITS) + 3)] == [*SPLITS, None, None, None]
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_split_sizes_of_many(hook: str, tmp_path: Path) -> None:
+    """Of a group with more ranks than an entry has room for, none are noted; the calls are recorded as any."""
+    most, more = (
+        noted_splits(tmp_path / str(size), hook, size) for size in (splits.MOST_MEMBERS, splits.MOST_MEMBERS + 1)
+    )
+    assert splits.find(*most, 1) == ((8,) * splits.MOST_MEMBERS,) * 2
+    assert more[0].count(0) == len(more[0])
+
+
+def noted_splits(directory: Path, hook: str, size: int) -> tuple[bytes, int]:
+    """What a hook notes of the split sizes of ``splits.py`` with so many ranks; and the number of its group."""
+    directory.mkdir(exist_ok=True)
+    said(alone(directory, "splits.py", size, COMMWATCH_HOOK=hook, WORLD_SIZE=str(size)))
+    (rank,) = read_rings(directory)
+    assert len(rank.of("all_to_all")) >= len(SPLITS)
+    (path,), (group,) = (directory / "rings").glob("*.ring"), rank.groups
+    with closing(RingReader(path)) as reader:
+        return reader.splits(), group

@@ -74,13 +74,20 @@ def reported(
     return wrong
 
 
-def alerted(scenario: Scenario, alerts: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What is wrong in the alerts, pending ones too: an even job has none but on a true share, and none names a rank that is not at fault."""
+def alerted(scenario: Scenario, alerts: dict[str, list[dict[str, Any]]], incidents: list[dict[str, Any]]) -> list[str]:
+    """What is wrong in the alerts, pending ones too: an even job has none but on a true share, and none names a rank that is not at fault.
+
+    A rank that dies of the fault of another is lost, too: no message is sent about an incident that another one explains.
+    """
+    died = {rank for one in incidents if one["kind"] == "rank_lost" and one["consequence_of"] for rank in one["ranks"]}
     every = [each for some in alerts.values() for each in some if not excused(scenario, each)]
     if not scenario.kinds:
         return [f"alert: {each['name']}" for each in every if each["name"] not in TRUE_SHARES]
     named = [(each["name"], each["labels"]["rank"]) for each in every if "rank" in each["labels"]]
-    return [f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in scenario.named]
+    excused_of = {"RankLost": scenario.named | died}
+    return [
+        f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in excused_of.get(name, scenario.named)
+    ]
 
 
 def excused(scenario: Scenario, found: dict[str, Any]) -> bool:

@@ -130,7 +130,7 @@ def watch(scenario: Scenario) -> Outcome:
         wrong=(
             *judged.wrong,
             *reported(scenario, advice, headline, found),
-            *alerted(scenario, alerts),
+            *alerted(scenario, alerts, incidents),
             *remembered(scenario, began, incidents),
             *why,
             *silent,

@@ -312,6 +312,8 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
     blocked, on_device = bool(record.flags & ev.BLOCKED), bool(record.flags & ev.ON_DEVICE)
     usual_ns = totals.usual_ns(record.group, record.op)
     place, absent_s = _place(totals, record, now_ns)
+    is_shown = now_ns - record.launch_ns > _SOON_NS
+    splits = ended_calls.splits_of(totals, op, record.group, record.seq) if is_shown else (None, None)
     return InFlight(
         op=op,
         group=group.label,
@@ -328,6 +330,8 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
         queued=on_device and not blocked,
         place=place,
         absent_s=absent_s,
+        sends=splits[0],
+        expects=splits[1],
     )
 
 
@@ -365,6 +369,7 @@ def _failures(totals: RankTotals, now_ns: int) -> list[Failed]:
 
 def _failed(totals: RankTotals, record: ev.Record, now_ns: int, latest_ns: int) -> Failed:
     op = totals.op_name(record.op)
+    splits = ended_calls.splits_of(totals, op, record.group, record.seq)
     return Failed(
         op=op,
         group_id=totals.group(record.group).group_id,
@@ -375,4 +380,6 @@ def _failed(totals: RankTotals, record: ev.Record, now_ns: int, latest_ns: int) 
         peer=record.peer if op in ev.P2P and record.peer >= 0 else None,
         is_latest=latest_ns <= record.end_ns,
         root=ended_calls.root_of(op, record.peer),
+        sends=splits[0],
+        expects=splits[1],
     )

@@ -82,7 +82,7 @@ class Verdict:
     #: ``desync``, ``corruption`` or ``straggler``.
     kind: str
     #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``not_come``, ``stuck``, ``ops``, ``root``, ``sizes``,
-    #: ``order``, ``weights``, ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
+    #: ``splits``, ``order``, ``weights``, ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
     cause: str
     job_id: str
     group_id: str
@@ -236,7 +236,7 @@ def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
 
 def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s: float) -> Verdict | None:
     """Return the verdict on the calls of ranks at one sequence number, ``since_s`` ago; ``None``: no fault."""
-    what = difference(calls)
+    what = difference(calls, group.members or ())
     if what is None:
         return None
     about = (group.job_id, group.group_id, group.group, seq, what.op)

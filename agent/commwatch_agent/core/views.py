@@ -147,6 +147,10 @@ class InFlight:
     place: Usual | None = None
     #: For how many seconds the rank was in no operation before it; ``None`` as for ``place``.
     absent_s: float | None = None
+    #: Of an all_to_all in which the rank has been for 2 s: the bytes that it sends to each rank of the group, by the order of its members, and
+    #: those that it expects from each; ``None``: not known.
+    sends: list[int] | None = None
+    expects: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,9 @@ class Failed:
     is_latest: bool = False
     #: Global rank of the root of a collective; ``None``: there is none, or not known.
     root: int | None = None
+    #: As in ``InFlight``.
+    sends: list[int] | None = None
+    expects: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,8 @@ class Ended:
     ago_s: float
     #: As in ``Failed``.
     root: int | None = None
+    sends: list[int] | None = None
+    expects: list[int] | None = None
 
 
 @dataclass(frozen=True)

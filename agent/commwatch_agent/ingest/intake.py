@@ -389,6 +389,8 @@ class Intake:
                     totals.note_failure(record._replace(end_ns=max(record.launch_ns, counters[ring.HEARTBEAT])))
             totals.hold_in_flight(in_flight if alive else [])
             totals.outside = reader.outside()
+            if counters[ring.SPLITS]:
+                totals.hold_splits(reader.splits())
             totals.heartbeat_ns = counters[ring.HEARTBEAT]
             overflow = counters[ring.IN_FLIGHT_OVERFLOW]
             if overflow != totals.overflow:

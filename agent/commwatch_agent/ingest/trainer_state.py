@@ -37,6 +37,8 @@ class TrainerState(Names):
         #: Key of its run on this node (``runs.KnownRun``); empty: not known.
         self.run_key = ""
         self.in_flight: list[ev.Record] = []
+        #: The part of its ring with the split sizes of its latest calls (``wire.splits``); empty: none is noted.
+        self.splits = b""
         #: What it waits for outside operations.
         self.outside = Outside(0, 0, 0, "", "")
         self.alive = True
@@ -72,6 +74,11 @@ class TrainerState(Names):
             return
         has_room = self.account.change(IN_FLIGHT * before, IN_FLIGHT * len(records))
         self.in_flight = records if has_room else records[:before]
+
+    def hold_splits(self, area: bytes) -> None:
+        """Take the split sizes of the latest calls; without room for them, none."""
+        if self.account.change(len(self.splits), len(area)):
+            self.splits = area
 
     def add_sample(self, sample: Sample) -> None:
         """Add a sample of the process; without room for one more, it takes the place of the oldest."""

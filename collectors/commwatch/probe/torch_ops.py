@@ -10,6 +10,7 @@ import torch
 from commwatch.probe.torch_groups import Group
 from commwatch.wire import events as ev
 from commwatch.wire.c10d_table import C10D_OPS, NOT_COMMUNICATION, Measure
+from commwatch.wire.splits import MOST_MEMBERS, Splits
 
 #: The tensors whose bytes sum up to S, and a factor for the sum (1, or the group's size).
 Measured = tuple[Sequence[torch.Tensor], int]
@@ -45,6 +46,37 @@ def _first(argument: Any) -> Any:
     while isinstance(argument, (list, tuple)) and argument:
         argument = argument[0]
     return argument
+
+
+def splits_of(args: Sequence[Any], group_at: int, members: int) -> Splits | None:
+    """Return the bytes that a rank sends to each rank of its group in an all_to_all, and expects from each.
+
+    ``None``: the group is too large, or the call is not valid, or its tensors are sparse.
+    """
+    if members > MOST_MEMBERS:
+        return None
+    if members > MOST_MEMBERS:
+        return None
+    if isinstance(args[0], torch.Tensor):
+        expects = _parts(args[0], args[group_at + 1], members)
+        sends = _parts(args[1], args[group_at + 2], members)
+    else:
+        expects, sends = _sizes(args[0]), _sizes(args[1])
+    return Splits(sends, expects) if len(sends) == len(expects) == members else None
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return the bytes of tensors; without those of sparse ones."""
+    return tuple([tensor.nbytes for tensor in tensors if tensor.layout is torch.strided])
+
+
+def _parts(rows: torch.Tensor, splits: Sequence[int], members: int) -> tuple[int, ...]:
+    """Return the bytes of so many rows each; of equal parts if there are no ``splits``; none of a sparse tensor."""
+    if rows.layout is not torch.strided:
+        return ()
+    number = rows.shape[0] if rows.dim() else 1
+    row = rows.nbytes // number if number else 0
+    return tuple([row * part for part in splits]) or (rows.nbytes // members,) * members
 
 
 def device_of(argument: Any) -> torch.device | None:

@@ -31,7 +31,7 @@ from commwatch.probe.exposure import Exposure
 from commwatch.probe.governor import LOOK_NS, Counts, is_recorded
 from commwatch.probe.torch_device import POLL_S, Devices
 from commwatch.probe.torch_groups import Group, numbers_from
-from commwatch.probe.torch_ops import Arguments, C10dOp, c10d_ops, has_no_data
+from commwatch.probe.torch_ops import Arguments, C10dOp, c10d_ops, has_no_data, splits_of
 from commwatch.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
 from commwatch.probe.torch_probe import Probe
 from commwatch.probe.torch_replay import COUNTED_FLAGS, Captured, Operation, is_captured
@@ -201,7 +201,7 @@ class PythonProbe(Probe):
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
                 return None
-            group, flight, numbered, seq = None, None, None, -1
+            group, flight, queue, numbered, seq = None, None, None, None, -1
             try:
                 if has_no_data(args) or (self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at])))):
                     return None
@@ -224,8 +224,6 @@ class PythonProbe(Probe):
                 if is_p2p:
                     peer = group.peer_of(name, peer)
                     queue, numbered = (name, peer), group.key_of_tag(name, peer, tag)
-                else:
-                    queue, numbered = None, None
                 for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
                     break
                 first = device is not None and group.begins_on_device(
@@ -237,6 +235,8 @@ class PythonProbe(Probe):
                     self._only_counted(group, queue, args[0])
                     self._spent(entered, cost_of, self.ring)
                     return None
+                if name == "all_to_all" and (splits := splits_of(args, group_at, group.size)):
+                    writer.note_splits(group.small_id, seq, splits)
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq)
                 # On a device a thousand may be queued: `_in_flight` enters only the next one of each queue.
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0) if device is None else -1

@@ -8,6 +8,7 @@ Layout (little endian)::
     512    identity as JSON                            written once, before the file gets its name
     4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
     8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
+    after  the split sizes of the latest calls of all_to_all, see ``splits``; not in version 1 and 2
 
 Names are in a ``.names`` file beside it: lines of JSON, then reserved zeros. A larger file replaces a full one.
 
@@ -31,12 +32,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from commwatch.wire import splits
 from commwatch.wire.events import BLOCKED, RECORD, RECORD_SIZE
 from commwatch.wire.handlers import raised_by_handler
 from commwatch.wire.mapping import MappedFile, is_locked
 
 MAGIC = b"CWRING\r\n"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<8sIIIIII")
 COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
 IN_FLIGHT_SLOTS = (RECORDS_AT - IN_FLIGHT_AT) // RECORD_SIZE
@@ -53,6 +55,8 @@ MOST_NAMES_BYTES, _FIRST_NAMES = 16 << 20, 16 << 10
 CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, MODE, MODE_SINCE_NS = range(9)
 #: When the default group was destroyed; 0: it was not, or there is a new one. Then ``CLOSED`` is set, too, but the process may live on.
 DESTROYED = 9
+#: Calls whose split sizes were noted.
+SPLITS = 10
 COUNTERS = 16
 
 #: What a rank waits for outside operations: begin in ns (0: nothing), number of calls begun that make the default group, and that make another
@@ -84,6 +88,11 @@ class Outside(NamedTuple):
     about: str
 
 
+def file_bytes(slots: int) -> int:
+    """Return the size of a ring file with so many records."""
+    return RECORDS_AT + slots * RECORD_SIZE + splits.AREA_BYTES
+
+
 def number_of(stamp: int, until_n: int) -> int:
     """Return the record number of a 32-bit stamp, in a run of records that ends before number ``until_n``."""
     return until_n - 1 - ((until_n - stamp) & STAMP_MASK)
@@ -105,7 +114,7 @@ class RingFile:
         self._names_path = path.with_suffix(".names").absolute()
         self._naming = threading.RLock()
         try:
-            self._mapping = MappedFile(hidden, RECORDS_AT + slots * RECORD_SIZE, mode)
+            self._mapping = MappedFile(hidden, file_bytes(slots), mode)
             blob = json.dumps(identity if is_locked(hidden) else {**identity, "locked": False}).encode()
             if len(blob) > IN_FLIGHT_AT - IDENTITY_AT:
                 raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
@@ -187,6 +196,7 @@ class RingWriter(RingFile):
         self._free = deque(range(IN_FLIGHT_SLOTS))
         self.write = self._make_write(slots)
         self.begin = self._make_begin()
+        self._next_call = count(1).__next__
 
     def _make_write(self, slots: int) -> Callable[..., None]:
         """Build ``write(op, ..., aux)``: the fields of ``Record`` without the stamps."""
@@ -222,6 +232,12 @@ class RingWriter(RingFile):
             return slot
 
         return begin
+
+    def note_splits(self, group: int, seq: int, noted: splits.Splits) -> None:
+        """Note the split sizes of an all_to_all, of at most ``splits.MOST_MEMBERS`` ranks."""
+        number = self._next_call()
+        splits.note(self._map, RECORDS_AT + self.slots * RECORD_SIZE, number, (group, seq), noted)
+        self.counters[SPLITS] = number
 
     @property
     def in_flight_now(self) -> int:

@@ -38,9 +38,10 @@ from commwatch.wire.ring import (
     VERSION,
     Outside,
 )
+from commwatch.wire.splits import AREA_BYTES
 
-#: Version 2 added records of several operations (``events.COUNTED``), nothing else.
-_READABLE = (1, VERSION)
+#: Version 2 added records of several operations (``events.COUNTED``), version 3 split sizes, which both earlier ones lack.
+_READABLE, _WITHOUT_SPLITS = (1, 2, VERSION), (1, 2)
 #: Limits on the names that are read: lines in all, bytes of one line, JSON values in it; longer lines are skipped.
 MOST_NAMES, _MOST_LINE, _MOST_VALUES = 1 << 17, 1 << 20, 1 << 17
 #: Lines and bytes of names that are read at a time; more bytes only of one longer line.
@@ -141,9 +142,11 @@ class RingReader:
                 raise BadRing(
                     f"{path.name}: ring format {version}, this agent reads {VERSION}; use the same commwatch in trainer and agent"
                 )
+            self._splits_at = RECORDS_AT + self.slots * RECORD_SIZE
+            self._splits_bytes = 0 if version in _WITHOUT_SPLITS else AREA_BYTES
             if (
                 (records_at, record_size) != (RECORDS_AT, RECORD_SIZE)
-                or size != RECORDS_AT + self.slots * RECORD_SIZE
+                or size != self._splits_at + self._splits_bytes
                 or not self.slots
                 or blob > IN_FLIGHT_AT - IDENTITY_AT
             ):
@@ -288,6 +291,14 @@ class RingReader:
         since_ns, inits, groups, code, _, text = OUTSIDE.unpack(read)
         call = OUTSIDE_CALLS[code] if code < len(OUTSIDE_CALLS) and since_ns < MAX_PLAUSIBLE else ""
         return Outside(since_ns if call else 0, inits, groups, call, text.rstrip(b"\0").decode(errors="replace"))
+
+    def splits(self) -> bytes:
+        """Return the part of the file with the split sizes of the latest calls (``splits.find``); empty in the file of an older writer."""
+        for _ in range(3):
+            read = self._read(self._splits_at, self._splits_bytes)
+            if read == self._read(self._splits_at, self._splits_bytes):
+                break
+        return read
 
     def names(self) -> list[dict[str, Any]]:
         """Return all entries added to the names file since the last call; an incomplete line waits for the next one."""

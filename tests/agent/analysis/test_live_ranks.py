@@ -12,10 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from commwatch.wire import events as ev
-from commwatch.wire import ring
+from commwatch.wire import ring, splits
 from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.core.views import Ended, Failed, InFlight
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -258,11 +259,18 @@ def broadcast(root: int, seq: int = 7, ago_s: float = 5.0, **more: int) -> tuple
 
 
 def test_ended_while_others_are_inside() -> None:
-    """What a rank passed to a collective that it has ended is shown only while another rank is inside that, and named if it differs."""
+    """What a rank passed to a collective that it has ended is shown while another rank is inside that, or has lately raised in it, and named
+    if it differs.
+    """
     aggregate = Aggregate()
     waits, ended = rank(aggregate, 0, inside_s=4.0), rank(aggregate, 1)
     ingest_records(waits, packed(broadcast(0, seq=6)))
-    unused = [broadcast(0, flags=ev.FAILED), broadcast(0, flags=ev.UNALIGNED), broadcast(0, seq=6), mark(7, NOW - S)]
+    unused = [
+        broadcast(0, seq=5, flags=ev.FAILED),
+        broadcast(0, flags=ev.UNALIGNED),
+        broadcast(0, seq=6),
+        mark(7, NOW - S),
+    ]
     ingest_records(ended, packed(*unused, broadcast(1), operation("send", start_ns=1, end_ns=NOW, peer=0, seq=7)))
     jobs = aggregate.jobs.values()
     (of_first, of_second) = ranks(jobs, NOW)
@@ -272,6 +280,10 @@ def test_ended_while_others_are_inside() -> None:
     assert (verdict.cause, verdict.ranks) == ("ops", [0, 1])
     waits.in_flight = []
     assert [each.ended for each in ranks(jobs, NOW)] == [[], []]
+    ingest_records(waits, packed(broadcast(0, flags=ev.FAILED)))
+    (verdict,) = judged_now(jobs, NOW)
+    assert (verdict.cause, verdict.ranks, verdict.seq) == ("root", [0, 1], 7)
+    assert [each.ended for each in ranks(jobs, NOW + 60 * S)] == [[], []]
 
 
 def test_ended_long_before() -> None:
@@ -284,6 +296,28 @@ def test_ended_long_before() -> None:
     ingest_records(ended, packed(broadcast(1, ago_s=30.0), *later))
     (passed,) = (each for each in ranks(aggregate.jobs.values(), NOW)[1].ended if each.group_id == "w")
     assert (passed.op, passed.seq, passed.root, passed.size_bytes, passed.ago_s) == ("broadcast", 7, 1, 4096, 30.0)
+
+
+def test_split_sizes() -> None:
+    """What a rank sends and expects in an all_to_all is shown once it has been inside for 2 s, has raised in it, or has ended it before others."""
+    aggregate = Aggregate()
+    area = bytearray(splits.AREA_BYTES)
+    for number, seq, sends in ((1, 6, (5, 6)), (2, 7, (8, 9))):
+        splits.note(area, 0, number, (0, seq), splits.Splits(sends, (3, 4)))
+    inside, before, raised, ended = (rank(aggregate, number, size=4) for number in range(4))
+    for each in (inside, before, raised, ended):
+        each.hold_splits(bytes(area))
+    for each, age_s in ((inside, 4), (before, 1)):
+        fields = operation("all_to_all", start_ns=0, end_ns=0, launch_ns=NOW - age_s * S, seq=7)
+        each.in_flight = [ev.Record._make((1, *fields, 1))]
+    over = {"start_ns": NOW - 4 * S, "end_ns": NOW - 3 * S}
+    ingest_records(raised, packed(operation("all_to_all", seq=6, flags=ev.FAILED, **over)))
+    ingest_records(ended, packed(*(operation("all_to_all", seq=seq, **over) for seq in (6, 7))))
+    views = ranks(aggregate.jobs.values(), NOW)
+    every: list[list[InFlight | Failed | Ended]] = [[*view.in_flight, *view.failed, *view.ended] for view in views]
+    shown = [[(each.seq, each.sends, each.expects) for each in of_rank] for of_rank in every]
+    both = [(6, [5, 6], [3, 4]), (7, [8, 9], [3, 4])]
+    assert shown == [[both[1]], [(7, None, None)], [both[0]], both]
 
 
 def test_ended_in_a_group_over_several_nodes() -> None:

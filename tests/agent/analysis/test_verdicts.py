@@ -227,6 +227,75 @@ def test_different_roots() -> None:
     assert {each.cause for each in judged(*(rank(n, op(peer=n)) for n in range(4)))} == {"stuck"}
 
 
+def exchanging(*wrong: tuple[int, int]) -> list[InFlight]:
+    """What each of four ranks passes to an all_to_all; in the ``wrong`` pairs the first one sends the second one more than that expects."""
+    sent = [[100 * one + other for other in range(4)] for one in range(4)]
+    expected = [[sent[other][one] for other in range(4)] for one in range(4)]
+    for one, other in wrong:
+        sent[one][other] += 16
+    return [op("all_to_all", sends=sent[n], expects=expected[n]) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "odd"),
+    [
+        ([(1, 2), (1, 3)], [1]),
+        ([(0, 2), (1, 2), (3, 2)], [2]),
+        ([(1, 2)], [1, 2]),
+        ([(3, 3)], [3]),
+        ([(1, 2), (1, 3), (1, 0), (2, 0)], [0, 1, 2]),
+        ([(1, 2), (1, 0), (3, 2), (3, 0)], [0, 1, 2, 3]),
+    ],
+)
+def test_different_splits(wrong: list[tuple[int, int]], odd: list[int]) -> None:
+    """Where a rank sends another one what that does not expect in an all_to_all, those are named that explain all such pairs, with both sizes."""
+    (verdict,) = judged(*map(rank, range(4), exchanging(*wrong)))
+    assert (verdict.kind, verdict.cause, verdict.ranks) == ("desync", "splits", odd)
+    one, other = sorted(wrong)[0]
+    sizes = f"rank {one} sends {100 * one + other + 16} bytes to rank {other}, which expects {100 * one + other}"
+    assert f"split sizes differ: {sizes}" in verdict.says
+    assert ("and 1 more" in verdict.says) == (len(wrong) == 4)
+
+
+def test_splits_that_agree() -> None:
+    """Ranks whose split sizes agree are called nothing else than stuck; sizes that are not known, or of another number of ranks, are not compared."""
+    ops = exchanging((1, 2), (1, 3))
+    unknown = [replace(each, expects=None) for each in ops[2:]]
+    for passed in (
+        exchanging(),
+        [*ops[:2], *unknown],
+        [*ops[:2], *(replace(each, expects=[1, 2]) for each in ops[2:])],
+    ):
+        assert {verdict.cause for verdict in judged(*map(rank, range(4), passed))} == {"stuck"}
+    assert judged(*map(rank, range(4), ops), groups=(replace(WORLD, members=None),))[0].cause == "stuck"
+    (verdict,) = judged(*map(rank, (0, 1, 2), ops))
+    assert (verdict.cause, verdict.ranks) == ("splits", [1, 2])
+
+
+def test_splits_in_the_order_of_the_group() -> None:
+    """Split sizes belong to the ranks by their numbers in the group, which may be made of ranks in any order."""
+    turned = replace(WORLD, size=2, members=[3, 1], ranks=[1, 3])
+    sent = op("all_to_all", sends=[10, 20], expects=[30, 20])
+    (verdict,) = judged(rank(1, sent), rank(3, replace(sent, sends=[40, 30], expects=[40, 10])), groups=(turned,))
+    assert verdict.cause == "stuck"
+    (verdict,) = judged(rank(1, sent), rank(3, replace(sent, sends=[40, 30], expects=[40, 11])), groups=(turned,))
+    assert "split sizes differ: rank 1 sends 10 bytes to rank 3, which expects 11 (all_to_all 7" in verdict.says
+
+
+def test_splits_after_an_abort() -> None:
+    """A rank that its backend aborts because of another rank's split sizes is no culprit, and neither is one whose call raised or has ended."""
+    inside, *over = exchanging((1, 2), (1, 3))
+    sender, receiver, other = (dict[str, Any](sends=each.sends, expects=each.expects) for each in over)
+    about = ("all_to_all", "w", 7, "float32", 4000, 5.0)
+    ranks = (
+        rank(1, failed=[Failed(*about, **sender)], state="ended"),
+        rank(2, failed=[Failed(*about, **receiver)], state="gone"),
+        rank(3, last=7, ended=[Ended(*about, **other)]),
+    )
+    (verdict,) = judged(rank(0, inside), *ranks)
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("splits", [1], [0, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("passed", "cause", "odd"),
     [

@@ -94,7 +94,7 @@ def an_endless_identity(path: Path) -> None:
     with open(path, "wb") as file:
         sizes = (ring.VERSION, ring.RECORDS_AT, ev.RECORD_SIZE, slots, ring.IN_FLIGHT_SLOTS, 0xFFFFFFFF)
         file.write(ring.HEADER.pack(ring.MAGIC, *sizes))
-        file.truncate(ring.RECORDS_AT + slots * ev.RECORD_SIZE)
+        file.truncate(ring.file_bytes(slots))
 
 
 def a_deep_identity(path: Path) -> None:

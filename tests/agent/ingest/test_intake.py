@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from commwatch.wire import ring
 from commwatch.wire.ring import RingWriter
+from commwatch.wire.splits import Splits
 from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.ingest.steps import EXPLICIT
 from commwatch_agent.report.report import build
@@ -156,6 +157,19 @@ def test_alive_and_gone(tmp_path: Path) -> None:
         watch.tick()
         assert [view.state for view in watch.agent.ranks(None)] == ["gone", "ended"]
         assert [view.in_flight for view in watch.agent.ranks(None)] == [[], []]
+
+
+def test_split_sizes_of_a_killed_rank(tmp_path: Path) -> None:
+    """The split sizes of the all_to_all in which a rank dies are known afterwards."""
+    watch = Watch(tmp_path)
+    with trainer(tmp_path) as rank:
+        rank.call("note_splits", [(0, 7, Splits((8, 9), (10, 11)))])
+        rank.call("begin", [operation("all_to_all", start_ns=0, end_ns=0, seq=7)])
+        watch.tick()
+        rank.kill()
+    watch.tick(SLOT_NS)
+    (view,) = watch.agent.ranks(None)
+    assert [(each.seq, each.sends, each.expects) for each in view.failed] == [(7, [8, 9], [10, 11])]
 
 
 def test_ring_of_an_earlier_boot(tmp_path: Path) -> None:

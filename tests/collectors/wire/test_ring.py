@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch.wire import ring
+from commwatch.wire import ring, splits
 from commwatch.wire.ring import MARGIN, RingWriter
 from commwatch.wire.ring_reader import GAP_PATIENCE, RingReader
 from tests.helpers import examples, identity, operation, rewind_ring
@@ -280,7 +280,8 @@ def test_killed_writer(tmp_path: Path, slots: int) -> None:
         said = killed_writer(path, slots, chance.randrange(1, 3000), opened)
         (reader,) = opened
         heads, tails = zip(
-            *((r[0], r[-1]) for r in ev.RECORD.iter_unpack(path.read_bytes()[ring.RECORDS_AT :])), strict=True
+            *((r[0], r[-1]) for r in ev.RECORD.iter_unpack(path.read_bytes()[ring.RECORDS_AT : -splits.AREA_BYTES])),
+            strict=True,
         )
         written = max(head for head, tail in zip(heads, tails, strict=True) if head == tail)
         # Packing begins with zeros: in a ring that is full they are a record that was being overwritten.

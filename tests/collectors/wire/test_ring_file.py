@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch.wire import ring
+from commwatch.wire import ring, splits
 from commwatch.wire.ring import IN_FLIGHT_SLOTS, RingWriter
 from commwatch.wire.ring_reader import BadRing, RingReader
 from tests.helpers import Trainer, descriptors, examples, identity, operation, small_tmpfs
@@ -76,6 +76,45 @@ def test_outside(pair: tuple[RingWriter, RingReader]) -> None:
     assert reader.identity == identity()
     writer.outside(0, 1, 3, ring.NOTHING, "")
     assert reader.outside() == ring.Outside(0, 1, 3, "", "")
+
+
+def test_splits(pair: tuple[RingWriter, RingReader]) -> None:
+    """The split sizes of the latest calls are there by group and number, of a number that is used again the latest ones; others are not."""
+    writer, reader = pair
+    assert splits.find(reader.splits(), 1, 7) is None
+    for seq in range(splits.CALLS + 1):
+        writer.note_splits(1, seq, splits.Splits((seq, 1 << 40), (2, 3)))
+    most = splits.Splits((9,) * splits.MOST_MEMBERS, (4,) * splits.MOST_MEMBERS)
+    writer.note_splits(2, 7, most)
+    writer.note_splits(1, 7, splits.Splits((5, 6), (7, 8)))
+    area = reader.splits()
+    assert [splits.find(area, 1, seq) is not None for seq in (0, 1, 2, 3)] == [False, False, False, True]
+    assert splits.find(area, 1, splits.CALLS) == ((splits.CALLS, 1 << 40), (2, 3))
+    assert splits.find(area, 1, 7) == ((5, 6), (7, 8))
+    assert splits.find(area, 2, 7) == most
+    assert splits.find(area, 2, 8) is splits.find(b"", 2, 7) is None
+    assert reader.counter(ring.SPLITS) == splits.CALLS + 3
+
+
+@examples(60)
+@given(st.binary(max_size=splits.AREA_BYTES), st.integers(0, 3))
+def test_damaged_splits(damage: bytes, seq: int) -> None:
+    """Whatever the file has in place of split sizes, sizes are found for as many ranks as an entry has room for, or none."""
+    found = splits.find(damage.ljust(splits.AREA_BYTES, b"\0"), 0, seq)
+    assert found is None or 0 < len(found.sends) == len(found.expects) <= splits.MOST_MEMBERS
+
+
+def test_splits_of_an_older_writer(pair: tuple[RingWriter, RingReader]) -> None:
+    """The file of a writer before version 3, which has no split sizes, is read as before."""
+    writer, _ = pair
+    writer.write(*operation(start_ns=1, end_ns=2))
+    blob = bytearray(writer.path.read_bytes()[: -splits.AREA_BYTES])
+    blob[8:12] = (2).to_bytes(4, "little")
+    older = writer.path.with_name("older.ring")
+    older.write_bytes(blob)
+    reader = RingReader(older)
+    assert (reader.splits(), reader.drain().read) == (b"", 1)
+    reader.close()
 
 
 def test_torn_operation_in_flight(pair: tuple[RingWriter, RingReader]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
+from commwatch.wire import splits
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
+from commwatch_agent.analysis.waits.wait_graph import RECENT_S
 from commwatch_agent.core.views import Ended
 from commwatch_agent.ingest.collective_join import GroupJoin
 from commwatch_agent.ingest.jobs import Job
@@ -20,7 +23,7 @@ _NOT_SEEN = ev.FAILED | ev.UNALIGNED
 class Sought(NamedTuple):
     """Of which collectives of a job the calls of other ranks matter."""
 
-    #: Numbers of those that ranks of this node have been inside for ``CERTAIN_S``, by ``group_id``.
+    #: Numbers of those that ranks of this node have been inside for ``CERTAIN_S``, or in which they have lately raised or died, by ``group_id``.
     inside: Mapping[str, set[int]]
     #: ``group_id`` of groups with ranks on other nodes.
     across: frozenset[str]
@@ -34,8 +37,10 @@ def sought(job: Job, now_ns: int) -> Sought:
     """Return which collectives to look for; the caller locks the job."""
     inside: dict[str, set[int]] = {}
     for totals in job.rank_totals.values():
-        for record in totals.in_flight:
-            if now_ns - record.launch_ns > CERTAIN_S * 1e9 and totals.op_name(record.op) not in ev.P2P:
+        entered = [each for each in totals.in_flight if now_ns - each.launch_ns > CERTAIN_S * 1e9]
+        raised = [each for each in totals.failures if now_ns - each.end_ns < RECENT_S * 1e9]
+        for record in (*entered, *raised):
+            if totals.op_name(record.op) not in ev.P2P:
                 inside.setdefault(totals.group(record.group).group_id, set()).add(record.seq)
     across = frozenset(group_id for group_id, join in job.joins.items() if not join.is_here)
     return Sought(inside, across, job.joins)
@@ -67,7 +72,13 @@ def ended(totals: RankTotals, what: Sought, now_ns: int) -> list[Ended]:
                 op, size, dtype = op_of(part)
                 ago_s = max(0, now_ns - part.end_ns) / 1e9
                 found[group_id, seq] = Ended(op, group_id, seq, dtype, size, ago_s, part.root)
-    return list(found.values())
+    small_ids = {group_id: small_id for small_id, group_id in groups.items()}
+    return [_with_splits(each, totals, small_ids[each.group_id]) for each in found.values()]
+
+
+def _with_splits(each: Ended, totals: RankTotals, group: int) -> Ended:
+    sends, expects = splits_of(totals, each.op, group, each.seq)
+    return each if sends is None else replace(each, sends=sends, expects=expects)
 
 
 def _collectives(totals: RankTotals, groups: dict[int, str], now_ns: int) -> Iterator[Ended]:
@@ -92,6 +103,14 @@ def _collectives(totals: RankTotals, groups: dict[int, str], now_ns: int) -> Ite
                 ago_s=max(0, now_ns - record.end_ns) / 1e9,
                 root=root_of(op, record.peer),
             )
+
+
+def splits_of(totals: RankTotals, op: str, group: int, seq: int) -> tuple[list[int], list[int]] | tuple[None, None]:
+    """Return what a rank sends to each rank of the group in an all_to_all, and expects from each, in bytes; ``None``: not known."""
+    if op != "all_to_all" or not totals.splits:
+        return None, None
+    found = splits.find(totals.splits, group, seq)
+    return (None, None) if found is None else (list(found.sends), list(found.expects))
 
 
 def root_of(op: str, peer: int) -> int | None:

@@ -26,6 +26,7 @@
 #include "replays.h"
 #include "sizes.h"
 #include "spare.h"
+#include "splits.h"
 
 namespace commwatch {
 namespace {
@@ -218,6 +219,7 @@ struct Kernel : c10::OperatorKernel {
     Queue& queue = numbered(*group, op.p2p, &record);
     const bool first = device && queue.first_on(device->index(), op.p2p && batch_of(&process_group) != nullptr);
     if (!records(session, *group, queue, op.p2p, record)) return;
+    if (op.code == format::kAllToAll) note_splits(*session.ring(), record, args, op.group_at, group->size);
     auto flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     flight->within(nccl_call.number());
     if (!device) launched->check = check_of(session, *group, record, args, process_group);

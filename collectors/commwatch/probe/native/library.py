@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.probe import governor
-from commwatch.wire import crossing, events, modes, ring
+from commwatch.wire import crossing, events, modes, ring, splits
 from commwatch.wire.c10d_table import Measure
 from commwatch.wire.handlers import raised_by_handler
 
@@ -83,6 +83,11 @@ _NUMBERS = {
     "kOpsStarted": ring.OPS_STARTED,
     "kMode": ring.MODE,
     "kModeSinceNs": ring.MODE_SINCE_NS,
+    "kSplits": ring.SPLITS,
+    "kSplitsCalls": splits.CALLS,
+    "kSplitsEntryBytes": splits.ENTRY_BYTES,
+    "kSplitsAreaBytes": splits.AREA_BYTES,
+    "kMostMembers": splits.MOST_MEMBERS,
     "kStepMark": events.STEP_MARK,
     "kChecksum": events.CHECKSUM,
     "kAllReduce": events.OP_CODE["all_reduce"],
@@ -129,7 +134,7 @@ def format_header() -> str:
     ops = ", ".join(f'"{name}"' for name in events.OPS)
     measures = ", ".join(f"k{measure.name.capitalize()} = {measure}" for measure in Measure)
     return (
-        "// Made from events.py, ring.py, modes.py and c10d_table.py of collectors/commwatch/wire, and from probe/governor.py.\n#pragma once\n"
+        "// Made from events.py, ring.py, splits.py, modes.py and c10d_table.py of collectors/commwatch/wire, and from probe/governor.py.\n#pragma once\n"
         f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u, kEnough = {governor.ENOUGH};\n"
         f"constexpr unsigned long long kLookNs = {governor.LOOK_NS}, kLongestNs = {governor.LONGEST_NS};\n"
         f"constexpr const char* kOps[] = {{{ops}}};\nenum class Measure {{ {measures} }};\nenum class Mode {{ {names} }};\n}}\n"

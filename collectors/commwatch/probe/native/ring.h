@@ -89,6 +89,18 @@ class Ring {
     __atomic_fetch_and(&used_, ~(uint64_t{1} << slot), __ATOMIC_RELEASE);
   }
 
+  // Note the split sizes of an all_to_all (splits.py). fill: writes them at the place that it gets.
+  template <class Fill>
+  void note_splits(const Record& record, uint16_t members, Fill fill) {
+    const uint64_t number = add(format::kSplits, 1);
+    uint64_t* entry = at(format::kRecordsAt + slots_ * format::kRecordSize + number % format::kSplitsCalls * format::kSplitsEntryBytes);
+    __atomic_store_n(entry, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    entry[1] = uint64_t{members} << 48 | uint64_t{record.group} << 32 | record.seq;
+    fill(entry + 2);
+    __atomic_store_n(entry, number, __ATOMIC_RELEASE);
+  }
+
   int in_flight_now() const { return __builtin_popcountll(__atomic_load_n(&used_, __ATOMIC_RELAXED)); }
 
   // Returns the counter's new value.

@@ -56,7 +56,7 @@ class Session {
   // Take over the ring that is mapped at `there`, once, with a mapping of its own. Returns 0, or the errno of the failure.
   // If `close` was called before, the ring is closed, and the session has none.
   int attach(void* there, uint64_t slots) {
-    const size_t size = format::kRecordsAt + slots * format::kRecordSize;
+    const size_t size = format::kRecordsAt + slots * format::kRecordSize + format::kSplitsAreaBytes;
     void* const base = mremap(there, 0, size, MREMAP_MAYMOVE);  // an old size of 0 maps the same pages again
     if (base == MAP_FAILED) return errno;
     std::unique_ptr<Ring> made;

@@ -183,7 +183,7 @@ class Life {
   std::unique_ptr<Session> session;
 
  private:
-  size_t size() const { return format::kRecordsAt + slots_ * format::kRecordSize; }
+  size_t size() const { return format::kRecordsAt + slots_ * format::kRecordSize + format::kSplitsAreaBytes; }
   const std::string name_;
   const uint64_t slots_;
   char* file_ = nullptr;
