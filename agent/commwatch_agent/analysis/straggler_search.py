@@ -44,7 +44,7 @@ _HELD_NS = tuple(range(500_000_000, 5_000_000_001, 500_000_000))
 _CUT = 0.2
 #: A rank that is late in fewer steps: one in 12 is cut off, and at least 4 periods. It must be late regularly: most distances between its
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
-_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 2.5
+_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
@@ -274,12 +274,21 @@ def _rarely_late(window: _Periods, own_counts: float) -> list[int]:
     leads = _leads(window.late[order[0]] * own_counts, window.late[order[1:]], cut)
     # Its late steps are those in which it leads all others by half of its largest leads.
     leads_all = leads.min(axis=0)
-    between = np.diff(steps[leads_all > leads_all.max() / 2])
+    is_late = leads_all > leads_all.max() / 2
+    between = np.diff(steps[is_late])
     if len(between) < cut:
         return []
+    is_regular = _are_regular(between) and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
+    return [int(order[0])] if is_regular else []
+
+
+def _are_regular(between: Ints) -> bool:
+    """Return whether steps are at regular distances, which are those of one that is late rarely, but not too rarely."""
     usual = np.median(between)
-    is_regular = usual * _CUT >= 1 and np.mean(np.abs(between - usual) <= _MOST_OFF * usual) >= _REGULAR
-    return [int(order[0])] if is_regular and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS) else []
+    off = np.abs(between - usual)
+    # Where a late step does not show, one distance is that of two.
+    known = np.minimum(off, np.abs(between - 2 * usual)) <= _MOST_OFF * usual
+    return bool(1 / _CUT <= usual <= _RARE_STEPS and np.mean(off <= _MOST_OFF * usual) >= _REGULAR and known.all())
 
 
 def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[int]:
@@ -342,6 +351,13 @@ def _part(leads: _Leads, n: int) -> _Leads:
     return total
 
 
+def _around(leads: _Leads, is_late: Flags) -> npt.NDArray[np.float64]:
+    """Return what each lead is off the mean of its kind: late or not."""
+    late, not_late = (leads[:, which].mean(axis=-1)[:, None] for which in (is_late, ~is_late))
+    off: npt.NDArray[np.float64] = leads - np.where(is_late, late, not_late)
+    return off
+
+
 def _error(off: _Leads) -> npt.NDArray[np.float64]:
     """Return the standard errors of means, by what each value is off the mean; a lead that grows steadily is no error."""
     number = off.shape[-1]
@@ -353,13 +369,18 @@ def _error(off: _Leads) -> npt.NDArray[np.float64]:
     return error
 
 
-def _is_ahead(leads: _Leads, least: float, errors: float) -> bool:
-    """Return whether one rank led each of the others by at least ``least`` in the window, and by so many standard errors."""
+def _is_ahead(leads: _Leads, least: float, errors: float, is_late: Flags | None = None) -> bool:
+    """Return whether one rank led each of the others by at least ``least`` in the window, and by so many standard errors.
+
+    Args:
+        is_late: the periods in which it is late, if that is regular: their difference from the others is no error.
+    """
     number, total = leads.shape[-1], leads.sum(axis=-1)
     behind = -np.minimum(leads, 0).sum(axis=-1)
     if ((total < least) | (total + behind < _TIMES * behind)).any():
         return False
     mean = total / number
-    error = _error(leads - mean[:, None])
+    off = leads - mean[:, None] if is_late is None else _around(leads, is_late)
+    error = _error(off)
     lasting = sum(_part(leads, n) >= least / _PARTS / 2 for n in range(_PARTS))
     return bool(((mean >= errors * error) & (lasting >= _PARTS_WITH)).all())
