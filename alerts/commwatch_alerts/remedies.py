@@ -15,7 +15,7 @@ TITLES: Mapping[str, str] = {
     "rank_lost": "Rank lost",
     "straggler": "Late rank",
     "uneven_work": "Uneven work",
-    "comm_bound": "Communication is the bottleneck",
+    "comm_bound": "High communication share",
     "exposed_comm": "Compute waits for communication",
     "slow_link": "Slow link",
     "link_saturated": "Saturated link",
@@ -75,6 +75,10 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("rank_lost", "all"): "Look at the launcher's log: it, the scheduler or a user has ended all ranks at once.",
     ("rank_lost", "interrupted"): "A signal from a keyboard, a launcher or a scheduler has ended the job; nothing is to be mended.",
     ("rank_lost", ""): _DEAD,
+    ("straggler", "no_core"): "Give that rank a core of its own: fewer ranks, loader workers or threads (OMP_NUM_THREADS) on its node, or other "
+    "processes elsewhere. `top` on the node shows what uses its cores.",
+    ("straggler", "quota"): "Raise the CPU quota of that rank's container or cgroup, or use fewer threads in it (OMP_NUM_THREADS, loader workers).",
+    ("straggler", "throttled"): "Look at the power and the cooling of that rank's GPU: `nvidia-smi -q -d PERFORMANCE` shows why its clock is lowered.",
     ("straggler", ""): "Look at what that rank does before its collectives[: {place}]. Typical are "
     "a slow loader, more work than the others have, and a busy or throttled node.",
     ("uneven_work", ""): "Give all ranks the same work in each step: sort or pack sequences by length, balance experts, and "

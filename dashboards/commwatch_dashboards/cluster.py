@@ -65,7 +65,7 @@ def _now() -> list[Panel]:
         number(
             "Highest communication share",
             "Communication share of the job with the highest share, as the mean of its ranks. From 30% on, "
-            "communication is the bottleneck, unless compute hides it.",
+            "communication deserves attention, unless compute hides it.",
             "percentunit",
             "max(avg by (job_id) (commwatch_comm_share_ratio))",
             marks=COMM_SHARE,
@@ -121,7 +121,7 @@ def _jobs() -> list[Panel]:
         lines(
             "Communication share",
             "Communication time divided by step time, mean of a job's ranks, for the steps of the last minute. Above "
-            "the line at 30%, communication is the bottleneck; above 50%, half of the machine is lost, unless "
+            "the line at 30%, communication deserves attention; above 50%, half of the machine is lost, unless "
             "compute hides the communication.",
             "percentunit",
             Query("avg by (job_id) (commwatch_comm_share_ratio)", "{{job_id}}"),

@@ -31,7 +31,7 @@ _ALERTS = read(shipped("rules.yaml"))
 ALERT_NAMES = "|".join(dict.fromkeys(rule.name for rule in _ALERTS.alerts))
 #: Default thresholds of the list of alerts, by name.
 THRESHOLD = {each.name: each.default for each in _ALERTS.thresholds}
-#: Shares (0 to 1) above which communication is the bottleneck, and above which the state is critical.
+#: Shares (0 to 1) above which communication deserves attention, and above which the state is critical.
 COMM_SHARE = (THRESHOLD["comm_share"], THRESHOLD["comm_share_critical"])
 #: Windows of rates: of values over time, which Grafana derives from the time range shown, and of current values. Of a job that began within
 #: the window, a rate is too low, so the latter is as short as scrapes up to one minute apart allow.

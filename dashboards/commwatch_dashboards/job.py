@@ -61,7 +61,7 @@ def _now() -> list[Panel]:
         number(
             "Communication share",
             "Communication time divided by step time, mean of the ranks, for the steps of the last minute. From 30% "
-            "on, communication is the bottleneck, unless compute hides it.",
+            "on, it deserves attention, unless compute hides it.",
             "percentunit",
             f"avg(commwatch_comm_share_ratio{{{_JOB}}})",
             marks=COMM_SHARE,
@@ -127,8 +127,8 @@ def _steps() -> list[Panel]:
         lines(
             "Communication and exposed share",
             "Communication time divided by step time, and the share in which compute waited: means of the ranks for "
-            "the steps of the last minute, without long steps. Above the line at 30%, communication is the "
-            "bottleneck.",
+            "the steps of the last minute, without long steps. Above the line at 30%, communication deserves "
+            "attention.",
             "percentunit",
             Query(f"avg(commwatch_comm_share_ratio{{{_JOB}}})", "communication"),
             Query(f"max(commwatch_comm_share_ratio{{{_JOB}}})", "communication, highest rank"),

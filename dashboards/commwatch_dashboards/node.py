@@ -89,7 +89,7 @@ def _communication() -> list[Panel]:
         lines(
             "Communication share by job",
             "Communication time divided by step time, mean of the job's ranks on this node. Above the line at 30%, "
-            "communication is the bottleneck, unless compute hides it.",
+            "communication deserves attention, unless compute hides it.",
             "percentunit",
             Query(f"avg by (job_id) ({_now_of('comm_share_ratio')})", "{{job_id}}"),
             marks=COMM_SHARE,

@@ -88,7 +88,7 @@ def test_changed_threshold(tmp_path: Path) -> None:
         Case("CommShareHigh", "below", gauge("comm_share_ratio", 0.4, **RANK)),
     ]
     evaluate(tmp_path, changed, both)
-    assert "above 40% it is the bottleneck" in changed.alerts[0].description
+    assert "more than 40%." in changed.alerts[0].description
 
 
 def test_keeps_firing(tmp_path: Path) -> None:

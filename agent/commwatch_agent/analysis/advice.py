@@ -20,7 +20,9 @@ from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.core.bandwidth import bus_factor
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.core.units import percent, rate, seconds, size
+from commwatch_agent.ingest.why_late import IN_SHORT, common_why
 from commwatch_agent.reference.efficiency import BELOW_THE_LINK
+from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
 
 _MOST_MICRO_STEPS = 64
@@ -216,7 +218,9 @@ def _straggler(facts: Facts) -> Iterator[Found]:
         cost, late = max(facts.late.values()), sorted(facts.late)
         because = [f"the others wait {percent(facts.late[rank])} of the time for rank {rank}" for rank in late]
         remedy = Remedy("", {"no_late_rank": late}, cost)
-        yield Found(because, _up_to(cost), cost, title=_are_late(late), remedies=[remedy])
+        why = common_why(facts.whys, late)
+        do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
+        yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
 
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
@@ -238,10 +242,11 @@ def _up_to(share: float) -> str:
     return f"would save up to {percent(share)} of a step"
 
 
-def _are_late(late: Sequence[int]) -> str:
+def _are_late(late: Sequence[int], why: str) -> str:
+    reason = f", {IN_SHORT[why]}," if why in IN_SHORT else ""
     if len(late) == 1:
-        return f"{ranks(late)} is late and the others wait for it"
-    return f"{ranks(late)} are late and the others wait for them"
+        return f"{ranks(late)} is late{reason} and the others wait for it"
+    return f"{ranks(late)} are late{reason} and the others wait for them"
 
 
 def _bubble(facts: Facts) -> Iterator[Found]:

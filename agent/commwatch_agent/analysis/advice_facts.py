@@ -97,6 +97,8 @@ class Facts(NamedTuple):
     choices: Sequence[NcclOperations] = ()
     #: The stragglers by rank, with the share of time that the others wait for each: the current ones, else those of the steps.
     late: Mapping[int, float] = MappingProxyType({})
+    #: Why ranks are late, as codes of ``ingest.why_late``, where that is known.
+    whys: Mapping[int, str] = MappingProxyType({})
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0
     #: The exposed share before that; ``None``: not known, or ``exposed`` has it.

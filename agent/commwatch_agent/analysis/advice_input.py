@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import mean
+from statistics import mean, median
+from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
@@ -190,6 +191,7 @@ def facts(
     network: Network | None = None,
     late: Mapping[int, float] | None = None,
     for_cores: float | None = None,
+    whys: Mapping[int, str] = MappingProxyType({}),
 ) -> Facts | None:
     """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
 
@@ -197,6 +199,7 @@ def facts(
         network: the state of the nodes' networks, if agents watch them right now.
         late: the stragglers by rank, with the share of time (0 to 1) that the others wait for each; the recorded steps show how long one was late
             before that was known. ``None``: no agent watches the job now, and those of the recorded steps count.
+        whys: why ranks are or were late, as codes of ``ingest.why_late``, where that is known.
         for_cores: as in ``Facts``.
     """
     if not counts.enough:
@@ -218,6 +221,7 @@ def facts(
         findings=list(findings),
         network=network or Network(),
         late=_with_recorded(late, _late(counts, messages=bool(bubble)) if trains else {}),
+        whys=whys,
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
         for_cores=for_cores,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.core.units import percent
+from commwatch_agent.ingest.why_late import IN_SHORT
 from commwatch_collectors.spans import ranks as named
 
 #: Smaller shares of a step spent waiting are not mentioned.
@@ -65,24 +66,46 @@ def bottleneck(
     waiting: float | None = None,
     messages: float | None = None,
     late: Collection[int] = (),
+    *,
+    why: str = "",
 ) -> str:
     """Return in words whether a communication share is the bottleneck; empty if it is at most 30%, or not known.
+
+    The network can be the bottleneck only if the transfer alone, without any waiting, is above 30%.
 
     Args:
         waiting: its part spent waiting for late ranks; ``None``: not known.
         messages: its part spent waiting for messages; ``None``: not known, or there are none.
         late: the stragglers, if ``waiting`` is for them.
+        why: why they are late, as ``ingest.why_late.common_why`` returns it.
     """
     if comm is None or comm <= BOTTLENECK_SHARE:
         return ""
     if exposed is not None and exposed < WORTH:
         return "above 30%, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
-        whom = f"{named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
-        return f"above 30%: {whom} the bottleneck, not the network"
-    if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
+        return f"above 30%: {_late_are(late, why)} the bottleneck, not the network"
+    return _of_parts(comm, waiting, messages)
+
+
+def _of_parts(comm: float, waiting: float | None, messages: float | None) -> str:
+    """Return what a share above 30% means by its parts; at most half of it is waiting for late ranks."""
+    if waiting is None and messages is None:
+        return "above 30%; how much of it is waiting for late ranks is not known"
+    waits = (waiting or 0.0) + (messages or 0.0)
+    if 2 * waits > comm:
         return "above 30%: uneven stages or a late rank are more likely the cause than the network"
-    return "above 30%: communication is the bottleneck"
+    if comm - waits > BOTTLENECK_SHARE:
+        return "above 30%: communication is the bottleneck"
+    return "above 30% only because ranks wait for one another"
+
+
+def _late_are(late: Collection[int], why: str) -> str:
+    """Return who the bottleneck is, with the reason if that is known, and the verb."""
+    if not late:
+        return "late ranks are"
+    reason = f", {IN_SHORT[why]}," if why in IN_SHORT else ""
+    return f"{named(late)}{reason} {'are' if len(late) > 1 else 'is'}"
 
 
 def of_some(known: int, ranks: int) -> str:

@@ -31,6 +31,7 @@ from commwatch_agent.analysis.waits.wait_graph import (
 from commwatch_agent.core.units import counted, percent, seconds
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.stragglers import Late
+from commwatch_agent.ingest.why_late import Why, common_why
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 
@@ -97,9 +98,11 @@ class Verdict:
     says: str
     #: Source of the evidence: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
     source: str = "probe"
-    #: For a straggler: the share of time that the others waited for it, and why it is late; ``None``: not known.
+    #: For a straggler: the share of time that the others waited for it, and why it is late, in words and as a code of
+    #: ``ingest.why_late``; ``None``: not known.
     cost_share: float | None = None
     why: str | None = None
+    why_code: str | None = None
     #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
     parameter: str | None = None
     step: int | None = None
@@ -187,6 +190,12 @@ def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
     return headline.awaited({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
 
 
+def why_late(found: Iterable[Verdict], late: Collection[int]) -> str:
+    """Return why the ranks ``late`` are late, as ``common_why``."""
+    whys = {rank: each.why_code for each in found if each.kind == "straggler" for rank in each.ranks}
+    return common_why(whys, late)
+
+
 def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
     """Return each rank of any number of nodes once, by job and number, in the job's latest life; ranks of earlier lives are left out.
 
@@ -244,7 +253,7 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
-def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
+def lateness(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
     """Return the verdict on a straggler.
 
     Args:
@@ -261,12 +270,11 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
         f"in {window} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
-        + (f"; {why}" if why else "")
+        + (f"; {why.says}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")
-    return Verdict(
-        "straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s, why=why
-    )
+    late_by = Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s)
+    return late_by if why is None else replace(late_by, why=why.says, why_code=why.code)
 
 
 # -- ranks behind -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident, with_new
-from commwatch_agent.incidents.words import place, title, what_to_do
+from commwatch_agent.incidents.words import place, title, what_to_do, why_late
 from commwatch_alerts.model import SEVERITIES
 
 #: In this order they are listed.
@@ -87,6 +87,12 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
+
+
+def whys_late(incidents: Iterable[IncidentDetails]) -> dict[int, str]:
+    """Return why ranks were late, by rank, as codes of ``ingest.why_late``, where that is known."""
+    late = (each for each in incidents if each.kind == "straggler")
+    return {rank: why for each in late if (why := why_late(each.evidence)) for rank in each.ranks}
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,9 @@ def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float
 
 
 def _item(verdict: Verdict, now: float) -> EvidenceItem:
-    about = {"kind": verdict.kind, "cause": verdict.cause, "ranks": list(verdict.ranks)}
-    return EvidenceItem(verdict.source, now, verdict.says, about)
+    about = {"kind": verdict.kind, "cause": verdict.cause, "ranks": list(verdict.ranks), "why": verdict.why_code}
+    known = {name: value for name, value in about.items() if value is not None}
+    return EvidenceItem(verdict.source, now, verdict.says, known)
 
 
 # -- ranks that have died ----------------------------------------------------------------------------

@@ -81,6 +81,11 @@ def stack(evidence: Iterable[EvidenceItem]) -> str:
     return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")
 
 
+def why_late(evidence: Iterable[EvidenceItem]) -> str:
+    """Return why a straggler is late, as a code of ``ingest.why_late``; empty: not known, or no straggler."""
+    return next((str(item.data["why"]) for item in reversed([*evidence]) if item.data.get("why")), "")
+
+
 def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem], *, is_over: bool) -> str:
     """Return what to do about an incident, with the names filled in; ``is_over``: its process may be gone."""
     items = list(evidence)
@@ -89,4 +94,4 @@ def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem]
         return advice[-1]
     pid = None if is_over else next((item.data.get("pid") for item in items if item.data.get("pid")), None)
     about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
-    return remedy(kind, cause, {name: text for name, text in about.items() if text})
+    return remedy(kind, why_late(items) or cause, {name: text for name, text in about.items() if text})

@@ -6,7 +6,7 @@ Each sign is compared with the other ranks on the node. Times must be large enou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -21,6 +21,25 @@ _EXPLAINS = 0.5
 _FAULTS_PER_S, _TIMES = 50.0, 5
 #: Differences below this part of the lateness do not count.
 _NO_DIFFERENCE = 0.25
+
+
+#: Codes of reasons.
+THROTTLED, QUOTA, NO_CORE, COMPUTES, PAGES, IDLE = "throttled", "quota", "no_core", "computes", "pages", "idle"
+
+
+#: Reasons that are the cause by themselves, whatever the rank does, in a few words.
+IN_SHORT: Mapping[str, str] = {
+    NO_CORE: "waiting for a CPU core",
+    QUOTA: "stopped by a CPU quota",
+    THROTTLED: "with a throttled GPU",
+}
+
+
+class Why(NamedTuple):
+    """Why a straggler is late: the code of the reason, and a phrase with its numbers."""
+
+    code: str
+    says: str
 
 
 class Sample(NamedTuple):
@@ -42,8 +61,8 @@ class Shares(NamedTuple):
     faults_per_s: float
 
 
-def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> str | None:
-    """Return the reason as a phrase with its numbers; ``None``: not known.
+def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> Why | None:
+    """Return why a straggler is late; ``None``: not known.
 
     Args:
         rank: the straggler.
@@ -56,7 +75,7 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
     mine = held_back.pop(rank, set())
     slowed = sorted(why for why in mine if 2 * sum(why in theirs for theirs in held_back.values()) <= len(held_back))
     if slowed:
-        return f"its GPU throttles its clock: {', '.join(slowed)}"
+        return Why(THROTTLED, f"its GPU throttles its clock: {', '.join(slowed)}")
     known = {each: shares for each, of_rank in recent.items() if (shares := _shares(of_rank)) is not None}
     culprit = known.pop(rank, None)
     if culprit is None or not known:
@@ -69,6 +88,16 @@ def waited_for_core(samples: Sequence[Sample]) -> float | None:
     """Return the share of the time (0 to 1) that a main thread was ready to run but had no core; ``None``: not known."""
     shares = _shares(samples)
     return None if shares is None else shares.wanted + shares.throttled
+
+
+def common_why(whys: Mapping[int, str | None], late: Collection[int]) -> str:
+    """Return why the ranks ``late`` are late, as a code; empty: not known of all of them, or not for one reason.
+
+    Args:
+        whys: by rank, a code; ``None``: not known.
+    """
+    found = {whys.get(rank) for rank in late}
+    return (found.pop() or "") if len(found) == 1 else ""
 
 
 def _held_back(samples: Sequence[Sample]) -> set[str]:
@@ -97,17 +126,21 @@ def _shares(samples: Sequence[Sample]) -> Shares | None:
     )
 
 
-def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
+def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
     enough = _EXPLAINS * late
     if mine.throttled - others.throttled >= enough:
-        return f"its cgroup was stopped {percent(mine.throttled)} of the time because its CPU quota was used up"
+        says = f"its cgroup was stopped {percent(mine.throttled)} of the time because its CPU quota was used up"
+        return Why(QUOTA, says)
     if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
-        return f"its main thread waited {percent(mine.wanted)} of the time for a core, those of the others {percent(others.wanted)}"
+        theirs = f"those of the others {percent(others.wanted)}"
+        return Why(NO_CORE, f"its main thread waited {percent(mine.wanted)} of the time for a core, {theirs}")
     if mine.ran - others.ran >= enough:
-        return f"its main thread ran {percent(mine.ran)} of the time, those of the others {percent(others.ran)}: it computes longer"
+        theirs = f"those of the others {percent(others.ran)}"
+        return Why(COMPUTES, f"its main thread ran {percent(mine.ran)} of the time, {theirs}: it computes longer")
     if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
-        return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)"
+        return Why(PAGES, f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)")
     used = mine.ran + mine.wanted - others.ran - others.wanted
     if abs(used) <= _NO_DIFFERENCE * late and mine.ran + mine.wanted <= 1 - enough:
-        return "meanwhile its main thread neither ran nor was ready to run: it waits for data, a disk, a lock, its GPU or another of its threads"
+        waits = "it waits for data, a disk, a lock, its GPU or another of its threads"
+        return Why(IDLE, f"meanwhile its main thread neither ran nor was ready to run: {waits}")
     return None

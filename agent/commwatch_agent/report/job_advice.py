@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from commwatch_agent.analysis.advice import advice_on
 from commwatch_agent.analysis.advice_facts import Facts
@@ -29,6 +30,7 @@ def advice_on_end(
     last_s: float | None,
     *,
     late: Callable[[float], Mapping[int, float] | None],
+    whys: Mapping[int, str],
     recorded: Recorded,
     parts: ReportParts,
 ) -> tuple[list[Advice], float | None]:
@@ -37,13 +39,14 @@ def advice_on_end(
     Args:
         known: the facts about the whole job.
         late: returns the late ranks since a Unix time in s, as in ``facts``.
+        whys: as in ``facts``.
         recorded: as in ``lately``.
         parts: of the report.
     """
     latest = count_last(agent, job.job_id, last_s)
     began_at = latest.since_ns / 1e9
     whole = began_at <= job.started_at
-    advice = advice_on(known if whole else facts(agent, job, latest, findings, late=late(began_at)))
+    advice = advice_on(known if whole else facts(agent, job, latest, findings, late=late(began_at), whys=whys))
     found = parts.part("what-if", partial(predicted, advice, recorded), advice)
     return found, None if whole else job.last_seen_at - began_at
 
@@ -57,15 +60,17 @@ def lately(
     network: Network,
     late: Mapping[int, float] | None,
     for_cores: float | None = None,
+    whys: Mapping[int, str] = MappingProxyType({}),
     recorded: Recorded,
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 
     Args:
         network: the state of the nodes' networks.
-        late, for_cores: as in ``facts``.
+        late: the current stragglers, as in ``facts``; ``for_cores`` and ``whys`` likewise.
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)
-    advice = advice_on(facts(agent, job, latest, findings, network=network, late=late, for_cores=for_cores))
+    found = facts(agent, job, latest, findings, network=network, late=late, for_cores=for_cores, whys=whys)
+    advice = advice_on(found)
     return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)

@@ -15,7 +15,7 @@ from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, us
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice, Row
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
-from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.answers import IncidentDetails, whys_late
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
@@ -163,9 +163,12 @@ def build(
     def late(since: float) -> dict[int, float] | None:
         return late_ranks(found, since, job.started_at + duration_s) or ({} if watched else None)
 
-    known = parts.part("advice", partial(facts, agent, job, counts, findings, late=late(job.started_at)), None)
+    whys = whys_late(each for one in found for each in one.every)
+    facts_of = partial(facts, agent, job, counts, findings, late=late(job.started_at), whys=whys)
+    known = parts.part("advice", facts_of, None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
-    advised = partial(advice_on_end, agent, job, findings, known, last_s, late=late, recorded=recorded, parts=parts)
+    of_end = partial(advice_on_end, agent, job, findings, known, last_s, late=late, whys=whys)
+    advised = partial(of_end, recorded=recorded, parts=parts)
     nothing: tuple[list[Advice], float | None] = ([], None)
     advice, advice_last_s = parts.part("advice", advised, nothing)
     lines = [

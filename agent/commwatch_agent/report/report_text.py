@@ -10,6 +10,8 @@ from commwatch_agent.core.endings import exit_says
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
 from commwatch_agent.core.views import ITERATIONS, JobView
+from commwatch_agent.incidents.answers import whys_late
+from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
 from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
@@ -151,9 +153,10 @@ def _share(report: Report) -> str:
     others = len(report.ranks) - len(report.late)
     waiting = with_late((cost * others / len(report.ranks) for cost in report.late.values()), report.wait_share)
     messages = for_others(report.p2p_wait_share, waiting, report.wait_share)
-    waits = waiting, messages, awaited(report.late, waiting)
+    late = awaited(report.late, waiting)
+    waits = waiting, messages, late
     made_of = split(report.comm_share, *waits)
-    why = bottleneck(report.comm_share, report.exposed_share, *waits)
+    why = bottleneck(report.comm_share, report.exposed_share, *waits, why=common_why(whys_late(report.incidents), late))
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
 

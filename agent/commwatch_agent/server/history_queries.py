@@ -300,15 +300,22 @@ def advice(
     host: HostView,
     late: dict[int, float] | None,
     for_cores: float | None,
+    whys: dict[int, str],
     last_s: float | None,
 ) -> list[Advice]:
-    """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``, ``for_cores``: what it does now, as in ``facts``."""
+    """Return advice for a job from its last ``last_s`` s (``None``: all of it).
+
+    Args:
+        late: its current stragglers, as in ``facts``; ``for_cores`` and ``whys`` likewise.
+    """
     known = agent.job(job)
     if known is None:
         return []
     recorded = partial(known_steps, agent.path, known, last_s, most_parts=ADVICE_PARTS)
     network = network_of(host, agent.ranks(job))
-    return lately(agent, known, findings, last_s, network=network, late=late, for_cores=for_cores, recorded=recorded)
+    return lately(
+        agent, known, findings, last_s, network=network, late=late, for_cores=for_cores, whys=whys, recorded=recorded
+    )
 
 
 #: Functions by name; each is called with the agent and the arguments of the question.

@@ -21,18 +21,14 @@ from commwatch_agent.watchers.nccl_archive import kept
 WITHIN_S = 5.0
 
 
-def own_facts(services: Services, job: str, *, past: bool = False) -> Own:
-    """Return what this agent knows of a job beside its history.
-
-    Args:
-        past: also its incidents; advice does not need them.
-    """
+def own_facts(services: Services, job: str) -> Own:
+    """Return what this agent knows of a job beside its history."""
     with services.queries.live(job) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
         for_cores = waited_for_cores(totals for each in jobs for totals in live_ranks.of_this_run(each))
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
-    incidents = (each for each in services.incidents.incidents() if past and each.job_id == job)
+    incidents = (each for each in services.incidents.incidents() if each.job_id == job)
     return Own(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
 
 

@@ -14,6 +14,7 @@ from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import Complaint
 from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.ingest.why_late import IDLE, NO_CORE, QUOTA
 from commwatch_collectors.nccl.checks.findings import Finding
 
 #: 50 us a message, 1 GB/s.
@@ -367,6 +368,19 @@ def test_two_late_ranks() -> None:
     assert found is not None
     assert found.title == "ranks 1, 3 are late and the others wait for them"
     assert found.saves_share == pytest.approx(0.28)
+
+
+def test_a_known_reason_is_in_the_advice() -> None:
+    """A late rank that lacks CPU time is told what gives it some, first of all; other reasons leave the general text."""
+    late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
+    starved, *_ = advice_on(facts(**late, whys={1: NO_CORE}))
+    assert starved.title == "rank 1 is late, waiting for a CPU core, and the others wait for it"
+    assert starved.do.startswith("Give that rank a core of its own")
+    plain, *_ = advice_on(facts(**late, whys={1: IDLE, 0: NO_CORE}))
+    assert plain.title == "rank 1 is late and the others wait for it"
+    assert plain.do.startswith("Find out what it does before its collectives")
+    (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, whys={1: QUOTA, 2: QUOTA}))
+    assert both.title == "ranks 1-2 are late, stopped by a CPU quota, and the others wait for them"
 
 
 def test_stragglers_of_now() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split
+from commwatch_agent.ingest.why_late import COMPUTES, NO_CORE, QUOTA, THROTTLED
 
 
 @pytest.mark.parametrize(
@@ -12,8 +13,11 @@ from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, spli
     [
         (0.3, 0.3, None, None, ""),
         (None, None, None, None, ""),
-        (0.52, 0.5, None, None, "above 30%: communication is the bottleneck"),
-        (0.52, 0.5, 0.2, 0.05, "above 30%: communication is the bottleneck"),
+        (0.52, 0.5, None, None, "above 30%; how much of it is waiting for late ranks is not known"),
+        (0.52, 0.5, 0.0, None, "above 30%: communication is the bottleneck"),
+        (0.37, 0.26, 0.16, None, "above 30% only because ranks wait for one another"),
+        (0.37, 0.26, None, 0.16, "above 30% only because ranks wait for one another"),
+        (0.52, 0.5, 0.15, 0.05, "above 30%: communication is the bottleneck"),
         (0.52, 0.05, 0.44, None, "above 30%, but hidden behind compute"),
         (
             0.52,
@@ -41,7 +45,7 @@ from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, spli
 def test_bottleneck(
     comm: float | None, exposed: float | None, waiting: float | None, messages: float | None, says: str
 ) -> None:
-    """Above 30% communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
+    """Communication is the bottleneck only if its transfer alone is above 30%, and not hidden."""
     assert bottleneck(comm, exposed, waiting, messages) == says
 
 
@@ -50,6 +54,21 @@ def test_bottleneck_is_named(late: list[int], named: str) -> None:
     """The stragglers are named also where the share has no split, for it was measured over another time."""
     assert split(0.37, 0.46, None, late) == ""
     assert bottleneck(0.37, 0.37, 0.46, None, late) == f"above 30%: {named} the bottleneck, not the network"
+
+
+@pytest.mark.parametrize(
+    ("why", "named"),
+    [
+        (NO_CORE, "rank 2, waiting for a CPU core, is"),
+        (QUOTA, "rank 2, stopped by a CPU quota, is"),
+        (THROTTLED, "rank 2, with a throttled GPU, is"),
+        (COMPUTES, "rank 2 is"),
+        ("", "rank 2 is"),
+    ],
+)
+def test_bottleneck_has_the_reason(why: str, named: str) -> None:
+    """If a late rank lacks CPU time or GPU clock, that is a part of the sentence about it."""
+    assert bottleneck(0.5, 0.5, 0.46, None, [2], why=why) == f"above 30%: {named} the bottleneck, not the network"
 
 
 def test_split() -> None:

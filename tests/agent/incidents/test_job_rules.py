@@ -89,6 +89,8 @@ def test_straggler_is_about_its_rank() -> None:
     assert (one.value, one.share) == (0.2, 0.2)
     assert one.idle_ranks == pytest.approx(0.6)
     assert one.key == other.key
+    assert "why" not in one.evidence[0].data
+    assert found(replace(late, why="it waits", why_code="no_core"))[0].evidence[0].data["why"] == "no_core"
 
 
 @pytest.mark.parametrize(

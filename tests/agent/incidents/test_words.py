@@ -8,7 +8,7 @@ import pytest
 
 from commwatch_agent.incidents.answers import details_of, view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
-from commwatch_agent.incidents.words import cost, stack, title, when
+from commwatch_agent.incidents.words import cost, stack, title, what_to_do, when
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.remedies import TITLES, remedy
 
@@ -50,6 +50,16 @@ def test_disagreements(cause: str) -> None:
 def test_names_are_filled_in(about: Mapping[str, str], text: str) -> None:
     """A remedy has the process that it is about, and no clause on one that is not known."""
     assert remedy("hang", "stopped", about).endswith(text)
+
+
+def test_late_for_a_reason() -> None:
+    """What to do about a late rank depends on the latest known reason; without one, it is to look at its code."""
+    found = [
+        EvidenceItem("probe", AT, "late", {"kind": "straggler", **why})
+        for why in ({}, {"why": "idle"}, {"why": "no_core"}, {})
+    ]
+    assert what_to_do("straggler", "late", "j", found, is_over=False).startswith("Give that rank a core of its own")
+    assert what_to_do("straggler", "late", "j", found[:2], is_over=False).startswith("Look at what that rank does")
 
 
 def test_when_and_cost() -> None:

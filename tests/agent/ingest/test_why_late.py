@@ -8,12 +8,19 @@ import pytest
 
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
-from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample, reason
+from commwatch_agent.ingest.why_late import MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
+from commwatch_agent.ingest.why_late import reason as why_of
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
 from tests.helpers import judged_now
 
 S = 1_000_000_000
+
+
+def reason(rank: int, late: float, samples: dict[int, list[Sample]], since_ns: int) -> str | None:
+    """The phrase of why a rank is late."""
+    why = why_of(rank, late, samples, since_ns)
+    return None if why is None else why.says
 
 
 def looks(
@@ -78,6 +85,13 @@ def test_reason(mine: list[Sample], phrase: str | None) -> None:
     assert reason(1, 0.6, {0: looks(), 1: mine, 2: looks(), 3: looks(ran=0.21)}, 0) == phrase
 
 
+def test_code() -> None:
+    """Each reason has a code; of several ranks, a reason counts only if it is that of all."""
+    assert why_of(1, 0.6, {0: looks(), 1: looks(wanted=0.5), 2: looks()}, 0).code == NO_CORE  # type: ignore[union-attr]
+    assert common_why({1: NO_CORE, 2: NO_CORE, 3: QUOTA}, [1, 2]) == NO_CORE
+    assert common_why({1: NO_CORE, 3: QUOTA}, [1, 3]) == common_why({1: NO_CORE}, [1, 2]) == common_why({}, []) == ""
+
+
 def test_what_all_have_explains_nothing() -> None:
     """A full machine, a quota or page faults of all ranks alike are no reason of one."""
     for all_alike in (
@@ -129,6 +143,7 @@ def test_verdict() -> None:
     (verdict,) = judged_now(aggregate.jobs.values(), now)
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
+    assert verdict.why_code == NO_CORE
 
 
 def test_samples() -> None:

@@ -52,7 +52,7 @@ def test_page() -> None:
         "State open, warning", "Job train", "Nodes node-a", "Culprits rank 2", "Waiting ranks 0-1, 3", "Operation all_reduce 6 of group dp",
         "for 60.0 s so far", "Cost 4m00s of rank time", "Where in the code load (train.py:88)",
         "What to do Find out who suspended the process (SIGSTOP: a debugger, a shell's job control, an administrator), and let it continue: kill -CONT 77 .",
-        "Communication is the bottleneck : comm share 80%",
+        "High communication share : comm share 80%",
     ):  # fmt: skip
         assert part in text, part
     assert text.index("ranks 0-1, 3 are in all_reduce 6") < text.index("rank 2 is in load (train.py:88)")

@@ -89,7 +89,7 @@ def test_shares_and_steps() -> None:
     assert found.exposed == pytest.approx(0.3)
     assert found.step_s == pytest.approx(0.1)
     assert found.steps_per_s == pytest.approx(10)
-    assert found.says == "above 30%: communication is the bottleneck"
+    assert found.says == "above 30% only because ranks wait for one another"
     assert [line.comm for line in found.ranks] == [pytest.approx(0.4), pytest.approx(0.3)]
     assert [line.step for line in found.ranks] == [STEPS] * 2
 

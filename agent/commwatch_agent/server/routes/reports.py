@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.durations import LAST
+from commwatch_agent.incidents.answers import whys_late
 from commwatch_agent.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
@@ -55,7 +56,8 @@ def job_advice(
         asked = asked_of_others(services, named, last_s, live=True)
         return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
     findings = [] if own.topology is None else own.topology.findings
-    known = {"findings": findings, "host": own.host, "late": own.late, "for_cores": own.for_cores}
+    now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_late(own.incidents)}
+    known = {"findings": findings, "host": own.host, **now}
     return answered(worker.text("advice", job=named, **known, last_s=last_s))
 
 
@@ -75,7 +77,7 @@ def report(
     named = some_job(agent, job, scope)
     asked = asked_of_others(services, named, last_s) if scope == "job" else None
     command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
-    own, as_page = own_facts(services, named, past=True), format == "html"
+    own, as_page = own_facts(services, named), format == "html"
     return answered(
         worker.text("report", job=named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
     )
@@ -91,7 +93,7 @@ def report_part(
 ) -> Response:
     """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
     job_exists(agent, job)
-    return answered(worker.text("report_part", job=job, own=own_facts(services, job, past=True), steps=steps))
+    return answered(worker.text("report_part", job=job, own=own_facts(services, job), steps=steps))
 
 
 @router.get("/wait_part", response_model=WaitPart)
