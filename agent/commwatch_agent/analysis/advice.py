@@ -30,6 +30,11 @@ _MOST_MICRO_STEPS = 64
 LATE_RULE = "straggler"
 #: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
 _LONG_TRANSFERS = "ranks leave long transfers at different times"
+_SHARED_CORES = (
+    "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
+    "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
+)
+_GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."
 _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
@@ -184,7 +189,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
-    linked = [kind for kind in facts.kinds if kind.spans_nodes] or facts.kinds
+    linked = [kind for kind in facts.kinds if kind.spans_nodes] or ([] if facts.on_one_cpu else facts.kinds)
     bound = [kind for kind in linked if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
     if facts.comm <= BOTTLENECK_SHARE or not bound:
         return
@@ -210,7 +215,8 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
             gain = f"reaching 90% of the reference would save {percent(saves)} of a step"
             link = {"link": f"{_GOOD / kind.efficiency:.6f}x", "group": kind.group}
             alone = sum(other.group == kind.group for other in facts.kinds) == 1 and kind.efficiency > 0
-            yield Found(because, gain, saves, remedies=[Remedy("", link, saves)] if alone else [])
+            do = _GLOO_LINK if kind.backend == framework_settings.GLOO else ""
+            yield Found(because, gain, saves, do, remedies=[Remedy("", link, saves)] if alone else [])
 
 
 def _straggler(facts: Facts) -> Iterator[Found]:
@@ -232,7 +238,8 @@ def _uneven_work(facts: Facts) -> Iterator[Found]:
         return
     because, gain = [says(found)], _up_to(found.saves)
     if found.why is Why.TRANSFERS:
-        yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=_SLOW_LINK)
+        do = _SHARED_CORES if facts.on_one_cpu else _SLOW_LINK
+        yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=do)
     else:
         title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
         yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
@@ -306,18 +313,18 @@ RULES = (
          "an uneven batch): `commwatch diagnose JOB` shows where in its code.", _straggler),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
          "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
-    Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
-         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`). Adapt the learning rate to the larger batch.", _accumulate),
-    Rule("larger_buckets", "operations are too small", "Put more data into each operation: raise DDP's `bucket_cap_mb`, use larger FSDP "
-         "units or coalesced collectives.", _larger_buckets),
-    Rule("overlap", "communication does not overlap with compute", "Start operations early and wait for them late: use `async_op=True` or the "
-         "overlap of DDP or FSDP (`backward_prefetch`, `forward_prefetch`), and synchronise the host less often before collectives.", _overlap),
+    Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches, and exchange "
+         "them once. Adapt the learning rate to the larger batch.", _accumulate),
+    Rule("larger_buckets", "operations are too small", "Put more data into each operation: larger buckets or units, or coalesced "
+         "collectives.", _larger_buckets),
+    Rule("overlap", "communication does not overlap with compute", "Start operations early and wait for them late (`async_op=True`), and "
+         "synchronise the host less often before collectives.", _overlap),
     Rule("below_the_link", "operations are slower than the link", "Look for a wrong transport or interface (`commwatch explain` on the job's NCCL "
          "log, `/api/v1/topology`), for link errors and for other traffic on the link.", _below_the_link),
     Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group stays within one "
          "node: it communicates in every layer, on the critical path.", _tensor_in_node),
-    Rule("compression", "gradients can be compressed", "Use DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, or an int8 or top-k "
-         "hook. Check that training still converges.", _compression),
+    Rule("compression", "gradients can be compressed", "Exchange gradients as float16 or bfloat16, or compress them further. Check that "
+         "training still converges.", _compression),
     Rule("faster_network", "the network limits the job", "Use a faster link, or several links (rails, bonding).", _faster_network),
     Rule("micro_batches", "the pipeline is partly idle", "Use more micro-batches per step, an interleaved or zero-bubble schedule, or more equal "
          "stages.", _bubble),

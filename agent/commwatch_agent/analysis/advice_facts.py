@@ -42,6 +42,9 @@ class Kind(NamedTuple):
     waiting_s: float = 0.0
     #: A data parallel group of the job has all_gathers and reduce_scatters.
     sharded: bool = False
+    #: The frameworks that exchange the gradients of the job, and the backend of the group; ``None``: not known.
+    frameworks: frozenset[str] | None = None
+    backend: str | None = None
 
     @property
     def spans_nodes(self) -> bool:
@@ -72,7 +75,7 @@ class Kind(NamedTuple):
 
     def knob(self, rule: str) -> str:
         """Return the advice of a rule for this role; empty: the general text of the rule applies."""
-        return framework_settings.KNOBS[rule].get(self.role, "")
+        return framework_settings.knob(rule, self.role, self.frameworks, self.backend)
 
     def named(self) -> str:
         return f"{self.op} of group {self.group}"
@@ -124,6 +127,13 @@ class Facts(NamedTuple):
     def gradients(self) -> Kind | None:
         """The largest exchange of gradients; ``None``: there is none."""
         return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
+
+    @property
+    def on_one_cpu(self) -> bool:
+        """Whether all operations are known to pass through the CPU and the memory of one node, so that no link limits them."""
+        return bool(self.kinds) and all(
+            kind.backend == framework_settings.GLOO and not kind.spans_nodes for kind in self.kinds
+        )
 
     @property
     def waiting(self) -> float:

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import mean
 from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.advice_facts import Facts, Kind
-from commwatch_agent.analysis.framework_settings import is_model
+from commwatch_agent.analysis.framework_settings import in_use, is_model
 from commwatch_agent.analysis.gpu_nic_affinity import places
 from commwatch_agent.analysis.nccl_operations import nccl_operations_of
 from commwatch_agent.analysis.network_advice import Network
@@ -369,7 +369,9 @@ def most_on_a_host(groups: Iterable[GroupView], hosts: Mapping[int, str]) -> dic
 def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operation]) -> list[Kind]:
     steps = counts.usual
     curves = agent.curves(job_id)
-    local = most_on_a_host(agent.groups(job_id), {view.rank: view.host for view in agent.ranks(job_id)})
+    groups, views = agent.groups(job_id), agent.ranks(job_id)
+    local = most_on_a_host(groups, {view.rank: view.host for view in views})
+    backends, frameworks = {group.group: group.backend for group in groups}, in_use(view.frameworks for view in views)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks
@@ -398,6 +400,8 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
                 dtype=dtypes.get((group, op)),
                 waiting_s=seconds * min(1.0, waiting_s),
                 sharded=sharded,
+                frameworks=frameworks,
+                backend=backends.get(group),
             )
         )
     return kinds

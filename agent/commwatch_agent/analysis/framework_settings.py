@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 #: Smaller operations (in bytes) carry losses and metrics, not gradients.
 LEAST_GRADIENTS = 16 << 10
@@ -18,35 +18,112 @@ _GRADIENTS = re.compile(r"(^|_)dp(_|$)|data", re.I)
 _TENSOR = re.compile(r"tensor|\btp|_tp|model", re.I)
 _PIPELINE = re.compile(r"pipe|\bpp|_pp", re.I)
 
-#: Advice by rule and role, in place of the rule's general text.
-KNOBS: Mapping[str, Mapping[str, str]] = {
+#: Frameworks that a rank may report, and none of them: the script exchanges gradients itself.
+DDP, FSDP, FSDP2, DEEPSPEED, MEGATRON, PLAIN = "ddp", "fsdp", "fsdp2", "deepspeed", "megatron", ""
+#: Backend on CPUs.
+GLOO = "gloo"
+_RATE = " Adapt the learning rate to the larger batch."
+_CONVERGES = " Check that training still converges."
+
+#: Advice by rule, role and framework; with an empty framework, that of a script without any. The texts of several frameworks are joined.
+KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "accumulate_gradients": {
-        REPLICATED: "DDP: `no_sync()` around all but the last micro-batch; DeepSpeed with ZeRO 0 or 1: `gradient_accumulation_steps`. Adapt "
-        "the learning rate to the larger batch.",
-        SHARDED: "FSDP2: `set_requires_gradient_sync(False)` for all but the last micro-batch; parameters are still gathered for each. Adapt the "
-        "learning rate to the larger batch.",
+        REPLICATED: {
+            DDP: "DDP: `no_sync()` around all but the last micro-batch.",
+            DEEPSPEED: "DeepSpeed with ZeRO 0 or 1: `gradient_accumulation_steps`.",
+            MEGATRON: "Megatron: a larger `--global-batch-size`, so that a step has more micro-batches.",
+            PLAIN: "Add up the gradients of several micro-batches, and exchange them after the last one.",
+        },
+        SHARDED: {
+            FSDP2: "FSDP2: `set_requires_gradient_sync(False)` for all but the last micro-batch; parameters are still gathered for each.",
+            FSDP: "FSDP: `no_sync()` around all but the last micro-batch; gradients are then kept whole, which takes memory.",
+            DEEPSPEED: "DeepSpeed: `gradient_accumulation_steps`.",
+            MEGATRON: "Megatron: a larger `--global-batch-size`, so that a step has more micro-batches.",
+            PLAIN: "Add up the gradients of several micro-batches, and exchange them after the last one.",
+        },
     },
     "larger_buckets": {
-        REPLICATED: "DDP: a larger `bucket_cap_mb`; DeepSpeed: a larger `reduce_bucket_size`; Megatron: a larger `--ddp-bucket-size`.",
-        SHARDED: "FSDP2: larger units (`fully_shard` of several layers together); DeepSpeed: a larger `reduce_bucket_size` and "
-        "`stage3_prefetch_bucket_size`.",
-        TENSOR: "Use a larger micro-batch, so that each layer sends more data at a time.",
-        VALUES: "Put several values into one tensor, or exchange them every few steps.",
+        REPLICATED: {
+            DDP: "DDP: a larger `bucket_cap_mb`.",
+            DEEPSPEED: "DeepSpeed: a larger `reduce_bucket_size`.",
+            MEGATRON: "Megatron: a larger `--ddp-bucket-size`.",
+            PLAIN: "Exchange several gradients in one tensor or by coalesced collectives, or use DDP, which does that.",
+        },
+        SHARDED: {
+            FSDP2: "FSDP2: larger units (`fully_shard` of several layers together).",
+            FSDP: "FSDP: larger units (`auto_wrap_policy`).",
+            DEEPSPEED: "DeepSpeed: a larger `reduce_bucket_size` and `stage3_prefetch_bucket_size`.",
+            MEGATRON: "Megatron: a larger `--ddp-bucket-size`.",
+            PLAIN: "Exchange several gradients in one tensor or by coalesced collectives.",
+        },
+        TENSOR: {PLAIN: "Use a larger micro-batch, so that each layer sends more data at a time."},
+        VALUES: {PLAIN: "Put several values into one tensor, or exchange them every few steps."},
     },
     "overlap": {
-        REPLICATED: "Overlap the exchange with the backward pass: DDP instead of `all_reduce` calls after it; DeepSpeed: `overlap_comm`; "
-        "Megatron: `--overlap-grad-reduce`.",
-        SHARDED: "FSDP2: `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`; DeepSpeed: `overlap_comm`; "
-        "Megatron: `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`.",
-        TENSOR: "Megatron: `--tp-comm-overlap`; PyTorch: async tensor parallelism (`torch.compile`).",
+        REPLICATED: {
+            DDP: "DDP overlaps the exchange with the backward pass already. More of it is hidden if the first buckets leave earlier: a smaller "
+            "`bucket_cap_mb`, `static_graph=True`, and no `find_unused_parameters`.",
+            DEEPSPEED: "DeepSpeed: `overlap_comm`.",
+            MEGATRON: "Megatron: `--overlap-grad-reduce`.",
+            PLAIN: "Overlap the exchange with the backward pass: DDP instead of `all_reduce` calls after it.",
+        },
+        SHARDED: {
+            FSDP2: "FSDP2: `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`.",
+            FSDP: "FSDP: `forward_prefetch=True` and `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`.",
+            DEEPSPEED: "DeepSpeed: `overlap_comm`.",
+            MEGATRON: "Megatron: `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`.",
+            PLAIN: "Start collectives early with `async_op=True`, and wait for them late.",
+        },
+        TENSOR: {
+            MEGATRON: "Megatron: `--tp-comm-overlap`.",
+            PLAIN: "PyTorch: async tensor parallelism (`torch.compile`).",
+        },
     },
     "compression": {
-        REPLICATED: "DDP: `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, an int8 or top-k hook; DeepSpeed: "
-        "`communication_data_type`; Megatron: `--grad-reduce-in-bf16`. Check that training still converges.",
-        SHARDED: "FSDP2: `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)`; DeepSpeed: `communication_data_type`. Check that training "
-        "still converges.",
+        REPLICATED: {
+            DDP: "DDP: `fp16_compress_hook`, PowerSGD, or a hook of your own.",
+            DEEPSPEED: "DeepSpeed: `communication_data_type`.",
+            MEGATRON: "Megatron: `--grad-reduce-in-bf16`.",
+            PLAIN: "Convert the gradients to float16 or bfloat16 before they are exchanged.",
+        },
+        SHARDED: {
+            FSDP2: "FSDP2: `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)`.",
+            FSDP: "FSDP: `MixedPrecision(reduce_dtype=torch.bfloat16)`.",
+            DEEPSPEED: "DeepSpeed: `communication_data_type`.",
+            MEGATRON: "Megatron: `--grad-reduce-in-bf16`.",
+            PLAIN: "Convert the gradients to float16 or bfloat16 before they are exchanged.",
+        },
     },
 }  # fmt: skip
+#: What follows the settings of a rule about gradients.
+_THEN = {"accumulate_gradients": _RATE, "compression": _CONVERGES}
+#: What limits an overlap where the CPU communicates.
+_ON_CPU = " Gloo communicates on the CPU: what it takes there, compute cannot use."
+
+
+def listed(names: str | None) -> list[str] | None:
+    """Return the frameworks of a text that the history keeps, separated by commas; ``None``: not known."""
+    return None if names is None else [name for name in names.split(",") if name]
+
+
+def in_use(of_ranks: Iterable[Collection[str] | None]) -> frozenset[str] | None:
+    """Return the frameworks that ranks use, together; ``None``: not known of any rank."""
+    known = [names for names in of_ranks if names is not None]
+    return frozenset(name for names in known for name in names) if known else None
+
+
+def knob(rule: str, role_of: str, frameworks: frozenset[str] | None, backend: str | None) -> str:
+    """Return what to do by a rule about operations of a role; empty: its general text applies.
+
+    Args:
+        frameworks: those that the job uses; ``None``: not known, so that the settings of all are named.
+        backend: of the group; ``None``: not known.
+    """
+    texts = KNOBS[rule].get(role_of, {})
+    used = [text for name, text in texts.items() if name and (frameworks is None or name in frameworks)]
+    chosen = " ".join(used) or texts.get(PLAIN, "")
+    on_cpu = _ON_CPU if rule == "overlap" and backend == GLOO else ""
+    return chosen and chosen + _THEN.get(rule, "") + on_cpu
 
 
 def is_tensor(label: str) -> bool:

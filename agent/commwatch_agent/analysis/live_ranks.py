@@ -134,6 +134,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         gpu_timing=mode,
         gpu_timing_reason=reason,
         exposed_source=totals.steps.exposed_source,
+        frameworks=None if totals.frameworks is None else list(totals.frameworks),
         gpu_uuid=place.uuid if place is not None else None,
         gpu_bus_id=place.bus_id or None if place is not None else None,
         probe_mode=MODES[totals.mode],

@@ -12,7 +12,7 @@ from time import time_ns
 from types import MappingProxyType
 
 from commwatch.wire import events as ev
-from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis import framework_settings, live_ranks
 from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.summary import identify, merged, summarise
 from commwatch_agent.analysis.time_buckets import FINE, Lengths, SlotSums
@@ -341,7 +341,8 @@ class QueryService:
         with History(self.path, self._damaged) as history:
             rings = history.rings(job)
             latest = latest_of_ranks(rings)
-            sources = history.names("exposed", [ring.id for ring in latest.values()])
+            ids = [ring.id for ring in latest.values()]
+            sources, frameworks = history.names("exposed", ids), history.names("frameworks", ids)
         for ring in rings:
             records, lost = kept.get(ring.process, (0, 0))
             kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
@@ -350,6 +351,7 @@ class QueryService:
             replace(
                 _rank(ring, live.get(ring.uid), *kept[ring.process]),
                 exposed_source=sources.get((ring.id, 0)),
+                frameworks=framework_settings.listed(frameworks.get((ring.id, 0))),
             )
             for ring in latest.values()
         ]

@@ -26,6 +26,9 @@ _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[
 _MOST_PEERS = 1024
 #: What a rank may report as the id of its run.
 _RUN = re.compile(r"[0-9a-f]{16}")
+#: What a rank may report as a framework in use, and how many.
+_FRAMEWORK = re.compile(r"[a-z0-9_]{1,20}")
+_MOST_FRAMEWORKS = 16
 #: Characters of the name of an exception's type, of an operator or dtype, of any other text.
 _MOST_TYPE, _MOST_OP, _MOST_TEXT = 80, 200, 4096
 #: Codes of operators and dtypes have one byte in a record.
@@ -77,6 +80,13 @@ def _run(text: object) -> str:
     if isinstance(text, str) and _RUN.fullmatch(text):
         return text
     raise ValueError(f"{text!r}: not the id of a run")
+
+
+def _framework(text: object) -> str:
+    """Return the name of a framework; raise ``ValueError`` if it is none."""
+    if isinstance(text, str) and _FRAMEWORK.fullmatch(text):
+        return text
+    raise ValueError(f"{text!r}: not the name of a framework")
 
 
 def _text(value: object) -> str:
@@ -156,6 +166,8 @@ class Names:
         self.peers: tuple[str, ...] = ()
         #: What only the ranks of its run have, on all nodes; empty: not known.
         self.run = ""
+        #: The frameworks that exchange its gradients; ``None``: not known.
+        self.frameworks: tuple[str, ...] | None = None
         #: Sets of replicated parameters, by number.
         self.replicas: dict[int, Announced] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
@@ -206,6 +218,8 @@ class Names:
                 self.peers = peers
         elif "run" in entry:
             self.run = _run(entry["run"])
+        elif "frameworks" in entry:
+            self.frameworks = tuple(map(_framework, entry["frameworks"][:_MOST_FRAMEWORKS]))
         elif "replicas" in entry:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:

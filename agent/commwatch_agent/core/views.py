@@ -258,6 +258,8 @@ class RankView:
     gpu_timing_reason: str = ""
     #: How exposed time is measured: ``thread_cpu`` or ``stream_waits`` (docs/definitions.md); ``None``: it is not known.
     exposed_source: str | None = None
+    #: The frameworks that exchange its gradients (``ddp``, ``fsdp``, ``fsdp2``, ``deepspeed``, ``megatron``); empty: none of these; ``None``: not known.
+    frameworks: list[str] | None = None
     #: Its GPU, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not visible to the agent.
     gpu: int | None = None
     #: As the trainer reported it; ``None``: not reported, or the rank has ended.

@@ -428,6 +428,9 @@ class Intake:
         if totals.steps.exposed_source != source.exposed_source:
             source.exposed_source = totals.steps.exposed_source
             self._store.name(row.id, "exposed", 0, source.exposed_source or "")
+        if totals.frameworks != source.stored_frameworks:
+            source.stored_frameworks = totals.frameworks
+            self._store.name(row.id, "frameworks", 0, ",".join(totals.frameworks or ()))
         if totals.run != source.stored_run:
             source.stored_run = totals.run
             self._store.name(row.id, "run", 0, totals.run)

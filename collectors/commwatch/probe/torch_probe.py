@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from commwatch.probe import torch_nccl_plugin, torch_peers
 from commwatch.probe.checks.torch_checks import Checks
+from commwatch.probe.frameworks.in_use import Frameworks
 from commwatch.probe.governor import budget_of
 from commwatch.probe.torch_gpu import Finder
 from commwatch.probe.torch_graphs import GraphEvents, GraphHooks
@@ -81,6 +82,7 @@ class Probe(GraphEvents, ABC):
         #: Values of the ring's header, once there is a ring.
         self._job, self._rank, self._size = "", -1, 0
         self._profiles = Profiles(self)
+        self._frameworks = Frameworks()
         self.checks = Checks(self)
         #: Ends the records in a process of ``multiprocessing``, which exits without ``atexit``.
         self._at_exit: Finalize | None = None
@@ -111,6 +113,7 @@ class Probe(GraphEvents, ABC):
         self.groups.on_destroyed = self._group_destroyed
         self.groups.watch()
         self.outside.watch()
+        self._frameworks.watch()
         self.checks.watch()
         self.steps.install()
         atexit.register(self._leave)
@@ -130,6 +133,7 @@ class Probe(GraphEvents, ABC):
         """Remove all hooks. May be called twice."""
         self.steps.uninstall()
         self.checks.unwatch()
+        self._frameworks.unwatch()
         self._profiles.end()
         self.groups.unwatch()
         self.outside.unwatch()
@@ -382,6 +386,16 @@ class Probe(GraphEvents, ABC):
             self._gpu = None
             self.say(f"cannot determine the GPU of this process: {type(error).__name__}: {error}", "gpu")
 
+    def _tell_frameworks(self) -> None:
+        """Record which frameworks exchange the gradients, now that a step has ended."""
+        try:
+            found = self._frameworks.found(self.steps.seen())
+            if found is not None and self.ring is not None:
+                self.apart(partial(self.ring.name, {"frameworks": found}))
+        except Exception as error:  # any error of a framework, or no space: advice names the settings of all
+            if raised_by_handler(error):
+                raise
+
     @abstractmethod
     def _make_ring(self, made: Any) -> None:
         """Set ``self.ring`` to this file and start what goes with it; may raise ``OSError``."""
@@ -471,6 +485,8 @@ class Probe(GraphEvents, ABC):
             self.fault(error, "at a step mark")
         if self._gpu is not None:
             self.tell_gpu()
+        if self._marks == 1:
+            self._tell_frameworks()
         self._profiles.mark(optimizer, number, ended)
 
     @abstractmethod

@@ -124,6 +124,10 @@ class StepHooks:
         setattr(engine, method, step)
         self._engine = engine, own, step
 
+    def seen(self) -> list[Any]:
+        """Return the optimizers and engines that have stepped, and live."""
+        return [each for reference, _ in self._numbers.values() if (each := reference()) is not None]
+
     def explicit(self, now_ns: int) -> None:
         """Write the user's own mark; from now on there are no others."""
         self._only_explicit = True

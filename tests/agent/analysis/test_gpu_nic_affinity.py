@@ -182,7 +182,7 @@ def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
     assert (built.comm_share is None) == (built.step_p95_s is None) == (steps < 3)
     text = report_text.text(built)
     assert said in text
-    assert ("bottleneck" in text) == (steps == 3)
+    assert ("above 30%" in text) == (steps == 3)
 
 
 def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_addresses_of_agents(address: object) -> None:
     assert names.peers == ("http://node1:9477", "https://[fe80::1]:1")
 
 
+def test_frameworks() -> None:
+    """Frameworks are not known until the rank reports them, perhaps none; what is no name of one is skipped."""
+    names = Names()
+    assert names.frameworks is None
+    names.learn([{"frameworks": []}])
+    assert names.frameworks == ()
+    names.learn([{"frameworks": ["ddp", "deepspeed"]}])
+    names.learn([{"frameworks": bad} for bad in (["<b>"], [1], "ddp\n", None, 3)])
+    assert names.frameworks == ("ddp", "deepspeed")
+
+
 def test_destroyed_groups() -> None:
     """A rank can report that it has destroyed a group that it has announced, until the name is dropped; nonsense is skipped."""
     names = Names()

@@ -30,7 +30,7 @@ class Source:
         self.next_n = row.next_n
         self.lost = row.lost
         #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time, id of
-        #: the run.
+        #: the run, frameworks.
         self.stored_progress: tuple[int, int, int] | None = None
         self.stored_cells = 0
         self.unavailable = row.steps_unavailable
@@ -38,6 +38,7 @@ class Source:
         #: Where the stored steps come from.
         self.step_source: str | None = None
         self.stored_run = ""
+        self.stored_frameworks: tuple[str, ...] | None = None
         #: The trainer has ended, and all its records are drained.
         self.final = False
         #: Monotonic time when its end was first handed to the store, and that end; ``None``: it was not.

@@ -1,0 +1,1 @@
+"""What of the frameworks for distributed training a process uses."""
