@@ -216,7 +216,7 @@ def test_gains_of_advice(asked: RunningAgent) -> None:
             assert remedy["saves_share"] == pytest.approx(answer["saves_share"], abs=0.006), each
         assert f"a replay of the recorded steps gives {100 * each['saves_share']:.0f}%" in each["gain"]
     text = commwatch("report", "train", "--dir", asked.directory, env=clean_env(COLUMNS="250")).stdout
-    assert "(gains are upper bounds, unless they come from a replay)" in text
+    assert "(“up to”: a bound by a formula)" in text
     assert late["gain"] in text
 
 

@@ -39,6 +39,8 @@ _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be sl
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
+#: Marks a gain as a bound, in its text.
+UP_TO = "up to "
 #: Efficiency that a healthy link reaches.
 _GOOD = 0.9
 
@@ -97,7 +99,7 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
     yield Found(
         _about(facts, kind),
-        f"{gain} and saves up to {percent(saves)} of the time per sample",
+        f"{gain} and saves {UP_TO}{percent(saves)} of the time per sample",
         saves,
         kind.knob("accumulate_gradients"),
         remedies=[Remedy("", {"accumulate": steps}, saves)],
@@ -121,7 +123,7 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
             f"latency is {percent(latency / kind.seconds)} of their time (α-β model)",
         ]
         saves = facts.saves(saved)
-        gain = f"{count} per step of {size(total / count)} each would save up to {percent(saves)} of a step"
+        gain = f"{count} per step of {size(total / count)} each would save {UP_TO}{percent(saves)} of a step"
         # The replay changes all buckets of gradients, so it can only predict this for the one exchange of a job.
         alone = kind.role == framework_settings.REPLICATED and sum(other.gradients for other in facts.kinds) == 1
         buckets = [Remedy("", {"buckets": f"{total / count:.0f}B"}, saves)] if alone and kind.op == "all_reduce" else []
@@ -137,7 +139,7 @@ def _overlap(facts: Facts) -> Iterator[Found]:
     saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
     yield Found(
         _about(facts, kind),
-        f"hiding it behind compute would save up to {percent(saves)} of a step",
+        f"hiding it behind compute would save {UP_TO}{percent(saves)} of a step",
         saves,
         kind.knob("overlap"),
     )
@@ -162,7 +164,7 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
             continue
         saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
         if saves >= LEAST_GAIN:
-            gain = f"the speed of the node's own links would save up to {percent(saves)} of a step"
+            gain = f"the speed of the node's own links would save {UP_TO}{percent(saves)} of a step"
             yield Found(because, gain, saves)
 
 
@@ -183,7 +185,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
     worth = [each for each in every if each.saves_share >= LEAST_GAIN]
     if worth:
         because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
-        gain = f"would save up to this share of a step: {shares(worth)}"
+        gain = f"would save {UP_TO}this share of a step: {shares(worth)}"
         most = max(each.saves_share for each in worth)
         yield Found(because, gain, most, kind.knob("compression"), remedies=worth)
 
@@ -246,7 +248,7 @@ def _uneven_work(facts: Facts) -> Iterator[Found]:
 
 
 def _up_to(share: float) -> str:
-    return f"would save up to {percent(share)} of a step"
+    return f"would save {UP_TO}{percent(share)} of a step"
 
 
 def _are_late(late: Sequence[int], why: str) -> str:

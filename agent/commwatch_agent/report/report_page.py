@@ -51,7 +51,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         html_frame.table((), headlines(report)),
     ]
     if report.advice:
-        basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds, unless they come from a replay.</p>"
+        basis = f"<p>{about(report.advice_last_s).capitalize()}. “Up to” marks a bound by a formula.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
     body += [] if study is None else _section("what-if", partial(_study, study))
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
@@ -97,7 +97,8 @@ def _study(study: Study) -> list[str]:
     parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
     if study.forecast is not None:
         scaling = list(forecast_rows(study.forecast))
-        parts += ["<h3>Scaling</h3>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
+        assumes = html_frame.text(study.forecast.assumes[:1].upper() + study.forecast.assumes[1:])
+        parts += ["<h3>Scaling</h3>", f"<p>{assumes}.</p>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
         parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in limit(study.forecast)]
     assumed = "".join(f"<li>{html_frame.text(each)}</li>" for each in study.assumed)
     return [*parts, f"<p>Assumed:</p><ul>{assumed}</ul>" if assumed else ""]

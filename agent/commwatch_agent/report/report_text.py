@@ -221,7 +221,7 @@ def text(report: Report, cells: int = CELLS) -> str:
     if report.advice:
         shown += [
             f"  what to try{' once it runs' if report.job.failed else ''}, {about(report.advice_last_s)} "
-            "(gains are upper bounds, unless they come from a replay)",
+            "(“up to”: a bound by a formula)",
             "",
         ]
     for each in report.advice[:_MOST_ADVICE]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
+from commwatch_agent.analysis.advice import LATE_RULE, UP_TO, ranked, shares
 from commwatch_agent.analysis.advice_facts import LEAST_GAIN
 from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.whatif.answers import Outcome, answer, outcome
@@ -15,6 +15,8 @@ from commwatch_agent.whatif.questions import Question, changes_of
 
 #: Most instructions that are replayed for one remedy.
 _MOST_INSTRUCTIONS = 100_000
+#: A gain is above its bound if it differs by more: it is known to 1%.
+_DIFFERS = 0.005
 #: A replay without changes may differ from the recorded step by this share of it.
 _CLOSE = 0.03
 
@@ -46,7 +48,10 @@ def _known(model: Model) -> Outcome | None:
 
 
 def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
-    """Return advice with predicted gains; ``None``: it saves nothing."""
+    """Return advice with predicted gains; ``None``: it saves nothing.
+
+    A gain that is above its bound shows that this is none: the text no longer calls it one, and has both.
+    """
     gains = [_gain(remedy, model, known) for remedy in advice.remedies]
     below = [
         gain is not None and gain <= remedy.saves_share for gain, remedy in zip(gains, advice.remedies, strict=True)
@@ -59,14 +64,21 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     share = remedies[best].saves_share
     if share < LEAST_GAIN:
         return advice if advice.rule == LATE_RULE else None
-    shown = [
-        remedy for remedy, lower in zip(remedies, below, strict=True) if lower and remedy.saves_share >= LEAST_GAIN
+    known_gains = [
+        replace(remedy, saves_share=gain)
+        for remedy, gain in zip(advice.remedies, gains, strict=True)
+        if gain is not None and gain >= LEAST_GAIN
     ]
-    if not shown:
+    if not known_gains:
         return advice
+    refuted = any(
+        gain is not None and gain > remedy.saves_share + _DIFFERS
+        for remedy, gain in zip(advice.remedies, gains, strict=True)
+    )
+    bound = advice.gain.replace(UP_TO, "", 1) if refuted else advice.gain
     return replace(
         advice,
-        gain=f"{advice.gain}; a replay of the recorded steps gives {shares(shown)}",
+        gain=f"{bound}; a replay of the recorded steps gives {shares(known_gains)}",
         saves_share=share,
         gain_source="replay" if below[best] else "bound",
         remedies=remedies,

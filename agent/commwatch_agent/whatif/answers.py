@@ -12,6 +12,7 @@ from types import MappingProxyType
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE
 from commwatch_agent.whatif.changes import (
     Change,
+    extrapolated,
     replica_ranks,
     with_bandwidth,
     with_latency,
@@ -94,6 +95,8 @@ class Forecast:
     #: The first number of ranks with communication above ``limit_share`` of a step; ``None``: there is none.
     limit_ranks: int | None
     limit_share: float
+    #: What the numbers of ranks above the recorded one are extrapolated from, and what that assumes.
+    assumes: str
 
 
 @dataclass(frozen=True)
@@ -231,4 +234,4 @@ def forecast(model: Model, known: Mapping[int, float], most: int = FORECAST_RANK
                 limit = middle
             else:
                 low = middle
-    return Forecast(points, limit, BOTTLENECK_SHARE)
+    return Forecast(points, limit, BOTTLENECK_SHARE, extrapolated(model))

@@ -140,6 +140,7 @@ def build(
             fmean((span.end_ns - span.start_ns) / 1e9 for span in spans) for spans in zip(*steps.values(), strict=True)
         ),
         assumed=(*assumed, *_assumptions(shared, unknown, steps, world_size)),
+        hosts=len({hosts[rank] for rank in steps if rank in hosts}),
     )
 
 

@@ -11,6 +11,7 @@ from statistics import median
 
 from commwatch_agent.analysis.framework_settings import is_model
 from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.units import counted
 from commwatch_agent.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Program, recosted
 
 #: Returns another model.
@@ -196,6 +197,18 @@ def _shards(model: Model) -> Collection[str]:
     return gathered if any(n * shards <= model.world_size for n in replicas) else ()
 
 
+def extrapolated(model: Model) -> str:
+    """Return what any number of ranks above the recorded one is extrapolated from, and on which assumptions."""
+    known = counted(len(model.programs), "rank")
+    where = f" on {counted(model.hosts, 'node')}" if model.hosts else ""
+    backends = sorted({op.backend for op in model.ops.values() if op.backend})
+    through = f" with {', '.join(backends)}" if backends else ""
+    return (
+        f"more ranks are extrapolated from {known}{where}{through}: assumed are links as fast as theirs, rings (with NCCL also trees), and "
+        "added ranks no later than these"
+    )
+
+
 def with_ranks(model: Model, ranks: int) -> Model:
     """Return the model with more or fewer ranks: groups of data parallelism grow or shrink, the work of each rank stays the same. With hybrid
     sharding, the groups of the replicas do, and the shard groups stay.
@@ -234,7 +247,7 @@ def with_ranks(model: Model, ranks: int) -> Model:
     }
     assumed = [*model.assumed]
     if ranks > before:
-        assumed.append("the added ranks are as late as the recorded ones")
+        assumed.append(extrapolated(model))
     every = (model.ops[number] for number in growing)
     labels = sorted({op.group for op in every if op.op == "all_gather" and op.carries != "parameters"})
     if labels and ranks != before:

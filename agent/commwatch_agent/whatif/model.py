@@ -101,6 +101,8 @@ class Model:
     samples: int = 1
     #: What was assumed, as sentences.
     assumed: tuple[str, ...] = ()
+    #: Number of hosts that its ranks ran on; 0: not known.
+    hosts: int = 0
 
 
 def instructions(model: Model) -> int:

@@ -37,7 +37,8 @@ def text(study: Study) -> list[str]:
     lines.append(f"recorded step {seconds(study.measured_s)}, replayed without changes {seconds(study.replayed_s)}")
     lines += ["", *_table(HEADS, list(answer_rows(study.answers)))]
     if study.forecast is not None:
-        lines += ["", "scaling", *_table(FORECAST_HEADS, list(forecast_rows(study.forecast))), *limit(study.forecast)]
+        rows = _table(FORECAST_HEADS, list(forecast_rows(study.forecast)))
+        lines += ["", "scaling", study.forecast.assumes, *rows, *limit(study.forecast)]
     if study.assumed:
         lines += ["", "assumed", *(f"  - {each}" for each in study.assumed)]
     return lines

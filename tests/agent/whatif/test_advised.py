@@ -45,9 +45,12 @@ def test_below_its_bound() -> None:
 
 
 def test_above_its_bound() -> None:
-    """A bound that the replay exceeds stays, because one of the two is wrong, and the smaller gain is the careful one."""
-    advice = _advice("x", Remedy("", LINK, 0.02))
-    assert predicted([advice], lambda: model(3)) == [advice]
+    """A gain above its bound leaves both numbers, and the smaller one counts; no text calls a number a bound beside a larger one."""
+    advice = replace(_advice("x", Remedy("", LINK, 0.02)), gain="would save up to 2% of a step")
+    (found,) = predicted([advice], lambda: model(3))
+    replayed = _saves(model(3), Question(link="2x"))
+    assert found.gain == f"would save 2% of a step; a replay of the recorded steps gives {100 * replayed:.0f}%"
+    assert replace(found, gain=advice.gain) == advice
 
 
 def test_several_forms() -> None:
@@ -57,7 +60,8 @@ def test_several_forms() -> None:
     assert found.remedies[1] == forms[1]
     assert found.saves_share is not None
     assert 0.01 < found.remedies[0].saves_share == found.saves_share < 0.9
-    assert found.gain.endswith(f"gives fp16 {100 * found.saves_share:.0f}%")
+    assert found.gain.startswith("saves 0.9; ")
+    assert re.search(rf"gives fp16 {100 * found.saves_share:.0f}%, int8 \d+%$", found.gain)
 
 
 def test_nothing_saved() -> None:

@@ -13,6 +13,7 @@ from commwatch_agent.whatif.answers import forecast, study
 from commwatch_agent.whatif.changes import replica_ranks, with_ranks
 from commwatch_agent.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
 from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, recosted
+from commwatch_agent.whatif.pages import text
 from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import grid, hybrid, model
 from tests.helpers import examples
@@ -202,3 +203,19 @@ def test_nothing_to_change(change: object) -> None:
     """A job without gradients raises an error that names what is missing."""
     with pytest.raises(CannotAnswer, match="no exchange of gradients"):
         change(model(sizes=(100,)))  # type: ignore[operator]
+
+
+def test_what_a_forecast_assumes() -> None:
+    """A number of ranks above the recorded one comes with what it is extrapolated from and what that assumes: in a line at the table, and in answers."""
+    assumes = (
+        "more ranks are extrapolated from 2 ranks on 1 node with gloo: assumed are links as fast as theirs, rings (with NCCL also trees), and added "
+        "ranks no later than these"
+    )
+    two = model(2)
+    job = replace(two, hosts=1, ops={number: op._replace(backend="gloo") for number, op in two.ops.items()})
+    found = study("job", job, {})
+    lines = text(found)
+    assert lines[lines.index("scaling") + 1] == assumes
+    assert assumes in found.assumed
+    assert assumes in study("job", job, {"1024 ranks": lambda one: with_ranks(one, 1024)}).answers[0].assumed
+    assert "extrapolated" not in " ".join(study("job", job, {"one": lambda one: with_ranks(one, 1)}).answers[0].assumed)
