@@ -12,7 +12,7 @@ TITLES: Mapping[str, str] = {
     "stalled": "Stall",
     "waiting": "Long wait",
     "desync": "Ranks disagree",
-    "rank_lost": "Rank lost",
+    "rank_lost": "Rank died",
     "straggler": "Late rank",
     "uneven_work": "Uneven work",
     "comm_bound": "High communication share",

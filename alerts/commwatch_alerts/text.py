@@ -228,13 +228,6 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{humanized(value)}B",
     "number": humanized,
 }
-#: The same, rounded for people: Prometheus's templates cannot round.
-ROUNDED: dict[str, Callable[[float], str]] = {
-    "percent": lambda value: f"{value * 100:.{0 if abs(value) >= 0.01 else 1}f}%",
-    "seconds": lambda value: duration(float(f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}")),
-    "bytes": lambda value: f"{humanized(float(f'{value:.3g}'))}B",
-    "number": lambda value: humanized(float(f"{value:.3g}")),
-}
 _GO_FORMATS = {
     "percent": "humanizePercentage {}",
     "seconds": "humanizeDuration {}",

@@ -94,7 +94,7 @@ def _now() -> list[Panel]:
             f"sum(max by (rank) (commwatch_rank_up{{{_JOB}}}))",
         ),
         number(
-            "Ranks lost",
+            "Ranks that died",
             "Ranks whose process was killed or crashed.",
             "short",
             f"sum(1 - max by (rank) (commwatch_rank_up{{{_JOB}}}))",

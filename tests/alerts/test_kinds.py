@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from commwatch_agent.core.units import IN_TEXTS
 from commwatch_alerts.catalogue import CatalogueError, read, shipped
 from commwatch_alerts.export import prometheus
 from commwatch_alerts.model import INFO, SEVERITIES, WARNING, KindSettings
-from commwatch_alerts.text import ROUNDED, render
+from commwatch_alerts.text import render
 from tests.alerts.promtool import promtool
 
 LIST = read(shipped("rules.yaml"))
@@ -134,13 +135,13 @@ def test_unknown_kind() -> None:
     [
         ("{value:percent}", 0.5327, "53%"),
         ("{value:percent}", 0.0042, "0.4%"),
-        ("{value:seconds}", 36.524318, "37s"),
-        ("{value:seconds}", 754.4, "12m 34s"),
-        ("{value:seconds}", 0.01234, "12ms"),
-        ("{value:bytes}/s", 1.23456e9, "1.23GB/s"),
-        ("{value:number}", 12345.0, "12.3k"),
+        ("{value:seconds}", 36.524318, "36.5 s"),
+        ("{value:seconds}", 754.4, "12m34s"),
+        ("{value:seconds}", 0.01234, "12.3 ms"),
+        ("{value:bytes}/s", 1.23456e9, "1.23 GB/s"),
+        ("{value:number}", 12345.0, "12345"),
     ],
 )
 def test_rounded_for_people(template: str, value: float, text: str) -> None:
     """Numbers of the agent's messages have no more digits than people read."""
-    assert render(template, {}, value, {}, ROUNDED) == text
+    assert render(template, {}, value, {}, IN_TEXTS) == text

@@ -35,7 +35,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(rf"\n  how +exit code 1; {says}, on \S+\n", done.stderr), done.stderr[-3000:]
     assert re.search(
-        rf"\n  what happened\n\n  \* ENDED THE JOB  Rank lost: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
+        rf"\n  what happened\n\n  \* ENDED THE JOB  Rank died: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
     )
     assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
     with agent(tmp_path / "beside") as running:
@@ -93,4 +93,4 @@ def test_killed_in_a_hang(tmp_path: Path) -> None:
         r"\n  \* ENDED THE JOB  Hang: rank 2, [\d:]{8} UTC, for [\d.]+ s, until the job ended; ?\s*cost ", first
     ), first
     assert "process is stopped" in first
-    assert "Rank lost" not in first.partition("therefore")[0], first
+    assert "Rank died" not in first.partition("therefore")[0], first

@@ -33,7 +33,7 @@ class Trouble(NamedTuple):
 TROUBLES = (
     Trouble("new_group", "init_incomplete", "not_come", "rank 1 has not come to new_group; it is"),
     Trouble("stopped", "init_incomplete", "stopped", "rank 1 has not come to new_group; it is stopped"),
-    Trouble("dead", "init_incomplete", "dead", "rank 1 has not come to new_group, because it was killed or crashed"),
+    Trouble("dead", "init_incomplete", "dead", "rank 1 has not come to new_group, because it died (no clean end)"),
     Trouble("order", "desync", "order", "rank 1 has not come to new_group; it is in all_reduce 2 of group default_pg"),
     Trouble(
         "store", "init_incomplete", "not_come", "key ready of a store is not set; rank 1 is alive and does not wait"

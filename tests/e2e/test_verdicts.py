@@ -37,7 +37,7 @@ TROUBLES = (
     Trouble("stop", 1, "hang", "stopped", "stalled: rank 1 has not joined; its process is stopped"),
     Trouble("stop_inside", 1, "hang", "stopped", "stalled: rank 1 has entered; its process is stopped"),
     Trouble("die", 2, "hang", "dead", "process dead: rank 2"),
-    Trouble("leave", 0, "hang", "gone", "rank gone: rank 0"),
+    Trouble("leave", 0, "hang", "gone", "rank ended: rank 0"),
     Trouble(
         "destroy",
         1,
@@ -149,9 +149,9 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             job.ranks[1].kill()
             states = ["running", "gone", "running"]
             wait_for(lambda: [each["state"] for each in running.get("/api/v1/ranks")] == states, "its death")
-            assert re.search(r"rank 1 \(train\) died [\d.]+ m?s ago|Rank lost: rank 1 \(train\)", diagnosis(tmp_path))
-            lost = wait_for(lambda: "Rank lost" in (found := diagnosis(tmp_path)) and found, "the loss")
-            assert lost.startswith("WARNING  Rank lost: rank 1 (train)\n")
+            assert re.search(r"rank 1 \(train\) died [\d.]+ m?s ago|Rank died: rank 1 \(train\)", diagnosis(tmp_path))
+            lost = wait_for(lambda: "Rank died" in (found := diagnosis(tmp_path)) and found, "the loss")
+            assert lost.startswith("WARNING  Rank died: rank 1 (train)\n")
             wait_for(lambda: "\n  Consequence: Hang: rank 1, since " in diagnosis(tmp_path), "the hang")
         finally:
             job.end()
@@ -166,7 +166,7 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             return done.stdout if "until the job ended" in done.stdout else ""
 
         with_agent: str = wait_for(past, "what happened")
-    assert with_agent.startswith("WARNING  Rank lost: rank 1 (train)\n")
+    assert with_agent.startswith("WARNING  Rank died: rank 1 (train)\n")
     assert with_agent.splitlines()[-1].startswith("train failed: rank 1 died (no clean end) at ")
     assert past() == with_agent
     without = commwatch("diagnose", "--dir", tmp_path)

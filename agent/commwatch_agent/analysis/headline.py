@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
-from commwatch_agent.core.units import percent
+from commwatch_agent.core.units import in_hundredths, percent
 from commwatch_agent.ingest.why_late import IN_SHORT
 from commwatch_collectors.spans import ranks as named
 
@@ -36,7 +36,7 @@ def awaited(late: Mapping[int, float], waiting: float | None) -> list[int]:
 
 
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
-    """Return the parts of a communication share in words: ``8% transfer, 44% waiting for rank 2``.
+    """Return the parts of a communication share in words: ``8% transfer, 44% waiting for rank 2``; rounded, they add up to it.
 
     Args:
         comm: communication share, 0 to 1; ``None``: not known.
@@ -57,7 +57,8 @@ def split(comm: float | None, waiting: float | None, messages: float | None = No
         for part, what in ((waiting, whom), (messages, "messages"))
         if part >= _LEAST_WAITING
     ]
-    return ", ".join((f"{percent(comm - waiting - messages)} transfer", *parts)) if parts else ""
+    rest = in_hundredths(comm) - sum(in_hundredths(part) for part in (waiting, messages) if part >= _LEAST_WAITING)
+    return ", ".join((f"{max(0, rest)}% transfer", *parts)) if parts else ""
 
 
 def bottleneck(

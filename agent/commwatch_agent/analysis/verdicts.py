@@ -28,6 +28,7 @@ from commwatch_agent.analysis.waits.wait_graph import (
     at_fault,
     waits,
 )
+from commwatch_agent.core.endings import DIED
 from commwatch_agent.core.units import counted, percent, seconds
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.stragglers import Late
@@ -45,8 +46,8 @@ _PATIENT = _ALIVE | {"unseen"}
 _WITH_PREFIX, _MOST_DOING = frozenset({"stopped", "silent", "not_joined", "not_come"}), 4
 #: By cause, of one rank and of several.
 _SAYS = {
-    "dead": ("process dead: rank {} was killed or crashed", "process dead: ranks {} were killed or crashed"),
-    "gone": ("rank gone: rank {} has ended and will not join", "rank gone: ranks {} have ended and will not join"),
+    "dead": (f"process dead: rank {{}} {DIED}", f"process dead: ranks {{}} {DIED}"),
+    "gone": ("rank ended: rank {} has ended and will not join", "rank ended: ranks {} have ended and will not join"),
     "destroyed": (
         "group destroyed: rank {} has destroyed the group and will not join; its process lives",
         "group destroyed: ranks {} have destroyed the group and will not join; their processes live",
@@ -249,7 +250,7 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     if what is None:
         return None
     about = (group.job_id, group.group_id, group.group, seq, what.op)
-    says = f"{what.says} ({what.op} {seq} of group {group.group}, {since_s:.0f} s ago)"
+    says = f"{what.says} ({what.op} {seq} of group {group.group}, {seconds(since_s)} ago)"
     return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
@@ -261,7 +262,6 @@ def lateness(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
     """
     waiting = sorted(set(group.members or group.ranks) - {late.rank})
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
-    window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
     by = (
         f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
         if late.steps
@@ -269,7 +269,7 @@ def lateness(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
     )
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
-        f"in {window} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
+        f"in {seconds(window_s)} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
         + (f"; {why.says}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")
@@ -299,7 +299,7 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     kind, cause, culprits, says = _blame(faults or why, views, is_fault=bool(faults))
     last = latest([at[rank] for rank in late])
     text = (
-        f"{says} ({named(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
+        f"{says} ({named(ahead)} launched operation {top} of group {group.group} {seconds(since)} ago, "
         f"{named(late)} operation {last})"
     )
     about = (group.job_id, group.group_id, group.group, top, "")
@@ -431,7 +431,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
     waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
     verb = "raised in" if wait.raised else "in"
     whom = f"{named(waiting)} {verb}" if waiting else verb
-    since = f"{wait.since_s:.0f} s ago" if wait.raised else f"for {wait.since_s:.0f} s"
+    since = f"{seconds(wait.since_s)} ago" if wait.raised else f"for {seconds(wait.since_s)}"
     return Verdict(
         kind=kind,
         cause=cause,

@@ -12,6 +12,7 @@ from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, togethe
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.diagnosis import Diagnosis, unconcluded
+from commwatch_agent.core.units import seconds
 from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
 from commwatch_agent.incidents.incident import EvidenceItem
@@ -216,7 +217,7 @@ def jobs_of(urls: list[str], keys: Keys) -> set[str]:
 def _all(targets: list[_Target], question: Callable[[_Target], _T]) -> Iterator[tuple[_Target, _T | str]]:
     """Yield each target with the answer, or with the reason why there is none."""
     for target, answer in zip(targets, together(lambda target: _answer(question, target), targets), strict=True):
-        yield target, f"no answer within {TOGETHER_S:.0f} s" if answer is None else answer
+        yield target, f"no answer within {seconds(TOGETHER_S)}" if answer is None else answer
 
 
 def _answer(question: Callable[[_Target], _T], target: _Target) -> _T | str:

@@ -18,6 +18,7 @@ from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.core.api_views import Row, Summary
+from commwatch_agent.core.endings import state_in_words
 from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch_agent.core.units import counted, percent, rate, seconds, time_of_day
@@ -295,8 +296,9 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
         bad = {"running": "", "left": "dim", "ended": "dim"}.get(word, "bad")
         style = STYLES.get(blamed, "warn") if blamed else bad
         row, op = sums.get(rank.rank), oldest(rank)
+        shown_word = state_in_words(word) if blamed in (None, "rank_lost") else blamed
         texts = (
-            "!" if blamed else "", str(rank.rank), word if blamed in (None, "rank_lost") else blamed, str(mine[0].seq) if mine else NOT_KNOWN,
+            "!" if blamed else "", str(rank.rank), shown_word, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(_waited_of_rank(row), 1, covered_s),
@@ -325,7 +327,7 @@ def _waited_of_rank(row: Row | None) -> float | None:
 def _others(shown: OfJob, ranks: list[RankView]) -> Text:
     """Return one line that sums up the ranks without a line of their own."""
     steps = _by_rank(shown)
-    states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
+    states = ", ".join(f"{count} {state_in_words(word)}" for word, count in Counter(map(state, ranks)).most_common())
     shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
     comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
     ages = [age(op) for rank in ranks if (op := oldest(rank)) is not None]

@@ -113,12 +113,8 @@ def _side(side: Side) -> str:
 
 
 def _figure_cells(figure: Figure) -> tuple[str, ...]:
-    show = seconds if figure.relative else _share
+    show = seconds if figure.relative else percent
     return (_TITLES[figure.name], says(figure), show(figure.a), show(figure.b))
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}%"
 
 
 def _kind_cells(kind: KindFigures) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from commwatch_collectors.spans import ranks as named
 _APART_NS = 50_000_000
 #: The exception by which Ctrl-C ends a process: no fault of its rank.
 INTERRUPTED = "KeyboardInterrupt"
+#: What people read of a process that was killed or crashed.
+DIED = "died (no clean end)"
 
 
 class Ending(NamedTuple):
@@ -81,11 +83,20 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
         at = time_of_day(ending.until_ns / 1e9)
-        how = f"ended with {ending.exception}" if ending.raised else "died (no clean end)"
+        how = f"ended with {ending.exception}" if ending.raised else DIED
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
         victims = ", in an operation, so another rank may be the cause" if ending.in_operation else ""
         parts.append(f"{named(first)} {how} at {at}{among}{victims}")
     return "; ".join(parts)
+
+
+def state_in_words(state: str) -> str:
+    """Return a state of a rank as people read it.
+
+    >>> state_in_words("gone"), state_in_words("running")
+    ('died', 'running')
+    """
+    return "died" if state == "gone" else state
 
 
 def exit_says(code: int) -> str:

@@ -1,8 +1,21 @@
-"""Numbers for people: durations, sizes, rates and shares with a fitting unit. Pure."""
+"""Numbers for people: durations, sizes, rates and shares with a fitting unit. Pure.
+
+All texts have their numbers from here, and the page from ``server/static/words.js``, which rounds in the same way: halves up.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from decimal import ROUND_HALF_UP, Decimal
+
+#: Shares below the first have one decimal, below the second two.
+_SMALL, _TINY = 0.00995, 0.000995
+
+
+def _fixed(value: float, decimals: int) -> str:
+    """Format a number with so many decimals; exact halves are rounded up."""
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):f}"
 
 
 def short(value: float) -> str:
@@ -11,7 +24,11 @@ def short(value: float) -> str:
     >>> [short(value) for value in (0.12345, 1.5, 99.94, 1023.4)]
     ['0.123', '1.5', '99.9', '1023']
     """
-    return f"{value:.3g}" if value < 99.95 else f"{value:.0f}"
+    if value >= 99.95:
+        return _fixed(value, 0)
+    exact = Decimal(value)
+    text = _fixed(value, 2 - exact.adjusted()) if exact else "0"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def counted(number: int, thing: str) -> str:
@@ -31,7 +48,7 @@ def seconds(value: float | None) -> str:
         if value < limit:
             return f"{short(value * factor)} {unit}"
     if value < 120:
-        return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} s"
+        return f"{_fixed(value, 2 if value < 9.995 else 1 if value < 99.95 else 0)} s"
     return (
         f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
         if value >= 3600
@@ -66,7 +83,7 @@ def size(value: float | None) -> str:
     for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= limit:
             return f"{short(value / limit)} {unit}"
-    return f"{value:.0f} B"
+    return f"{_fixed(value, 0)} B"
 
 
 def rate(value: float | None) -> str:
@@ -85,5 +102,28 @@ def line_rate(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share (0 to 1) in percent."""
-    return "–" if value is None else f"{100 * value:.0f}%"
+    """Format a share (0 to 1) in percent.
+
+    >>> [percent(value) for value in (0.125, 0.004, 0.0002, 0.0, None)]
+    ['13%', '0.4%', '0.02%', '0%', '–']
+    """
+    if value is None:
+        return "–"
+    size = abs(value)
+    text = _fixed(100 * value, 0 if size >= _SMALL else 1 if size >= _TINY else 2)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0%" if text in ("-0", "") else f"{text}%"
+
+
+def in_hundredths(value: float) -> int:
+    """Return a share (0 to 1) in whole percent, rounded as ``percent`` does."""
+    return int(_fixed(100 * value, 0))
+
+
+#: Formats of fields in the texts of incidents and notifications (``commwatch_alerts.text``).
+IN_TEXTS: Mapping[str, Callable[[float], str]] = {
+    "percent": percent,
+    "seconds": seconds,
+    "bytes": lambda value: rate(value).removesuffix("/s"),
+    "number": lambda value: short(value) if value < 1000 else f"{_fixed(value, 0)}",
+}

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
-from commwatch_agent.core.endings import INTERRUPTED, Ending, first_to_fail
+from commwatch_agent.core.endings import DIED, INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.core.units import percent
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
@@ -23,7 +23,7 @@ _CERTAIN_S = 2.0
 _RESTARTS_S = 10.0
 #: What the sentences of verdicts begin with, which the title of an incident has.
 _PREFIXES = re.compile(
-    "(^|; )(?:process dead|rank gone|group destroyed|stalled|waiting|stuck inside|straggler|corruption): "
+    "(^|; )(?:process dead|rank ended|group destroyed|stalled|waiting|stuck inside|straggler|corruption): "
 )
 #: Exceptions of torch and Python for want of memory.
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
@@ -184,7 +184,7 @@ def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> 
     view = views[0]
     ranks, hosts = sorted(each.rank for each in views), sorted({each.host for each in views})
     at = f" in {view.raised_at}" if view.raised_at else ""
-    how = f"ended with {view.raised}{at}" if view.raised else "died (no clean end)"
+    how = f"ended with {view.raised}{at}" if view.raised else DIED
     ended_at = now if view.ended_at is None else min(now, view.ended_at)
     says = f"{named(ranks)} {how}, on {', '.join(hosts)}"
     data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at, "pid": view.pid}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from commwatch_agent.core.units import IN_TEXTS
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
     LOST,
@@ -24,7 +25,7 @@ from commwatch_agent.incidents.incident import (
     with_new,
 )
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
-from commwatch_alerts.text import ROUNDED, render
+from commwatch_alerts.text import render
 from commwatch_collectors.spans import ranks as named
 
 #: One that comes back so many seconds after its end goes on.
@@ -314,7 +315,7 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
     labels = labels_of(condition, rule, around)
     fires = state.fired_at is None and around.now - state.active_at >= rule.for_s
     texts = {
-        name: render(text, labels, condition.value, condition.numbers, ROUNDED)
+        name: render(text, labels, condition.value, condition.numbers, IN_TEXTS)
         for name, text in (("summary", rule.summary), ("description", rule.description))
     }
     return replace(

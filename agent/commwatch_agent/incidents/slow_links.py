@@ -276,8 +276,8 @@ def _retransmitted(slow: Link, peers: list[Link]) -> str:
     if slow.retransmitted is None:
         return ""
     again = [link.retransmitted for link in peers if link.retransmitted is not None]
-    usual = f" ({100 * median(again):.2g}%)" if again else ""
-    return f"; {100 * slow.retransmitted:.2g}% of its data is sent again{usual}"
+    usual = f" ({percent(median(again))})" if again else ""
+    return f"; {percent(slow.retransmitted)} of its data is sent again{usual}"
 
 
 def _round_trip(slow: Link, peers: list[Link]) -> str:

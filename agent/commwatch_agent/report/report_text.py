@@ -6,7 +6,7 @@ from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, spli
 from commwatch_agent.analysis.verdicts import for_others
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.endings import exit_says
+from commwatch_agent.core.endings import exit_says, state_in_words
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
 from commwatch_agent.core.views import ITERATIONS, JobView
@@ -57,7 +57,7 @@ def rank_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _rank_cells(line: RankLine, *, is_blamed: bool) -> tuple[str, ...]:
-    state = f"raised {line.raised}" if line.raised else line.state
+    state = f"raised {line.raised}" if line.raised else state_in_words(line.state)
     return (
         f"{'! ' if is_blamed else ''}{line.rank}", state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
         percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
@@ -163,8 +163,8 @@ def _share(report: Report) -> str:
 
 #: How exposed time was measured, by its source.
 _MEASURED = {
-    "thread_cpu": "at most: wall minus CPU time of the training thread",
-    "stream_waits": "waits of the GPU's compute stream",
+    "thread_cpu": "at most: the time in which the training thread did not compute while operations ran",
+    "stream_waits": "the time in which the compute stream of the GPU waited for communication",
 }
 
 

@@ -18,6 +18,7 @@ from commwatch_agent.analysis.live_ranks import of_this_run
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.core.cells import GroupInfo
+from commwatch_agent.core.units import seconds
 from commwatch_agent.core.witness_views import RasAnswer, RasCommunicator, RasView
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.watchers.nccl_groups import groups_of
@@ -110,7 +111,7 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
     top = tuple(max(vector[at] for vector in vectors.values()) for at in range(len(ops)))
     differing = [op for at, op in enumerate(ops) if len({vector[at] for vector in vectors.values()}) > 1]
     says = "; ".join(_lots(op, [(m, (m.counts or {}).get(op, 0)) for m in counted], where) for op in differing)
-    says = f"{says}; no rank has launched anything for {unchanged_s:.0f} s"
+    says = f"{says}; no rank has launched anything for {seconds(unchanged_s)}"
     ahead = [m for m in counted if vectors[m.rank] == top]
     if ahead:
         behind = [m for m in counted if vectors[m.rank] != top]

@@ -95,7 +95,7 @@ def test_launched_less() -> None:
 
     (verdict,) = judged(*(launched(number, 2) for number in (0, 1, 2)), launched(3, NUMBERS - 1))
     assert (verdict.ranks, verdict.waiting, verdict.seq) == ([3], [0, 1, 2], 2)
-    assert "launched operation 2 of group world 30 s ago, rank 3 operation 4294967295" in verdict.says
+    assert "launched operation 2 of group world 30.0 s ago, rank 3 operation 4294967295" in verdict.says
 
 
 @pytest.mark.parametrize("last", [6, 3_000_000_000, HALF + 6])

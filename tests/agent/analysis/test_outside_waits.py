@@ -48,7 +48,7 @@ def judged(*ranks: RankView) -> list[Verdict]:
         (rank(2), "not_come", 45, "rank 2 has not come to new_group; it is alive but is doing something else"),
         (rank(2, heartbeat_age_s=30.0), "not_come", 45, "no Python code runs there"),
         (rank(2, process="stopped"), "stopped", 10, "rank 2 has not come to new_group; it is stopped"),
-        (rank(2, state="gone"), "dead", 2, "rank 2 has not come to new_group, because it was killed or crashed"),
+        (rank(2, state="gone"), "dead", 2, "rank 2 has not come to new_group, because it died (no clean end)"),
         (rank(2, state="ended"), "gone", 2, "rank 2 has not come to new_group, because it has ended"),
         (rank(2, call("store.wait", key="k")), "", 10, "key k of a store is not set"),
         (None, "not_come", 45, "it has not started, or has not called it"),

@@ -90,10 +90,10 @@ WAITING = [rank(n, op()) for n in (0, 1, 2)]
         (rank(3, destroyed=["w"]), "hang", "destroyed", "rank 3 has destroyed the group and will not join"),
         (rank(3, destroyed=["l"]), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
         (rank(3, state="gone", destroyed=["w"]), "hang", "dead", "process dead: rank 3"),
-        (rank(3, state="ended", destroyed=["w"]), "hang", "gone", "rank gone: rank 3"),
+        (rank(3, state="ended", destroyed=["w"]), "hang", "gone", "rank ended: rank 3"),
         (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python code is not running"),
         (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
-        (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
+        (rank(3, state="ended"), "hang", "gone", "rank ended: rank 3"),
         (None, "stalled", "unseen", "no data from rank 3"),
     ],
 )
@@ -213,7 +213,7 @@ def test_different_roots() -> None:
     """Where the roots differ, they are named, also of ranks whose operation has ended or raised; a root that is not known is not compared."""
     (verdict,) = judged(rank(0, op("broadcast", peer=0)), rank(1, op("broadcast", peer=1)))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("desync", "root", [0, 1], [])
-    assert "roots differ: rank 0: root 0; rank 1: root 1 (broadcast 7 of group world, 60 s ago)" in verdict.says
+    assert "roots differ: rank 0: root 0; rank 1: root 1 (broadcast 7 of group world, 60.0 s ago)" in verdict.says
     others = [rank(n, op("reduce", peer=0)) for n in (0, 1)]
     for odd in (
         rank(2, ended=[Ended("reduce", "w", 7, "float32", 4000, 70.0, root=2)]),
@@ -331,7 +331,7 @@ def test_raised() -> None:
     assert (verdict.cause, verdict.ranks) == ("sizes", [1])
     (verdict,) = judged(*(rank(n, failed=[failed]) for n in (0, 1, 2)), rank(3, state="gone"))
     assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
-    assert "(ranks 0-2 raised in all_reduce 7 of group world 5 s ago)" in verdict.says
+    assert "(ranks 0-2 raised in all_reduce 7 of group world 5.00 s ago)" in verdict.says
     assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
 
 
@@ -376,7 +376,7 @@ def test_message_lost() -> None:
     """Where a rank's message raised because the other rank died, the dead rank is named, also by those who wait for the first."""
     (verdict,) = judged(rank(1, failed=[lost("recv", 3)]), DEAD, groups=(PAIR,))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "dead", [3], [1])
-    assert "(rank 1 raised in recv 3 of group p 5 s ago)" in verdict.says
+    assert "(rank 1 raised in recv 3 of group p 5.00 s ago)" in verdict.says
 
     before = rank(1, failed=[lost("recv", 3, ago_s=600.0)])
     for waiting in (rank(0, op(group="l")), rank(0, op("recv", group="l", peer=1, tag=0, waited_s=30.0))):
@@ -558,7 +558,7 @@ def test_launches_without_ends() -> None:
         [0, 1, 2],
         40,
     )
-    assert "ranks 0-2 launched operation 40 of group world 30 s ago, rank 3 operation 37" in verdict.says
+    assert "ranks 0-2 launched operation 40 of group world 30.0 s ago, rank 3 operation 37" in verdict.says
     assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []
@@ -642,7 +642,7 @@ def test_straggler(steps: int | None) -> None:
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
     by = "late by 45 ms a step (mean of 100 steps)" if steps else "late"
     assert verdict.says == (
-        f"straggler: rank 2 is {by} in group world; in 10 s the others waited 4.50 s for it, 45% of the time"
+        f"straggler: rank 2 is {by} in group world; in 10.0 s the others waited 4.50 s for it, 45% of the time"
     )
 
 

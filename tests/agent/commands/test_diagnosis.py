@@ -138,7 +138,7 @@ def test_block() -> None:
     assert (code, lines) == (
         1,
         [
-            "WARNING  Rank lost: rank 1 (train)",
+            "WARNING  Rank died: rank 1 (train)",
             "  rank 1 died",
             "  in load (train.py:88)",
             f"  at {time_of_day(NOW - 12)}; cost 24.0 s of rank time",

@@ -88,7 +88,7 @@ def text(shown: OfJob | None, cells: int = 80, height: int | None = 24, **more: 
 
 def incident(kind: str, *ranks: int, says: str = "a sentence", **more: Any) -> IncidentView:
     """An open incident of the job: of ranks, for 12 s."""
-    names = {"hang": "Hang", "straggler": "Late rank", "rank_lost": "Rank lost"}
+    names = {"hang": "Hang", "straggler": "Late rank", "rank_lost": "Rank died"}
     title = ": ".join([names.get(kind, kind), *(f"rank {rank}" for rank in ranks)])
     values: dict[str, Any] = {
         "id": f"{kind}{ranks}", "kind": kind, "severity": "critical" if kind == "hang" else "warning", "state": "open", "job_id": "train",
@@ -120,7 +120,7 @@ def test_golden() -> None:
         "commwatch top: train, running, 2 of 2 ranks                              q quits",
         "steps    10/s, median 100 ms, p95 100 ms, number 7",
         "comm     ████████│█················  40%",
-        "         27% transfer, 12% waiting for late ranks: above 30% only because ranks",
+        "         27% transfer, 13% waiting for late ranks: above 30% only because ranks",
         "         wait for one another",
         "exposed  ████████│·················  30%",
         "",
@@ -129,7 +129,7 @@ def test_golden() -> None:
         "   1  running     7    100 ms   40%      30%   20%  all_reduce dp  250 ms  node1",
         "",
         "group  op          ranks  count/s   p50   p99   algbw     busbw  eff  time  wait",
-        "dp     all_reduce      2        2  1 ms  3 ms  1 GB/s  1.5 GB/s  80%   10%    2%",
+        "dp     all_reduce      2        2  1 ms  3 ms  1 GB/s  1.5 GB/s  80%   10%    3%",
     ]
 
 
@@ -201,10 +201,10 @@ def test_consequences() -> None:
     hang = incident("hang", 1, says="process dead", place="", consequence_of="lost")
     shown = of_job(ranks=[rank(0), rank(1, state="gone")], incidents=[hang, lost])
     lines = text(shown, 140).splitlines()
-    (at,) = [n for n, line in enumerate(lines) if line.startswith("WARNING Rank lost: rank 1, at ")]
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("WARNING Rank died: rank 1, at ")]
     assert lines[at].endswith(": rank 1 died")
     assert lines[at + 1] == f"Consequence: Hang: rank 1, {SINCE}"
-    assert [line[:20].split() for line in lines if line.startswith("!")] == [["!", "1", "gone"]]
+    assert [line[:20].split() for line in lines if line.startswith("!")] == [["!", "1", "died"]]
 
 
 def test_after_the_end() -> None:

@@ -131,7 +131,7 @@ def test_in_words() -> None:
         Side(JOB, 9, 0, 0), Side(JOB, 9, 0, 0), [figure], "too few steps", [], {}, changes([incident()], many)
     )
     assert headline(found).endswith(
-        "; new: Rank lost: rank 0, Rank lost: rank 1, Rank lost: rank 2 and 1 more; gone: Late rank: rank 2"
+        "; new: Rank died: rank 0, Rank died: rank 1, Rank died: rank 2 and 1 more; gone: Late rank: rank 2"
     )
     lines = text(found, 200).splitlines()
     (row,) = (line for line in lines if line.startswith("  Late rank: rank 2 "))

@@ -75,7 +75,7 @@ def test_view() -> None:
     raised = EvidenceItem("ending", AT, "rank 2 ended", {"rank": 2, "at": "load (train.py:88)", "pid": 71})
     taken = EvidenceItem("stack", AT, "rank 2 is in wait (a.py:1)", {"rank": 2, "place": "wait (a.py:1)", "stack": "s"})
     view = view_of(incident("rank_lost", "exception", evidence=(taken, raised)))
-    assert (view.title, view.place) == ("Rank lost: rank 2", "load (train.py:88)")
+    assert (view.title, view.place) == ("Rank died: rank 2", "load (train.py:88)")
     assert "in load (train.py:88)" in view.remedy
     assert details_of(incident(evidence=(taken,))).place == "wait (a.py:1)"
     process = EvidenceItem("process", AT, "rank 2", {"rank": 2, "pid": 71})

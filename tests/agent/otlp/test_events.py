@@ -14,7 +14,7 @@ from tests.receivers import NOON
 HANG = Incident(
     "0c7d", "hang", "warning", "open", "train", "run", ("world", "7"), NOON, NOON + 10, NOON + 20, cause="dead",
     group_id="world", group="dp", seq=7, op="all_reduce", ranks=(1,), waiting=(0, 2), nodes=("node1", "node2"), cost_rank_s=20.0,
-    says="process dead: rank 1 was killed or crashed",
+    says="process dead: rank 1 died (no clean end)",
 )  # fmt: skip
 
 

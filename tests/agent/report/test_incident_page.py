@@ -48,7 +48,7 @@ def test_page() -> None:
     text = words(shown)
     for part in (
         "Hang: rank 2 stalled: rank 2 has not joined; its process is stopped",
-        "A consequence of Rank lost: rank 2",
+        "A consequence of Rank died: rank 2",
         "State open, warning", "Job train", "Nodes node-a", "Culprits rank 2", "Waiting ranks 0-1, 3", "Operation all_reduce 6 of group dp",
         "for 60.0 s so far", "Cost 4m00s of rank time", "Where in the code load (train.py:88)",
         "What to do Find out who suspended the process (SIGSTOP: a debugger, a shell's job control, an administrator), and let it continue: kill -CONT 77 .",

@@ -115,7 +115,7 @@ def test_in_words() -> None:
         "4m00s of rank time",
         "    at first: rank 2 is stopped\n    hang says <hang>\n    rank 2 was in load (train.py:88)\n    Python stack, ",
         "\n      load (/home/me/train.py:88)\n      <module> (/home/me/train.py:120)\n    to do: Read the end",
-        "\n    therefore: Rank lost: rank 2, ",
+        "\n    therefore: Rank died: rank 2, ",
         "\n  also: Long wait: rank 1, ",
     ):
         assert part in said

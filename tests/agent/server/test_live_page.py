@@ -259,7 +259,7 @@ def test_hang(chromium: Chromium, node: RunningAgent) -> None:
         end_rank(job.writers[2])
         wrong = visit.page.locator("#wrong li.warn")
         expect(wrong).to_contain_text(
-            "Hang: rank 2 rank 2 was killed or crashed (ranks 0-1, 3 in all_reduce 60 of group dp"
+            "Hang: rank 2 rank 2 died (no clean end) (ranks 0-1, 3 in all_reduce 60 of group dp"
         )
         expect(visit.page).to_have_title("! hang · commwatch")
         expect(visit.page.locator("#figures-said")).to_have_text(
@@ -269,8 +269,8 @@ def test_hang(chromium: Chromium, node: RunningAgent) -> None:
         for tile in ("#comm", "#exposed", "#step"):
             expect(visit.page.locator(tile)).to_have_class("number quiet")
         expect(visit.page.locator("#pace")).to_have_text(re.compile(r"^of .*, at step 60$"))
-        expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2gone, hang")
-        expect(visit.page.locator("#ranks-say")).to_have_text("3 running, 1 gone")
+        expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2died, hang")
+        expect(visit.page.locator("#ranks-say")).to_have_text("3 running, 1 died")
         expect(visit.page.locator("#flight tbody tr")).to_have_count(3)
         expect(visit.page.locator("#flight tr.bad")).to_have_count(3)
         age = number(table(visit, "flight")[0]["for"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from commwatch_agent.core.units import percent, rate, seconds, size
 from tests.agent.server.test_live_page_interaction import clock
 from tests.helpers import RunningAgent, agent
 from tests.live import table
@@ -40,6 +41,39 @@ def visit(chromium: Chromium, node: RunningAgent) -> Iterator[Visit]:
         visit.page.goto(f"{node.url}/", wait_until="load")
         visit.page.evaluate("document.getElementById('job').hidden = false")
         yield visit
+
+
+def test_numbers(visit: Visit) -> None:
+    """The page formats durations, shares, rates and sizes as all other texts do."""
+    values = [
+        0,
+        1e-6,
+        0.00012,
+        0.0042,
+        0.0096,
+        0.01,
+        0.125,
+        0.285,
+        0.405,
+        0.9995,
+        1.005,
+        1.125,
+        9.996,
+        12.25,
+        99.96,
+        119.6,
+        120,
+        3661,
+        2.26e7,
+        1.125e9,
+    ]
+    formats = {"percent": percent, "seconds": seconds, "rate": rate, "bytes": size}
+    script = (
+        "async ([name, values]) => { const words = await import('/static/words.js'); return values.map(words[name]); }"
+    )
+    for name, of_python in formats.items():
+        values = [value for value in values if value == 0 or value >= 0.01 or name in ("percent", "seconds")]
+        assert visit.page.evaluate(script, [name, values]) == [of_python(value) for value in values], name
 
 
 def line(rank: int, **known: Any) -> dict[str, Any]:
@@ -136,12 +170,12 @@ ENDED = {"state": "ended", "ended_at": 1030, "outcome": "recovered"}
 def test_consequences_are_below_their_causes(visit: Visit) -> None:
     """Each consequence is below its cause, wherever the agent lists it; what has ended is below what lasts, except a cause with a consequence that lasts."""
     page = visit.page
-    lost, hang = incident("1", "Rank lost: rank 1"), incident("2", "Hang: rank 1", consequence_of="1")
+    lost, hang = incident("1", "Rank died: rank 1"), incident("2", "Hang: rank 1", consequence_of="1")
     bound = incident("3", "Bound", consequence_of="2", state="pending")
     other, past = incident("4", "Fault"), incident("5", "Past", **ENDED)
     show_job(page, [hang, lost, other, bound, past, incident("6", "Effect", consequence_of="5", **ENDED)])
     assert listed(page, "wrong") == [
-        ("Rank lost: rank 1", 0),
+        ("Rank died: rank 1", 0),
         ("Hang: rank 1", 1),
         ("Bound (pending)", 2),
         ("Fault", 0),
@@ -149,13 +183,13 @@ def test_consequences_are_below_their_causes(visit: Visit) -> None:
     assert listed(page, "happened") == [("Past", 0), ("Effect", 1)]
     show_job(page, [hang, lost | ENDED, past])
     assert (listed(page, "wrong"), listed(page, "happened")) == (
-        [("Rank lost: rank 1", 0), ("Hang: rank 1", 1)],
+        [("Rank died: rank 1", 0), ("Hang: rank 1", 1)],
         [("Past", 0)],
     )
     show_job(page, [hang | {"consequence_of": "gone"}])
     assert listed(page, "wrong") == [("Hang: rank 1", 0)]
     show_job(page, [lost | {"consequence_of": "2"}, hang])  # as agents of two nodes might think
-    assert listed(page, "wrong") == [("Rank lost: rank 1", 0), ("Hang: rank 1", 1)]
+    assert listed(page, "wrong") == [("Rank died: rank 1", 0), ("Hang: rank 1", 1)]
     show_job(page)
     expect(page.locator("#wrong")).to_have_text("Nothing found.")
     expect(page.locator("#happened-section")).to_be_hidden()

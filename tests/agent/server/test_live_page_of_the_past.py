@@ -52,7 +52,7 @@ def test_job_in_the_history(chromium: Chromium, again: RunningAgent) -> None:
         )
         items = page.locator("#happened li")
         expect(items).to_have_count(2)
-        expect(items.first).to_contain_text("Rank lost: rank 1")
+        expect(items.first).to_contain_text("Rank died: rank 1")
         expect(items.last).to_contain_text("Hang: rank 1")
         expect(items.last).to_have_attribute("data-depth", "1")
         for hidden in ("#empty", "#present", "#wrong-section"):

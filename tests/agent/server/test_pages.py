@@ -55,14 +55,14 @@ def test_page_of_an_incident(chromium: Chromium, node: RunningAgent) -> None:
     with chromium.visit(f"{node.url}/incidents/{every['hang']['id']}") as visit:
         page = visit.page
         expect(page.get_by_role("heading", level=1)).to_have_text(every["hang"]["title"])
-        expect(page.locator("main")).to_contain_text("rank 1 was killed or crashed")
+        expect(page.locator("main")).to_contain_text("rank 1 died (no clean end)")
         expect(page.get_by_role("heading", name="Evidence")).to_be_visible()
         for width in (1280, 400):
             visit.resize(width, width == 400)
             visit.assert_readable()
             visit.picture(f"incident-{width}")
-        page.get_by_role("link", name="Rank lost: rank 1").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Rank lost: rank 1")
+        page.get_by_role("link", name="Rank died: rank 1").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Rank died: rank 1")
         expect(page.get_by_role("heading", name="Consequences")).to_be_visible()
         page.get_by_role("link", name="runbook").click()
         expect(page.get_by_role("heading", name="RankLost")).to_be_in_viewport()

@@ -107,7 +107,7 @@ def test_behind() -> None:
     )
     assert (found.job_id, found.group_id, found.group, found.op) == ("job", "pair-1", "pair", "all_reduce")
     assert found.says == (
-        "RAS reports: all_reduce launched 42 times by rank 4, 41 times by rank 6; no rank has launched anything for 20 s "
+        "RAS reports: all_reduce launched 42 times by rank 4, 41 times by rank 6; no rank has launched anything for 20.0 s "
         "(group pair)"
     )
     assert verdict("behind.json", 9.0) is None  # they are asked one after the other

@@ -10,6 +10,8 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
 from commwatch_agent.analysis.waits.patience import WORKING_S
 from commwatch_agent.analysis.waits.wait_graph import HANG_S, SILENT_S, absence, age
+from commwatch_agent.core.endings import DIED
+from commwatch_agent.core.units import seconds
 from commwatch_agent.core.views import InFlight, OutsideCall, RankView
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
@@ -105,7 +107,7 @@ def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: 
         cause = "stuck"
     culprits = [rank for rank in missing if why[rank] == cause]
     culprits = [rank for rank in culprits if rank in near] or culprits  # those of other nodes may wait, too
-    whom = f"{named(inside)} in {call.says} for {since_s:.0f} s"
+    whom = f"{named(inside)} in {call.says} for {seconds(since_s)}"
     about = call.key or ("" if call.ranks is None else named(list(call.ranks)))
     says = f"{_says(call, why, views, near)} ({whom})"
     is_due = since_s >= _limit_s(call, cause, missing, views)
@@ -192,7 +194,7 @@ def _of_one(call: _Call, cause: str, view: RankView | None, is_near: bool) -> st
         return f"{{0}} {{1}} not come to {call.says}: {{4}} {{1}} not started, or {{1}} not called it"
     come = f"{{0}} {{1}} not come to {call.says}"
     return come + {
-        "dead": ", because {4} {3} killed or crashed",
+        "dead": f", because {{4}} {DIED}",
         "gone": ", because {4} {1} ended",
         "stopped": "; {4} {2} stopped",
     }.get(cause, f"; {_does(view)}")
@@ -213,7 +215,7 @@ def _says_of_key(call: _Call, why: Mapping[int, str], views: _Ranks) -> str:
     says = f"key {call.key} of a store is not set"
     for rank, cause in why.items():
         view = views.get(rank)
-        how = {"dead": "was killed or crashed", "gone": "has ended", "stopped": "is stopped"}.get(cause)
+        how = {"dead": DIED, "gone": "has ended", "stopped": "is stopped"}.get(cause)
         how = how or ("has sent no data" if view is None else "is alive and does not wait for it")
         return f"{says}; rank {rank} {how}"
     return says

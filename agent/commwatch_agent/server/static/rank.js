@@ -4,7 +4,7 @@ import { ask, pause } from "./ask.js";
 import { each, find, make, say } from "./elements.js";
 import { onChange, set, state } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, bytes, part, percent, perSecond, plain, rate, seconds, timeOfDay } from "./words.js";
+import { UNKNOWN, bytes, part, percent, perSecond, plain, rate, seconds, stateInWords, timeOfDay } from "./words.js";
 
 // Its requests cost the agent more than the events of the page do.
 const AGAIN_S = 15;
@@ -128,7 +128,7 @@ function showFacts(view, gpu, host) {
 function ofProcess(view) {
   const process = view.process && view.process !== view.state ? ` (${view.process})` : "";
   return [
-    ["State", `${view.state}${process}${view.raised ? `, raised ${plain(view.raised)}` : ""}`],
+    ["State", `${stateInWords(view.state)}${process}${view.raised ? `, raised ${plain(view.raised)}` : ""}`],
     ["Process", `${view.pid} on ${plain(view.host)}`],
     ["Last heartbeat", view.heartbeat_age_s === null ? UNKNOWN : `${seconds(Math.max(0, view.heartbeat_age_s))} ago`],
     ["Recorded", `${view.records} records, ${view.lost} lost, mode ${view.probe_mode ?? UNKNOWN}`],

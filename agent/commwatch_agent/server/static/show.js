@@ -5,7 +5,7 @@ import { filtered, passes, sizeClass } from "./filters.js";
 import { kindOf, showIncidents } from "./incidents.js";
 import { address } from "./state.js";
 import { table } from "./tables.js";
-import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, timeOfDay, timeOrDate } from "./words.js";
+import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds, stateInWords, timeOfDay, timeOrDate } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this share is not mentioned (as in commwatch's advice).
@@ -77,7 +77,7 @@ function tiles(job, nothing) {
   say(find("pace"), then ? `${then}, at ${unit} ${job.step ?? UNKNOWN}` : job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at ${unit} ${job.step ?? UNKNOWN}`);
   const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
   say(find("ranks-here"), `${known} of ${job.world_size}`);
-  say(find("ranks-say"), Object.entries(job.states).map(([state, number]) => `${number} ${state}`).join(", "));
+  say(find("ranks-say"), Object.entries(job.states).map(([state, number]) => `${number} ${stateInWords(state)}`).join(", "));
   say(find("ranks-more"), known > job.ranks.length ? `The ${job.ranks.length} worst of ${known} ranks.` : "");
 }
 
@@ -110,7 +110,7 @@ function ranks(job, incidents) {
       key: rank.rank,
       kind: incident ? kindOf(incident) : lost ? "bad" : over ? "quiet" : "",
       cells: [
-        { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, name ? `${rank.state}, ${name}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
+        { text: String(rank.rank), href: address({ open: rank.rank }), rank: rank.rank }, name ? `${stateInWords(rank.state)}, ${name}` : stateInWords(rank.state), rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
         percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
         op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
       ],

@@ -2,6 +2,9 @@
 
 export const UNKNOWN = "–";
 
+// Shares below the first have one decimal, below the second two.
+const SMALL = 0.00995, TINY = 0.000995;
+
 const short = (value) => (value >= 99.95 ? value.toFixed(0) : Number(value.toPrecision(3)).toString());
 
 export function seconds(value) {
@@ -15,12 +18,13 @@ export function seconds(value) {
 }
 
 export function percent(value) {
-  return value === null || value === undefined ? UNKNOWN : `${(100 * value).toFixed(0)}%`;
+  if (value === null || value === undefined) return UNKNOWN;
+  const size = Math.abs(value);
+  return `${Number((100 * value).toFixed(size >= SMALL ? 0 : size >= TINY ? 1 : 2)) + 0}%`;
 }
 
 export function rate(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  if (value === 0) return "0";
   if (value >= 1e9) return `${short(value / 1e9)} GB/s`;
   return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
 }
@@ -29,7 +33,7 @@ export function rate(value) {
 export function bytes(value) {
   if (value === null || value === undefined) return UNKNOWN;
   for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
-  return `${value} B`;
+  return `${value.toFixed(0)} B`;
 }
 
 export function perSecond(value) {
@@ -60,6 +64,9 @@ export function moment(unix) {
 export function plain(name) {
   return String(name).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
 }
+
+// The state of a rank as people read it.
+export const stateInWords = (state) => (state === "gone" ? "died" : state);
 
 export function count(number, one, many = `${one}s`) {
   return `${number} ${number === 1 ? one : many}`;
