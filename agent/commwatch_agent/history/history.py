@@ -21,6 +21,7 @@ from commwatch_agent.history.extents import ANY, Filter
 from commwatch_agent.history.opening import connect
 from commwatch_agent.history.rows import (
     COARSE_NS,
+    IN_STEPS,
     IncidentRow,
     RingRow,
     Rollup,
@@ -371,10 +372,13 @@ class History:
     def bus_sums(
         self, from_ns: int, until_ns: int, rings: list[int], length_ns: int = SLOT_NS
     ) -> dict[int, dict[str, tuple[float, float]]]:
-        """Return bus bytes and their busy time in ns, of the rings' operations, by slot in ns and op, without longer rollups."""
+        """Return bus bytes and their busy time in ns, of the rings' operations, by slot in ns and op, without longer rollups.
+
+        Operations before the first step of a ring that has steps are left out: they show nothing of training.
+        """
         rows = self._db.execute(
             "SELECT slot_ns / ?1 * ?1, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ?2 AND slot_ns < ?3 AND coarse <= ?4"
-            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ?5 AND ring IN (SELECT value FROM json_each(?6)) AND {SOUND['rollup']} GROUP BY 1, 2",
+            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ?5 AND ring IN (SELECT value FROM json_each(?6)) AND {IN_STEPS} AND {SOUND['rollup']} GROUP BY 1, 2",
             (length_ns, from_ns, until_ns, length_ns >= COARSE_NS, len(OPS), json.dumps(rings)),
         )
         found: dict[int, dict[str, tuple[float, float]]] = {}

@@ -25,6 +25,8 @@ COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
 #: What a size class has in addition if its operations came before the rank's first step.
 _STARTUP = 128
+#: SQL condition of rollups that are not of a ring's startup; of a ring without steps, all are not.
+IN_STEPS = f"(size_log2 + 1 < {_STARTUP} OR NOT EXISTS (SELECT 1 FROM step WHERE step.ring = rollup.ring))"
 #: Most records that are read again for steps that are not stored yet; and where the op is in a record.
 _MOST_RECALLED, _OP_AT = 32_768, 4
 #: Fields of an identity that two processes do not share; the first process of each container may have the same pid.

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+#: A job that has no step after this many seconds may never have one.
+_BEGIN_S = 60.0
+
 
 def figures_of(moment: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]] | None = None) -> dict[str, float]:
     """Return the known figures of a job.
@@ -16,7 +19,8 @@ def figures_of(moment: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]
 
     Returns:
         ``comm/share``, ``comm/exposed_share``: of the latest steps, 0 to 1. ``comm/wait_share``: of the last complete 10 s.
-        ``comm/step_time``: in seconds. ``comm/busbw/OP``: bus bandwidth of the last complete 10 s, in GB/s.
+        ``comm/step_time``: in seconds. ``comm/busbw/OP``: bus bandwidth of the last complete 10 s, in GB/s, without operations before
+        the first step.
         ``comm/straggler_rank``: the rank that costs the others most. ``comm/problems``: number of current verdicts.
         ``comm/incidents_open``: number of open incidents. ``comm/incidents/KIND``: number of all of that kind so far. ``comm/incident_cost``:
         rank seconds that incidents have cost, without those that another one explains.
@@ -25,7 +29,7 @@ def figures_of(moment: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]
     if job is None:
         return {}
     # The buckets are the last complete one and the one in progress.
-    slot = job["slots"][0] if job["slots"] else {"waiting": None, "busbw": {}}
+    slot = job["slots"][0] if job["slots"] and not _begins(moment) else {"waiting": None, "busbw": {}}
     late = [verdict for verdict in job["verdicts"] if verdict["kind"] == "straggler" and verdict["ranks"]]
     costliest = max(late, key=lambda verdict: verdict["cost_share"] or 0.0, default=None)
     found = {
@@ -39,6 +43,13 @@ def figures_of(moment: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]
         **({} if incidents is None else _of_incidents(list(incidents))),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _begins(moment: Mapping[str, Any]) -> bool:
+    """Return whether a job has only initial operations so far, such as the broadcast of the weights: they show nothing of training."""
+    job = moment["job"]
+    now, began = moment.get("at"), job.get("started_at")
+    return job.get("step") is None and now is not None and began is not None and now - began < _BEGIN_S
 
 
 def _of_incidents(incidents: list[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -23,7 +23,7 @@ from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.server.live_view import JobNow, job_now
 from commwatch_agent.server.node_now import Card, Oldest, node_now, operations, pick, running
-from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed
+from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
 SECOND = 1000 * MS
 #: Steps of 100 ms of which 40 ms are communication, 30 ms of them exposed.
@@ -79,7 +79,7 @@ def test_waiting_for_late_ranks() -> None:
     found = now(job(*ranks))
     assert found.comm == pytest.approx((80 + 15) / 200)
     assert found.says == "above 30%: late ranks are the bottleneck, not the network"
-    assert found.split == "15% transfer, 32% waiting for late ranks"
+    assert found.split == "15% transfer, 33% waiting for late ranks"
 
 
 def test_shares_and_steps() -> None:
@@ -305,6 +305,23 @@ def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
     assert kept[20].comm == pytest.approx(0.35)
     assert kept[20].waiting == pytest.approx(0.05)  # one of two ranks waits 10 of 100 ms
     assert kept[20].busbw == {"all_reduce": pytest.approx(4_000_000 / 0.035)}
+
+
+def test_initial_operations_are_in_no_bandwidth(tmp_path: Path) -> None:
+    """What a rank with steps did before its first one has no bandwidth in a slot, live and stored; of a rank without steps all counts."""
+    watch = Watch(tmp_path)
+    first = [operation(start_ns=n * MS, end_ns=(n + 1) * MS, seq=n, size=1000) for n in range(3)]
+    stepping = [mark(0, 10 * MS), operation(start_ns=20 * MS, end_ns=60 * MS, seq=3, size=4_000_000), mark(1, 100 * MS)]
+    for job_id, records in (("steps", [*first, *stepping]), ("none", first)):
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), "dp")], job=job_id, world_size=2)
+    watch.tick(2 * SECOND)
+    with watch.agent.live(None) as (jobs, _):
+        live = {each.id: [slot.busbw for slot in now(each, 2 * SECOND).slots] for each in jobs}
+    watch.tick(40 * SECOND)
+    kept = {name: [slot.busbw for slot in slots_of(watch.agent.slots(0, 1 << 62, name))] for name in live}
+    assert live == kept
+    assert live["steps"] == [{"all_reduce": pytest.approx(4_000_000 / 0.04)}]
+    assert live["none"] == [{"all_reduce": pytest.approx(1_000_000)}]
 
 
 def test_few_unknown_steps_are_left_out_of_plots(tmp_path: Path) -> None:

@@ -118,6 +118,23 @@ def test_busbw_in_gigabytes() -> None:
     }  # fmt: skip
 
 
+def test_initial_operations_are_no_figures() -> None:
+    """Before the first step, trackers get no bandwidth of the operations that only begin a job; one that has no steps for a minute may have none."""
+    slots = [{"busbw": {"broadcast": 1e9}, "waiting": 0.1}]
+    job = {
+        "comm": None,
+        "exposed": None,
+        "step_s": None,
+        "slots": slots,
+        "verdicts": [],
+        "started_at": 100.0,
+        "step": None,
+    }
+    assert figures_of({"job": job, "at": 115.0}) == {"comm/problems": 0.0}
+    for later in ({"job": job, "at": 170.0}, {"job": job | {"step": 3}, "at": 115.0}):
+        assert figures_of(later)["comm/busbw/broadcast"] == 1.0
+
+
 def test_notebook() -> None:
     """A notebook shows rows as a table, without markup from names; and says how many it leaves out."""
     rows = commwatch.Rows([{"group": "<dp>", "share": 0.123456, "ranks": [1, 2], "none": None}] * 51)
