@@ -70,13 +70,15 @@ def _about(incident: IncidentView) -> str:
 
 
 def wrapped(said: list[tuple[str, str]], cells: int, height: int | None, job: str = "") -> list[Text]:
-    """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out.
+    """Return notices as lines; if ``height`` is given, the first one as far as there is room, at most two lines of each other one, and a
+    count of those left out. The end of a notice is why something is wrong, so the worst one is whole.
 
     Args:
         job: whose they are; empty: of none.
     """
     of_job = f" {clean(shlex.quote(job))}" if job else ""
-    whole = [wrap(text, cells, height and 2, style) for text, style in said]
+    first = height and max(1, height - (len(said) > 1))
+    whole = [wrap(text, cells, height and 2 if n else first, style) for n, (text, style) in enumerate(said)]
     lines: list[Text] = []
     for i, parts in enumerate(whole):
         last = i == len(whole) - 1

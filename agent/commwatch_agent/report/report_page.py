@@ -60,10 +60,14 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         body += _section("topology", partial(_topology, topology, material.groups))
     if report.ranks and report.steps:
         ranks = rank_rows(report)
-        body += ["<h2>Ranks</h2>", html_frame.table(rank_head(report), ranks, "numbers")]
+        body += ["<h2>Ranks</h2>", html_frame.table(rank_head(report), ranks, "numbers ranks")]
     if report.operations:
         operations = [operation_cells(row) for row in report.operations]
-        body += ["<h2>Operations</h2>", html_frame.table(OPERATION_HEAD, operations, "numbers"), f"<p>{LEGEND}</p>"]
+        body += [
+            "<h2>Operations</h2>",
+            html_frame.table(OPERATION_HEAD, operations, "numbers operations"),
+            f"<p>{LEGEND}</p>",
+        ]
     else:
         body.append("<p>No operations were seen.</p>")
     body += _section("what NCCL chose", partial(_chosen, material.choices))

@@ -269,9 +269,23 @@ def test_part_is_recorded() -> None:
 def test_too_many_words() -> None:
     """Words never push out the tables: how many more there are is said."""
     said = text(of_job(incidents=[incident("hang", n, says="word " * 60) for n in range(30)]))
-    assert "and 25 more: commwatch diagnose train" in said
+    assert "and 27 more: commwatch diagnose train" in said
     assert "1.5 GB/s" in said
     assert len(said.splitlines()) <= 24
+
+
+def test_the_key_sentence_is_whole() -> None:
+    """In a terminal of 80 by 24 the worst incident is not cut off before why it is there, even with others below it."""
+    says = (
+        "rank 1 is late by 27.9 ms a step (mean of 146 steps) in group default_pg; in 10.0 s the others waited 8.14 s for it, 81% of the time; its main "
+        "thread waited 68% of the time for a core, those of the others 0%"
+    )
+    late = incident("straggler", 1, says=says)
+    for more in ([], [incident(kind, severity="info", says="word " * 60) for kind in ("comm_bound", "exposed_comm")]):
+        lines = text(of_job(incidents=[late, *more])).splitlines()
+        assert says in " ".join(line.rstrip() for line in lines)
+        assert len(lines) <= 24
+        assert "1.5 GB/s" in "".join(lines)
 
 
 def test_gpus() -> None:

@@ -302,6 +302,75 @@ def test_one_point(visit: Visit) -> None:
     assert axis == [950, 1010]
 
 
+#: Draws the plots of some slots of a job that began at a time; ``null``: it runs.
+PLOTS = """async ([slots, began]) => {
+  const plots = new (await import("/static/plots.js")).Plots();
+  plots.begin(slots);
+  plots.range(null, null, began === null ? slots.at(-1).at : null, began);
+  await new Promise(requestAnimationFrame);
+  const { shares } = plots.plots;
+  shares.root.scrollIntoView();
+  const { min, max } = shares.scales.x;
+  const marks = shares.axes[0]._splits ?? [];
+  return [min, max, shares.axes[0]._values ?? marks];
+}"""
+
+
+def slots_at(*ends: float) -> list[dict[str, Any]]:
+    """Slots of a job with a share of 22%."""
+    return [{"at": at, "comm": 0.22, "exposed": 0.05, "waiting": 0.1, "busbw": {"all_reduce": 4e9}} for at in ends]
+
+
+def test_legend_without_a_pointer(visit: Visit) -> None:
+    """A legend has time and values only while its plot is pointed at; otherwise it has the names."""
+    visit.page.evaluate(PLOTS, [slots_at(1010, 1020, 1030), None])
+    legend = visit.page.locator("#shares .u-legend")
+    values = legend.locator(".u-value").all()
+    time_of_pointer, communication = legend.locator(".u-series").nth(0), legend.locator(".u-series").nth(1)
+    assert [value.is_visible() for value in values] == [False] * 5
+    assert not time_of_pointer.is_visible()
+    expect(communication).to_be_visible()
+    visit.page.locator("#shares .u-over").hover()
+    expect(time_of_pointer).to_be_visible()
+    expect(communication).to_have_text("communication22%")
+    visit.page.mouse.move(0, 0)
+    expect(time_of_pointer).not_to_be_visible()
+
+
+def test_an_ended_job_has_its_own_time(visit: Visit) -> None:
+    """The axis of an ended job goes from its begin to its end, and counts from its begin, as the text below does."""
+    began = 1_700_000_003.0
+    begin, end, marks = visit.page.evaluate(PLOTS, [slots_at(*(began + 10 * n - 3 for n in range(1, 13))), began])
+    assert (begin, end) == (began, began + 117)
+    assert marks[0] == "0:00"
+    assert all(re.fullmatch(r"[01]:[0-5][05]", mark) for mark in marks), marks
+    expect(visit.page.locator("#shares-said")).to_contain_text(f"Times are since the job began, at {clock(began)}.")
+    visit.page.locator("#shares .u-over").hover()
+    expect(visit.page.locator("#shares .u-series").first).to_have_text(re.compile(r"^Time[01]:\d\d$"))
+
+
+def test_narrow_rank_table(visit: Visit) -> None:
+    """In a window of 400 pixels the table of ranks shows exposed and waits without scrolling."""
+    visit.page.set_viewport_size({"width": 400, "height": 900})
+    late = {"incidents": [incident("1", "Late rank: rank 1", kind="straggler", ranks=[1])]}
+    show_job(
+        visit.page,
+        ranks=[line(0, comm=0.4, exposed=0.3, wait=0.2, step=1234, step_s=0.12), line(1, state="gone", comm=0.1)],
+        **late,
+    )
+    fits(visit, "#ranks", ("comm", "exposed", "waits"))
+
+
+def fits(visit: Visit, table_: str, columns: Sequence[str]) -> None:
+    """Assert that a table shows these columns without scrolling."""
+    frame = visit.page.locator(f".scroll:has({table_})").bounding_box()
+    assert frame is not None
+    for name in columns:
+        box = visit.page.locator(f"{table_} thead").get_by_role("columnheader", name=name).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"], name
+
+
 def test_operations_of_another_selection(visit: Visit) -> None:
     """After a change of the filter or the range the rows of the previous selection are gone, also if the agent refuses the next ones."""
     page = visit.page

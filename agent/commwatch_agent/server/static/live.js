@@ -108,7 +108,7 @@ function showOperations(event) {
 // What follows from the time range; `stored`: what the agent has of it, null: nothing is needed, or it has not come yet.
 function showRange(window, stored) {
   const moves = window === null || (state().from === null && latest.job.state !== "ended");
-  plots.range(window, stored, moves && latest.job.state !== "ended" ? latest.at : null);
+  plots.range(window, stored, moves && latest.job.state !== "ended" ? latest.at : null, latest.job.state === "ended" ? latest.job.started_at : null);
   const why = stored === null ? "Not loaded yet." : "No operation of this time is stored.";
   timeline.range(moves ? null : { to: window.to, timeline: stored?.timeline ?? null, why });
   downloads(latest, window);

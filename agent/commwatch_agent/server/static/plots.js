@@ -4,7 +4,7 @@ import { colour, find, opColour, say } from "./elements.js";
 import { filtered, passes } from "./filters.js";
 import { live, zoom } from "./range.js";
 import { onChange } from "./state.js";
-import { percent, plain, rate, timeOfDay } from "./words.js";
+import { elapsed, percent, plain, rate, timeOfDay } from "./words.js";
 
 const LIMIT = 0.3;
 const HOUR_S = 3600;
@@ -19,6 +19,8 @@ export class Plots {
     this.window = this.stored = null;
     // The present, while it is the end of what is shown and the job runs, else null; and whether points have become older than an hour.
     this.now = null;
+    // When the job began, if it has ended: then times are counted from there.
+    this.began = null;
     this.dropped = false;
     this.plots = {};
     this.drawn = {};
@@ -48,10 +50,11 @@ export class Plots {
     this.incidents = incidents.filter(({ state, severity }) => state !== "pending" && severity !== "info");
   }
 
-  range(window, stored, now) {
+  range(window, stored, now, began = null) {
     this.window = window;
     this.stored = stored;
     this.now = now;
+    this.began = began;
     this.draw();
   }
 
@@ -77,7 +80,7 @@ export class Plots {
 
   tell(slots, length) {
     const last = slots.findLast((slot) => slot.comm !== null);
-    const first = slots.length ? `Since ${timeOfDay(slots[0].at - length)}. ` : "";
+    const first = slots.length ? this.began === null ? `Since ${timeOfDay(slots[0].at - length)}. ` : `Times are since the job began, at ${timeOfDay(this.began)}. ` : "";
     const exposed = last && last.exposed !== null ? `, exposed ${percent(last.exposed)}` : "";
     const split = slots.findLast((slot) => slot.waiting !== null);
     const parts = split ? ` Latest known parts: transfer ${percent(transfer(split))}, waiting ${percent(split.waiting)}.` : last ? " Its parts, transfer and waiting, are not known." : "";
@@ -97,14 +100,15 @@ export class Plots {
 
   // Begin and end of the axis, where the points are from `from` to `to`; null: there are none.
   extent(from, to) {
-    const { window, now } = this;
+    const { window, now, began } = this;
     if (window !== null) return [window.from, window.to];
+    if (began !== null) return [began, Math.max(to ?? 0, began + 1)];
     const end = Math.max(to ?? 60, now ?? 60);
     return [Math.min(from ?? end, end - 60), end];
   }
 
   show(id, names, colours, data) {
-    const key = names.join("\n");
+    const key = [this.began, ...names].join("\n");
     if (this.drawn[id] !== key) {
       this.plots[id]?.destroy();
       this.plots[id] = names.length ? plot(find(id), id, names, colours, data, this) : null;
@@ -138,11 +142,19 @@ function columns(slots, series, length) {
   return data;
 }
 
+// Marks of the axis at round times since the job began.
+const marksFrom = (began) => (_, __, from, to, step) => {
+  const first = Math.ceil((from - began) / step);
+  return Array.from({ length: Math.floor((to - began) / step) - first + 1 }, (___, i) => began + (first + i) * step);
+};
+
 const size = (place) => ({ width: place.clientWidth, height: 200 });
 
 function plot(place, id, names, colours, data, plots) {
   const share = id === "shares";
   const words = share ? percent : rate;
+  const { began } = plots;
+  const clock = [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]);
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 } };
   const range = (_, __, most) => (share ? [0, Math.min(1, Math.max(0.4, (most ?? 0) * 1.15))] : [0, (most || 1) * 1.15]);
   const options = {
@@ -152,19 +164,22 @@ function plot(place, id, names, colours, data, plots) {
     legend: { live: true },
     scales: { x: { range: (_, from, to) => plots.extent(from, to) }, y: { range } },
     axes: [
-      { ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
+      began === null ? { ...axis, values: clock } : { ...axis, splits: marksFrom(began), values: (_, marks) => marks.map((at) => elapsed(at - began)) },
       { ...axis, size: 74, values: (_, marks) => marks.map(words) },
     ],
     series: [
-      { value: (_, at) => (at === null ? "–" : timeOfDay(at)) },
+      { value: (_, at) => (at === null ? "–" : began === null ? timeOfDay(at) : elapsed(at - began)) },
       ...names.map((name, i) => ({ label: plain(name), stroke: colour(colours[i]), width: 2, value: (_, value) => words(value) })),
     ],
-    hooks: { drawClear: [(u) => shade(u, plots.incidents)], draw: share ? [limitLine] : [], setSelect: [selected] },
+    hooks: { drawClear: [(u) => shade(u, plots.incidents)], draw: share ? [limitLine] : [], setSelect: [selected], setLegend: [pointed] },
   };
   const made = new uPlot(options, data, place);
   made.ctx.canvas.ariaHidden = "true"; // the text below it has the values
   return made;
 }
+
+// Without a pointer over it, the legend has no values.
+const pointed = (u) => u.root.classList.toggle("pointed", u.cursor.idx !== null && u.cursor.idx !== undefined);
 
 const transfer = (slot) => (slot.waiting === null ? null : slot.comm - slot.waiting);
 

@@ -40,6 +40,14 @@ export function perSecond(value) {
   return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
 }
 
+// Time since a begin, as 1:05 or 1:02:05.
+export function elapsed(value) {
+  const whole = Math.max(0, Math.round(value));
+  const two = (number) => String(number).padStart(2, "0");
+  const hours = Math.floor(whole / 3600);
+  return `${hours ? `${hours}:${two(Math.floor((whole % 3600) / 60))}` : Math.floor(whole / 60)}:${two(whole % 60)}`;
+}
+
 // Times as 2026-01-31 23:59:59, which is the Swedish format, in the time zone of the browser.
 export function timeOfDay(unix) {
   return new Date(unix * 1000).toLocaleTimeString("sv");
