@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,13 +101,14 @@ class Look(NamedTuple):
     waits: StepWaits | None
 
 
-def looks(path: Path, directory: Path) -> Iterator[Look]:
-    """Play a file: what is found twice a second."""
+def looks(path: Path, directory: Path, frameworks: Sequence[str] | None = None) -> Iterator[Look]:
+    """Play a file: what is found twice a second; ``frameworks``: those that its ranks report."""
     watch, ranks = Watch(directory), json.loads(gzip.decompress(path.read_bytes()))
     pending = []
     for rank in ranks:
         about: dict[str, Any] = identity(**rank["identity"])
-        ring = write_ring(watch.rings, [], rank["names"], slots=4096, **about)
+        used = [] if frameworks is None else [{"frameworks": list(frameworks)}]
+        ring = write_ring(watch.rings, [], [*rank["names"], *used], slots=4096, **about)
         pending.append((ring, _unpacked(rank["records"])))
     waiting = [next(records, None) for _, records in pending]
     now_ns = 0

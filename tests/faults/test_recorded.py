@@ -18,10 +18,12 @@ from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.lifecycle import Around
+from commwatch_agent.report import report
 from commwatch_agent.report.recorded_steps import model_of
 from commwatch_agent.report.timeline_export import Window, own_trace
 from commwatch_agent.whatif.replay import replay
 from tests.agent.incidents.test_job_rules import JOBS, NOW, TABLE
+from tests.faults.contradictions import contradictions, frameworks_of, incident_of
 from tests.faults.judging import judge
 from tests.faults.recorded import FOLDER, TICK_NS, Look, concluded, file_name, looks, steps_of, views_name
 from tests.faults.run import KEPT_S
@@ -78,7 +80,8 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
         file = file_name(scenario.name)
         if file not in done:
             directory = tmp_path_factory.mktemp("played")
-            done[file] = Played(list(looks(FOLDER / file, directory)), directory / "h.sqlite")
+            frameworks = frameworks_of(scenario.shape)
+            done[file] = Played(list(looks(FOLDER / file, directory, frameworks)), directory / "h.sqlite")
         return done[file]
 
     return play
@@ -131,6 +134,18 @@ def test_incident_of_uneven_work(name: str, expected: list[str], play: Play) -> 
     assert [(one.kind, one.severity, one.state) for one in known] == [
         ("uneven_work", "info", state) for state in expected
     ]
+
+
+@pytest.mark.parametrize("scenario", _params(PLAYED))
+def test_nothing_in_the_report_is_contradicted(scenario: Scenario, play: Play) -> None:
+    """No advice and no headline of a recorded job says what its framework, its backend or its cause contradicts, live known or not."""
+    history = play(scenario).history
+    agent = QueryService(history)
+    (job,) = agent.jobs()
+    late = [incident_of(scenario, job.started_at, job.last_seen_at)] if scenario.kinds == LATE else []
+    built = report.build(agent, job.job_id, history, "", incidents=late, last_s=None)
+    assert built is not None
+    assert list(contradictions(scenario, built)) == []
 
 
 @pytest.mark.parametrize("scenario", _params(STEPPING))

@@ -86,6 +86,8 @@ def bottleneck(
         return "above 30%, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
         return f"above 30%: {_late_are(late, why)} the bottleneck, not the network"
+    if late and why in IN_SHORT and (waiting or 0.0) >= WORTH:
+        return f"above 30%: look first at {named(late)}, {IN_SHORT[why]}"
     return _of_parts(comm, waiting, messages)
 
 

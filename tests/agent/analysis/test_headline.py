@@ -71,6 +71,14 @@ def test_bottleneck_has_the_reason(why: str, named: str) -> None:
     assert bottleneck(0.5, 0.5, 0.46, None, [2], why=why) == f"above 30%: {named} the bottleneck, not the network"
 
 
+def test_a_cause_comes_before_the_transfer() -> None:
+    """A rank that lacks CPU time is named also where most of the communication is transfer, if the others wait for it a tenth of the time."""
+    said = "above 30%: look first at rank 1, waiting for a CPU core"
+    assert bottleneck(0.51, 0.5, 0.2, None, [1], why=NO_CORE) == said
+    for waiting, late, why in ((0.05, [1], NO_CORE), (0.2, [], NO_CORE), (0.2, [1], COMPUTES)):
+        assert bottleneck(0.51, 0.5, waiting, None, late, why=why) == "above 30%: communication is the bottleneck"
+
+
 def test_split() -> None:
     """A share is split into transfer and waiting, as far as that is known, and names the stragglers; of some ranks, their number is shown."""
     assert split(0.52, 0.44, None, [2]) == "8% transfer, 44% waiting for rank 2"
