@@ -229,6 +229,16 @@ def facts(
     )
 
 
+def waiting_share(agent: QueryService, job_id: str, counts: Counts) -> float | None:
+    """Return ``Facts.waiting``, also of few steps; ``None``: there are no usual ones, or no sums of the same time."""
+    steps = counts.usual
+    if not steps or counts.within_slot:
+        return None
+    comm = of_known([of_rank for of_rank in counts.usual_of.values() if of_rank], comm_share)[0] or 0.0
+    mean_s = sum(step.duration_s for step in steps) / len(steps)
+    return min(comm, sum(kind.waiting_s for kind in _kinds(agent, job_id, counts, [])) / mean_s)
+
+
 def _with_recorded(late: Mapping[int, float] | None, recorded: Mapping[int, float]) -> dict[int, float]:
     """Return the known stragglers, with the share of the recorded steps where that is larger; ``None``: those of the recorded steps."""
     known = recorded if late is None else late

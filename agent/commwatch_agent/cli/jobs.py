@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any
 
 from commwatch_agent.cli.common_flags import add_node
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Most jobs that an agent lists.
 _MOST_JOBS = 10_000
+#: Names that a shell takes as one word.
+_PLAIN = re.compile(r"[A-Za-z0-9._:@%+/-]+")
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,6 +34,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     add_node(jobs)
     jobs.add_argument("--json", action="store_true", help="print JSON")
+    jobs.add_argument(
+        "--names", action="store_true", help="print only the names of the jobs of this node, for completion"
+    )
     jobs.set_defaults(command=_jobs)
 
 
@@ -41,11 +47,16 @@ def _positive(text: str) -> int:
 
 
 def _jobs(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.cli.stored import reading
+    from commwatch_agent.cli.stored import LATEST, reading
     from commwatch_agent.nodes.merging import covered
     from commwatch_agent.report import job_list
     from commwatch_agent.report.job_figures import job_figures
 
+    if arguments.names:
+        with reading(config) as agent:
+            names = [job.job_id for job in agent.jobs()]
+        print(*(name for name in (LATEST, *names) if _PLAIN.fullmatch(name)), sep="\n")
+        return 0
     wide = None if arguments.node else _of_all_nodes(config, arguments.limit + 1)
     if wide is None:
         with reading(config) as agent:

@@ -32,7 +32,8 @@ div { overflow-x: auto }
 pre { white-space: pre-wrap }
 @media (max-width: 40rem) {
   th, td { padding: .25rem .4rem }
-  .ranks :is(th, td):is(:nth-child(3), :nth-child(4)), .operations :is(th, td):is(:nth-child(3), :nth-child(4), :nth-child(5), :nth-child(7), :nth-child(8)) { display: none }
+  .ranks :is(th, td):is(:nth-child(3), :nth-child(4)) { display: none }
+  .operations :is(th, td):is(:nth-child(3), :nth-child(4), :nth-child(5), :nth-child(7), :nth-child(8)) { display: none }
   .ranks, .operations { font-size: .8rem }
 }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }

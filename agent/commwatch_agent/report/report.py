@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
-from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps
+from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps, waiting_share
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice, Row
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
@@ -179,6 +179,7 @@ def build(
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
     else:  # what is known is only a part of the waiting
         lines = [replace(line, wait_s=None) for line in lines]
+    waiting = None if waited is None else waiting_share(agent, job_id, counts) if known is None else known.waiting
     return Report(
         job=job,
         hosts=sorted({rank.host for rank in ranks}),
@@ -193,7 +194,7 @@ def build(
         comm_ranks=comm_ranks,
         exposed_ranks=exposed_ranks,
         exposed_sources=sorted({rank.exposed_source for rank in ranks if rank.exposed_source}),
-        wait_share=None if known is None or waited is None else known.waiting,
+        wait_share=waiting,
         late={} if known is None else dict(known.late),
         group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),

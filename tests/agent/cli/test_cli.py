@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from tests.helpers import (
     MS,
     NOBODY,
     RunningAgent,
+    Watch,
     agent,
     clean_env,
     commwatch,
@@ -96,6 +98,27 @@ def test_unknown_command() -> None:
 def test_no_command() -> None:
     """Without a command, it prints the list of commands."""
     assert commwatch().stdout == commwatch("--help").stdout != ""
+
+
+def test_names_of_jobs_are_completed(tmp_path: Path) -> None:
+    """In bash, commands that take a job complete its name, by the history of the node, and ``latest``."""
+    watch = Watch(tmp_path)
+    for name in ("train_ddp-1", "train_fsdp-2", "two words"):
+        end_rank(write_ring(watch.rings, [], [group_entry()], job=name, world_size=1))
+    watch.tick()
+    watch.store.close()
+    for file in tmp_path.glob("h.sqlite*"):
+        file.rename(tmp_path / file.name.replace("h.sqlite", f"history-{socket.gethostname()}.sqlite"))
+    names = commwatch("jobs", "--state", tmp_path, "--names").stdout.split("\n")
+    script = f"""commwatch() {{ [ "$*" = "jobs --names" ] && printf '%s\n' {" ".join(map(shlex.quote, names))}; }}
+        eval {shlex.quote(commwatch("completion", "bash").stdout)}
+        for words in 'report train_f' 'compare train_ddp-1 l' 'export train'; do
+            COMP_WORDS=(commwatch $words) COMP_CWORD=$(set -- $words; echo $#) COMPREPLY=()
+            _shtab_commwatch && echo "${{COMPREPLY[@]}}"
+        done"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    found = [sorted(line.split()) for line in done.stdout.splitlines()]
+    assert found == [["train_fsdp-2"], ["latest"], ["train_ddp-1", "train_fsdp-2"]]
 
 
 def test_completion() -> None:
