@@ -18,7 +18,6 @@ FRAMEWORKS = {
 @pytest.mark.parametrize("kind", FRAMEWORKS)
 def test_frameworks(hook: str, kind: str, tmp_path: Path) -> None:
     """Each rank has the framework of its model, also in the history; of a model made before the probe was installed nothing is known."""
-    on = {} if kind != "late" else {"COMMWATCH": "0"}
-    run_job(tmp_path, "frameworks.py", kind, COMMWATCH_JOB="frameworks", **on)
+    run_job(tmp_path, "frameworks.py", kind, COMMWATCH_JOB="frameworks", COMMWATCH="0" if kind == "late" else "1")
     queries, _ = digest(tmp_path)
     assert [view.frameworks for view in queries.ranks("frameworks")] == [FRAMEWORKS[kind]] * 2

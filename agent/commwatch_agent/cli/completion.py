@@ -38,7 +38,7 @@ def _completion(_: Config, arguments: argparse.Namespace) -> int:
     import shtab
 
     _complete_jobs(arguments.parser)
-    print(shtab.complete(arguments.parser, arguments.shell, preamble=_FUNCTIONS))
+    print(shtab.complete(arguments.parser, arguments.shell, preamble=_FUNCTIONS.get(arguments.shell, "")))
     return 0
 
 
@@ -48,5 +48,5 @@ def _complete_jobs(parser: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 _complete_jobs(each)
-        elif action.nargs != argparse.REMAINDER and (action.metavar or action.dest).lower() in _JOBS:
+        elif action.nargs != argparse.REMAINDER and str(action.metavar or action.dest).lower() in _JOBS:
             action.complete = _NAMES  # type: ignore[attr-defined]

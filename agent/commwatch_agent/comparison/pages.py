@@ -22,7 +22,7 @@ _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 change
 _SETTING_HEAD = ("setting", "A", "B")
 _INCIDENT_HEAD = ("incident", "B compared with A", "A", "B")
 #: How incidents differ, in words.
-_CHANGES = {NEW: "new", WORSE: "costs more", GONE: "gone", BETTER: "costs less", SAME: "about the same"}
+_CHANGES = {NEW: "new", WORSE: "costs more", GONE: "no longer", BETTER: "costs less", SAME: "about the same"}
 #: Most incidents in the headline, of those that differ in one way.
 _MOST_NAMED = 3
 #: The words for a figure that is larger, and for one that is smaller.
@@ -81,7 +81,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def incidents_that_differ(incidents: Iterable[IncidentChange]) -> list[str]:
-    """Return the incidents that are not about the same, nor for information only, as ``gone: Late rank: rank 1``."""
+    """Return the incidents that are not about the same, nor for information only, as ``no longer: Late rank: rank 1``."""
     titles: dict[str, list[str]] = {}
     for each in incidents:
         if each.change != SAME and each.severity != INFO:

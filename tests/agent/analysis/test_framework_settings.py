@@ -119,7 +119,7 @@ def test_no_links_on_one_node_with_gloo() -> None:
 
 def test_of_several_ranks() -> None:
     """The frameworks of a job are those of all its ranks; it is not known only if no rank reports any."""
-    assert in_use([["ddp"], None, ["deepspeed"]]) == {"ddp", "deepspeed"}
+    assert in_use([["ddp"], None, ["deepspeed"]]) == frozenset({"ddp", "deepspeed"})
     assert in_use([[], None]) == frozenset()
     assert in_use([None]) is None
     assert (listed(None), listed(""), listed("ddp,fsdp2")) == (None, [], ["ddp", "fsdp2"])

@@ -51,7 +51,10 @@ def test_text(states: tuple[Path, Path]) -> None:
     done = commwatch(*words(states), env=clean_env(COLUMNS="200"))
     assert (done.returncode, done.stderr) == (0, "")
     _, headline, _, side_a, side_b, *lines = done.stdout.splitlines()
-    assert headline == "Job B compared with job A: step time slower by 20%; new: Hang: rank 1; gone: Late rank: rank 1"
+    assert (
+        headline
+        == "Job B compared with job A: step time slower by 20%; new: Hang: rank 1; no longer: Late rank: rank 1"
+    )
     assert "  Hang: rank 1: rank 1: stopped" in lines
     assert side_a.startswith("  A  before (failed), began 2023-11-14 ")
     assert side_b.endswith(f"; {STEPS} steps compared, 0 of warm-up and 0 long ones left out")

@@ -131,11 +131,11 @@ def test_in_words() -> None:
         Side(JOB, 9, 0, 0), Side(JOB, 9, 0, 0), [figure], "too few steps", [], {}, changes([incident()], many)
     )
     assert headline(found).endswith(
-        "; new: Rank died: rank 0, Rank died: rank 1, Rank died: rank 2 and 1 more; gone: Late rank: rank 2"
+        "; new: Rank died: rank 0, Rank died: rank 1, Rank died: rank 2 and 1 more; no longer: Late rank: rank 2"
     )
     lines = text(found, 200).splitlines()
     (row,) = (line for line in lines if line.startswith("  Late rank: rank 2 "))
-    assert row.split()[4:] == ["gone", *["1", "×,", "10m00s", "of", "rank", "time", "per", "hour", "–"]]
+    assert row.split()[4:] == ["no", "longer", *["1", "×,", "10m00s", "of", "rank", "time", "per", "hour", "–"]]
     assert "  Late rank: rank 2: straggler says" in lines
     assert "<h2>Incidents</h2>" in html(found)
     assert "straggler says" in html(found)

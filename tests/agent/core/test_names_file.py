@@ -44,13 +44,15 @@ def test_addresses_of_agents(address: object) -> None:
 
 def test_frameworks() -> None:
     """Frameworks are not known until the rank reports them, perhaps none; what is no name of one is skipped."""
-    names = Names()
-    assert names.frameworks is None
-    names.learn([{"frameworks": []}])
-    assert names.frameworks == ()
-    names.learn([{"frameworks": ["ddp", "deepspeed"]}])
-    names.learn([{"frameworks": bad} for bad in (["<b>"], [1], "ddp\n", None, 3)])
-    assert names.frameworks == ("ddp", "deepspeed")
+
+    def learned(*reported: object) -> tuple[str, ...] | None:
+        names = Names()
+        names.learn([{"frameworks": each} for each in reported])
+        return names.frameworks
+
+    assert learned() is None
+    assert learned([]) == ()
+    assert learned(["ddp", "deepspeed"], ["<b>"], [1], "ddp\n", None, 3) == ("ddp", "deepspeed")
 
 
 def test_destroyed_groups() -> None:
