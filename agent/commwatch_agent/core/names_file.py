@@ -1,4 +1,4 @@
-"""Contents of a trainer's names file: groups, operations, dtypes, NCCL log files, GPU. Pure."""
+"""Contents of a trainer's names file: groups, operations, dtypes, parts of the model, NCCL log files, GPU. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from commwatch_agent.core.cells import (
     count_of,
 )
 from commwatch_agent.core.group_labels import label
+from commwatch_agent.core.model_parts.tables import PartTable, table_of, text_of
 from commwatch_agent.core.shares import Account, Room
 from commwatch_collectors.node.gpu import GpuPlace, place_of
 
@@ -35,6 +36,8 @@ _MOST_TYPE, _MOST_OP, _MOST_TEXT = 80, 200, 4096
 _CODES = 256
 #: Bytes that an entry takes in memory, besides its texts and members; and those of each member, or of each text.
 _ENTRY_BYTES, _EACH_BYTES = 600, 64
+#: Most tables of the parts of a model.
+_MOST_TABLES = 65
 #: Most files of a process's output.
 _MOST_OUTPUTS = 4
 #: Most sets of replicated parameters, most checksums of a set, and characters of a parameter's name.
@@ -42,7 +45,7 @@ _MOST_SETS, _MOST_SUMS, _MOST_NAME = 1024, 1024, 200
 
 
 class Learned(NamedTuple):
-    """What some entries have added or changed: groups by number, and names by kind (``op`` or ``dtype``) and code."""
+    """What some entries have added or changed: groups by number, and names by kind (``op``, ``dtype`` or ``parts``) and code."""
 
     groups: list[tuple[int, GroupInfo]]
     codes: list[tuple[str, int, str]]
@@ -141,6 +144,11 @@ def _bytes_of_texts(texts: Iterable[str]) -> int:
     return sum(_EACH_BYTES + len(text) for text in texts)
 
 
+def _bytes_of_table(text: str) -> int:
+    """Return about how many bytes a table of parts takes in memory: a place in an order takes more than in its text."""
+    return _ENTRY_BYTES + 8 * len(text)
+
+
 class Names:
     """The names of one ring.
 
@@ -170,6 +178,8 @@ class Names:
         self.frameworks: tuple[str, ...] | None = None
         #: Sets of replicated parameters, by number.
         self.replicas: dict[int, Announced] = {}
+        #: Tables of the parts of the model, by number.
+        self.parts: dict[int, PartTable] = {}
         #: Type of the exception that ended the process; empty: none, or not known.
         self.raised = self.raised_at = ""
         #: Numbers of the groups that the process has destroyed.
@@ -186,6 +196,8 @@ class Names:
                     self._learn_code("dtype", self.dtypes, entry, learned)
                 elif "op" in entry:
                     self._learn_code("op", self.ops, entry, learned)
+                elif "parts" in entry:
+                    self._learn_parts(_below(entry["parts"], _MOST_TABLES), table_of(entry), learned)
                 else:
                     self._learn_state(entry)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
@@ -198,6 +210,13 @@ class Names:
         if before != name and self.account.change(_bytes_of_texts([before] if before else []), _bytes_of_texts([name])):
             known[code] = name
             learned.codes.append((kind, code, name))
+
+    def _learn_parts(self, number: int, table: PartTable, learned: Learned) -> None:
+        before, text = self.parts.get(number), text_of(table)
+        taken = 0 if before is None else _bytes_of_table(text_of(before))
+        if before != table and self.account.change(taken, _bytes_of_table(text)):
+            self.parts[number] = table
+            learned.codes.append(("parts", number, text))
 
     def _learn_state(self, entry: dict[str, Any]) -> None:
         """Read an entry about the process itself."""

@@ -352,3 +352,5 @@ class TraceOperation(NamedTuple):
     #: ``ev.FAILED``, ``ev.UNTIMED`` and others.
     flags: int
     timing: int
+    #: What it carries, as in ``history.operations.Operation``.
+    part: str | None = None

@@ -209,8 +209,8 @@ class History:
         """Return the names of ``kind`` in the rings, or in all rings, by (ring, code).
 
         Args:
-            kind: ``dtype``, ``op``, ``exposed`` for how exposed time was measured, ``steps`` for where its steps come from, or ``run`` for the id
-                of its run in the job's store.
+            kind: ``dtype``, ``op``, ``parts`` for tables of the parts of a model (``model_parts.tables``), ``exposed`` for how exposed time was
+                measured, ``steps`` for where its steps come from, or ``run`` for the id of its run in the job's store.
         """
         rows = self._db.execute(
             "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
@@ -488,6 +488,12 @@ class History:
             records = self._unpacked(chunk, data)
             return None if records is None else Chunk(chunk, ring, until, records)
         return None
+
+    def stretch(self, ring: int, from_n: int, until_n: int) -> bytes:
+        """Return the chunks of a ring that have records with numbers from ``from_n`` to before ``until_n``, one after the other."""
+        some = f"SELECT id, data FROM chunk WHERE ring = ? AND until_n > ? AND first_n < ? AND {SOUND['chunk']} ORDER BY first_n"
+        rows = self._db.execute(some, (ring, from_n, until_n)).fetchall()
+        return b"".join(self._unpacked(chunk, data) or b"" for chunk, data in rows)
 
 
 def _in_range(seq: str) -> str:

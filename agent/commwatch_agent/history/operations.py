@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
@@ -12,6 +12,7 @@ from commwatch_agent.core.bandwidth import algbw, bus_factor
 from commwatch_agent.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch_agent.history.extents import ANY, Filter
 from commwatch_agent.history.history import Chunk, History
+from commwatch_agent.history.part_names import PartNames
 from commwatch_agent.history.rows import RingRow
 
 #: Most records in the heap; beyond it the oldest are dropped, and another pass reads them again.
@@ -60,6 +61,8 @@ class Operation:
     #: The channel whose kernel ended last, from 0, and how long before it that of the first channel ended; by NCCL's profiler plugin.
     last_channel: int | None
     channels_apart_s: float | None
+    #: The part of the model that it carries: a bucket of DDP with its parameters, or a unit of FSDP2. ``None``: not known, or not certain.
+    part: str | None = None
 
 
 def place_of(operation_id: str) -> Cursor:
@@ -94,6 +97,7 @@ class Reader:
         self._history, self._rings, self._ids, self._in_pieces = history, rings, list(rings), in_pieces
         self.names = Names(history.groups(self._ids), history.names("op", self._ids))
         self.dtypes = history.names("dtype", self._ids)
+        self.parts = PartNames(history, rings, self.dtypes)
 
     def operation(self, ring: RingRow, record: ev.Record) -> Operation:
         """Return a record as an operation, with names and bandwidths."""
@@ -184,7 +188,7 @@ class Reader:
         for ring, record in self.records(from_ns, until_ns, before, go_on=go_on, where=where):
             operation = self.operation(ring, record)
             if wanted(operation):
-                yield operation
+                yield replace(operation, part=self.parts.of(ring, record))
 
     def records(
         self,
@@ -264,7 +268,7 @@ class Reader:
                 continue
             for record in records_of(chunk):
                 if record.group == small_id and record.seq == seq and record.op not in _P2P_CODES:
-                    operation = self.operation(ring, record)
+                    operation = replace(self.operation(ring, record), part=self.parts.of(ring, record))
                     at = operation.job_id, operation.rank
                     if at not in found or found[at].end_at < operation.end_at:
                         found[at] = operation

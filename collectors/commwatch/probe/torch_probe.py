@@ -27,6 +27,7 @@ from commwatch.probe.torch_outside import Outside, Start, launched
 from commwatch.probe.torch_profile_requests import Profiles
 from commwatch.probe.torch_steps import StepHooks
 from commwatch.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
+from commwatch.probe.units.torch_units import Units
 from commwatch.wire import events as ev
 from commwatch.wire import identity, ring, standard_error, variables
 from commwatch.wire.handlers import raised_by_handler
@@ -84,6 +85,7 @@ class Probe(GraphEvents, ABC):
         self._profiles = Profiles(self)
         self._frameworks = Frameworks()
         self.checks = Checks(self)
+        self.units = Units(self)
         #: Ends the records in a process of ``multiprocessing``, which exits without ``atexit``.
         self._at_exit: Finalize | None = None
         #: Finds out which GPU this process computes on; ``None`` once that is recorded, or cannot be known.
@@ -115,6 +117,7 @@ class Probe(GraphEvents, ABC):
         self.outside.watch()
         self._frameworks.watch()
         self.checks.watch()
+        self.units.watch()
         self.steps.install()
         atexit.register(self._leave)
 
@@ -134,6 +137,7 @@ class Probe(GraphEvents, ABC):
         self.steps.uninstall()
         self.checks.unwatch()
         self._frameworks.unwatch()
+        self.units.unwatch()
         self._profiles.end()
         self.groups.unwatch()
         self.outside.unwatch()
@@ -488,6 +492,7 @@ class Probe(GraphEvents, ABC):
         if self._marks == 1:
             self._tell_frameworks()
         self._profiles.mark(optimizer, number, ended)
+        self.units.step(ended)
 
     @abstractmethod
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:

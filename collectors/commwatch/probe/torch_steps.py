@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import optimizer as optim
@@ -183,6 +183,7 @@ class StepHooks:
 #: a step, and raises in it if another entry is removed, such as by a user's own hook that marks a step.
 _installed: tuple[StepHooks, ...] = ()
 _registered = False
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _must_be_one_graph() -> bool:
@@ -194,7 +195,7 @@ def _must_be_one_graph() -> bool:
         return True
 
 
-def _as_it_is(function: Callable[..., None]) -> Callable[..., None]:
+def as_it_is(function: _Function) -> _Function:
     """Decorate a function that Dynamo may inline, but must not compile by itself, nor what it calls."""
     with suppress(AttributeError, TypeError):  # older torch: Dynamo looks at our code, too
         frames = torch._C._dynamo.eval_frame
@@ -203,25 +204,25 @@ def _as_it_is(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@_as_it_is
+@as_it_is
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if _installed and not (torch.compiler.is_compiling() and _must_be_one_graph()):
         _call_begins(optimizer)
 
 
-@_as_it_is
+@as_it_is
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     if _installed and not (torch.compiler.is_compiling() and _must_be_one_graph()):
         _call_ended(optimizer)
 
 
-@_as_it_is
+@as_it_is
 def _call_begins(optimizer: Any) -> None:
     for hooks in _installed:
         hooks.before(optimizer)
 
 
-@_as_it_is
+@as_it_is
 def _call_ended(optimizer: Any) -> None:
     for hooks in _installed:
         hooks.after(optimizer)

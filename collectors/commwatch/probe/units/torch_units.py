@@ -1,0 +1,103 @@
+"""Writes to the names file what the collectives of a model carry: buckets of DDP, units of FSDP2.
+
+Nothing is added to an operation: a table has the order in which a pass communicates its parts, and the agent finds the part of an operation by
+its place in the step (``commwatch_agent/core/model_parts.py``). No tensor and no module is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from commwatch.probe.torch_groups import Group
+from commwatch.probe.units.part_tables import Carried
+from commwatch.probe.units.torch_buckets import Buckets
+from commwatch.probe.units.torch_fsdp import FsdpUnits
+from commwatch.wire.handlers import raised_by_handler
+
+#: Most tables of a process, most parts of a table, and most characters of a part's name.
+MOST_TABLES, MOST_PARTS, MOST_NAME = 64, 2048, 300
+
+
+class NamingProbe(Protocol):
+    """What the names need of a probe (``torch_probe.Probe``)."""
+
+    off: bool
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The job and the rank of this process."""
+
+    @property
+    def ring(self) -> object | None:
+        """Where it records; ``None``: it does not."""
+
+    def say(self, text: str, about: str) -> None:
+        """Print one line to standard error, once per topic ``about``."""
+
+    def apart(self, do: Callable[[], int]) -> int:
+        """Call, from the trainer's thread, what takes locks of the probe."""
+
+    def group_of(self, pg: Any) -> Group:
+        """Return the group with its number in the ring."""
+
+    def intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
+        """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
+
+
+class Units:
+    """The tables of one probe."""
+
+    def __init__(self, probe: NamingProbe) -> None:
+        self._probe = probe
+        self._tables = 0
+        self._buckets = Buckets(self._guarded, self._announce)
+        self._fsdp = FsdpUnits(self._guarded, self._announce)
+
+    def watch(self) -> None:
+        """Look for buckets and units from now on."""
+        self._buckets.watch()
+
+    def unwatch(self) -> None:
+        """Undo ``watch``. May be called twice."""
+        self._buckets.unwatch()
+        self._fsdp.unwatch()
+
+    def step(self, ended_ns: int) -> None:
+        """A step mark was written."""
+        self._guarded(self._fsdp.step, ended_ns)
+
+    def _guarded(self, do: Callable[..., None], *args: Any) -> None:
+        """Call ``do`` while the probe records. An error ends the names, but reaches neither the training nor the records."""
+        probe = self._probe
+        if probe.ring is None or probe.off:
+            return
+        try:
+            do(*args)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self.unwatch()
+            about = "buckets and units of the model have no names"
+            probe.say(f"{about} in rank {probe.place[1]}: {type(error).__name__}: {error}", "units")
+
+    def _announce(self, since_ns: int, names: Sequence[str], order: Sequence[Carried]) -> None:
+        if order and len(names) <= MOST_PARTS and self._tables < MOST_TABLES:
+            self._tables += 1
+            self._probe.apart(partial(self._write, since_ns, names, order))
+
+    def _write(self, since_ns: int, names: Sequence[str], order: Sequence[Carried]) -> int:
+        """Write a table: for each kind of collective the parts that it carries, in the order of a pass."""
+        found: dict[tuple[int, str, int], list[int]] = {}
+        for each in order:
+            group = each.group()
+            if group is None:
+                return MOST_TABLES
+            found.setdefault((self._probe.group_of(group).small_id, each.op, each.elements), []).append(each.part)
+        entry = {
+            "since": since_ns,
+            "names": [name[:MOST_NAME] for name in names],
+            "order": [[*kind, parts] for kind, parts in found.items()],
+        }
+        return self._probe.intern("parts", self._tables, entry, MOST_TABLES + 1)
