@@ -5,7 +5,7 @@ All trainers of a node share one monotonic clock. The clocks of several nodes ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.events import RECORD, RECORD_SIZE, STEP_MARK
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.clocks import Clock, compare
+from commwatch_agent.core.model_parts.joining import parts_of
 from commwatch_agent.history.operations import Names as RecordNames
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rank_totals import RankTotals
@@ -40,6 +41,8 @@ class Bar(NamedTuple):
     seq: int
     #: ``None``: it has no size.
     size_bytes: int | None
+    #: Index into ``Timeline.parts``: the part of the model that it carries; ``None``: not known, or not certain.
+    part: int | None = None
 
 
 class Pending(NamedTuple):
@@ -72,6 +75,8 @@ class Timeline:
     ops: list[str]
     groups: list[str]
     tracks: list[Track]
+    #: Names of parts of the model, by index.
+    parts: list[str]
 
 
 class Ended(NamedTuple):
@@ -85,6 +90,8 @@ class Ended(NamedTuple):
     size_bytes: int | None
     #: Whether its duration is comparable with those of the group's other ranks.
     compares: bool
+    #: What it carries, as an index; ``None``: as in ``Bar``.
+    part: int | None = None
 
 
 class Begun(NamedTuple):
@@ -124,6 +131,7 @@ class NodeBars:
     ops: list[str]
     groups: list[GroupName]
     ranks: list[RankBars]
+    parts: list[str]
 
 
 class _Names:
@@ -132,9 +140,13 @@ class _Names:
     def __init__(self) -> None:
         self.ops: dict[str, int] = {}
         self.groups: dict[GroupName, int] = {}
+        self.parts: dict[str, int] = {}
 
     def op(self, name: str) -> int:
         return self.ops.setdefault(name, len(self.ops))
+
+    def part(self, name: str | None) -> int | None:
+        return None if name is None else self.parts.setdefault(name, len(self.parts))
 
     def group(self, group: GroupInfo | GroupName) -> int:
         name = GroupName(group.group_id, group.label, group.size)
@@ -151,7 +163,7 @@ def bars(rank_totals: Iterable[RankTotals], now_ns: int) -> NodeBars:
     ranks, names = list(rank_totals), _Names()
     most = max(LEAST_OF_RANK, min(MOST_OF_RANK, MOST_BARS // max(1, len(ranks))))
     found = [_of_rank(totals, most, names) for totals in ranks]
-    return NodeBars(now_ns, list(names.ops), list(names.groups), found)
+    return NodeBars(now_ns, list(names.ops), list(names.groups), found, list(names.parts))
 
 
 def timeline(nodes: Sequence[NodeBars]) -> Timeline | None:
@@ -178,7 +190,8 @@ def timeline(nodes: Sequence[NodeBars]) -> Timeline | None:
         for each in ranks
     ]
     labels = [group.label for group in names.groups]
-    return Timeline((end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9, list(names.ops), labels, tracks)
+    span_s, age_s = (end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9
+    return Timeline(span_s, age_s, list(names.ops), labels, tracks, list(names.parts))
 
 
 def _shared(node: NodeBars) -> dict[tuple[str, int], int]:
@@ -195,6 +208,7 @@ def _shared(node: NodeBars) -> dict[tuple[str, int], int]:
 def _renamed(node: NodeBars, clock: Clock, names: _Names) -> Iterator[RankBars]:
     """Yield the operations of a node's ranks by the clock of the first node, with indexes of ``names``."""
     ops, groups = [names.op(op) for op in node.ops], [names.group(group) for group in node.groups]
+    parts = [names.part(part) for part in node.parts]
     for each in node.ranks:
         ended = [
             one._replace(
@@ -202,6 +216,7 @@ def _renamed(node: NodeBars, clock: Clock, names: _Names) -> Iterator[RankBars]:
                 end_ns=clock.of_first(one.end_ns),
                 op=ops[one.op],
                 group=groups[one.group],
+                part=None if one.part is None else parts[one.part],
             )
             for one in each.ended
         ]
@@ -223,7 +238,8 @@ def _ended(totals: RankTotals, most: int, names: _Names) -> list[Ended]:
     """Return the latest operations of a rank. It unpacks plain tuples, because there are thousands each second."""
     found = []
     known: dict[tuple[int, int], tuple[int, int, bool]] = {}
-    for _, op, _, group, _, _, size, _, seq, _, start, end, flags, timing, _, _ in RECORD.iter_unpack(
+    parts = _parts(totals, 2 * most)
+    for stamp, op, _, group, _, _, size, _, seq, _, start, end, flags, timing, _, _ in RECORD.iter_unpack(
         totals.tail[-most * RECORD_SIZE :]
     ):
         if op == STEP_MARK or flags & _UNMEASURED or not start <= end < ev.MAX_PLAUSIBLE:
@@ -233,8 +249,17 @@ def _ended(totals: RankTotals, most: int, names: _Names) -> list[Ended]:
             known[op, group] = names.op(name), names.group(info), _ends_together(name, info)
         op_at, group_at, compares = known[op, group]
         compares = compares and _is_end(flags, timing)
-        found.append(Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
+        part = names.part(parts.get(stamp))
+        found.append(Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares, part))
     return found
+
+
+def _parts(totals: RankTotals, most: int) -> dict[int, str]:
+    """Return what operations among the latest ``most`` records of a rank carry, by stamp."""
+    if not totals.parts:
+        return {}
+    records = map(ev.Record._make, RECORD.iter_unpack(totals.tail[-most * RECORD_SIZE :]))
+    return parts_of(records, list(totals.parts.values()), totals.dtypes)
 
 
 def _ends_together(op: str, group: GroupInfo) -> bool:
@@ -247,12 +272,17 @@ def _is_end(flags: int, timing: int) -> bool:
     return not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
 
 
-def past_bars(records: Iterable[tuple[RingRow, ev.Record]], known: RecordNames) -> NodeBars:
+def past_bars(
+    records: Iterable[tuple[RingRow, ev.Record]],
+    known: RecordNames,
+    part_of: Callable[[RingRow, ev.Record], str | None] = lambda ring, record: None,
+) -> NodeBars:
     """Return the latest operations of the ranks of this node from the history.
 
     Args:
         records: of one job, newest first; only those of the newest record's run and boot are used.
         known: what the numbers in records mean.
+        part_of: returns what an operation carries.
     """
     names, newest = _Names(), None
     by_rank: dict[int, list[Ended]] = {}
@@ -268,10 +298,11 @@ def past_bars(records: Iterable[tuple[RingRow, ev.Record]], known: RecordNames) 
         size = None if record.flags & ev.NO_SIZE else record.size_bytes
         compares = _ends_together(op, group) and _is_end(record.flags, record.timing)
         where = names.op(op), names.group(group), record.seq
-        by_rank.setdefault(rank, []).append(Ended(record.start_ns, record.end_ns, *where, size, compares))
+        part = names.part(part_of(ring, record))
+        by_rank.setdefault(rank, []).append(Ended(record.start_ns, record.end_ns, *where, size, compares, part))
     # Nothing is known of the time before the oldest record.
     found = [RankBars(each, ended[::-1], [], each == rank) for each, ended in by_rank.items()]
-    return NodeBars(end_ns, list(names.ops), list(names.groups), found)
+    return NodeBars(end_ns, list(names.ops), list(names.groups), found, list(names.parts))
 
 
 def _span(ranks: list[RankBars]) -> tuple[int, int] | None:
@@ -290,17 +321,17 @@ def _transfers(ranks: list[RankBars], sizes: list[int]) -> dict[tuple[int, int],
     """Return the pure transfer time in ns of symmetric collectives of which all ranks are known, by (group, seq)."""
     durations: dict[tuple[int, int], list[int]] = {}
     for each in ranks:
-        for start_ns, end_ns, _, group, seq, _, compares in each.ended:
+        for start_ns, end_ns, _, group, seq, _, compares, _ in each.ended:
             if compares:
                 durations.setdefault((group, seq), []).append(end_ns - start_ns)
     return {at: min(found) for at, found in durations.items() if len(found) == sizes[at[0]]}
 
 
 def _bar(each: Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> Bar:
-    start_ns, end_ns, op, group, seq, size, compares = each
+    start_ns, end_ns, op, group, seq, size, compares, part = each
     transfer_ns = transfers.get((group, seq)) if compares else None
     waited = None if transfer_ns is None else (end_ns - start_ns - transfer_ns) // 1000
-    return Bar((start_ns - begin_ns) // 1000, (end_ns - start_ns) // 1000, waited, op, group, seq, size)
+    return Bar((start_ns - begin_ns) // 1000, (end_ns - start_ns) // 1000, waited, op, group, seq, size, part)
 
 
 def _open(each: Begun, begin_ns: int, now_ns: int) -> Pending:

@@ -360,6 +360,7 @@ def _about(one: TraceOperation) -> Event:
         "group": one.group.label,
         "group_id": one.group.group_id,
         "seq": one.seq,
+        "part": one.part,
         "size_bytes": one.size,
         "busbw_GB_per_s": round(one.size * factor / lasts_ns, 4) if timed and one.size and factor is not None else None,
         "dtype": one.dtype,

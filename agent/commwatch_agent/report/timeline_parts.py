@@ -23,7 +23,7 @@ _MOST_SAMPLES = 2_000
 
 
 class Row(NamedTuple):
-    """A ``TraceOperation``; ``op``, ``group`` and ``dtype`` are indexes of the part's lists."""
+    """A ``TraceOperation``; ``op``, ``group``, ``dtype`` and ``part`` are indexes of the part's lists."""
 
     rank: int
     op: int
@@ -38,6 +38,7 @@ class Row(NamedTuple):
     end_ns: int
     flags: int
     timing: int
+    part: int
 
 
 class End(NamedTuple):
@@ -62,6 +63,7 @@ class TimelinePart:
     groups: list[GroupInfo]
     ops: list[str]
     dtypes: list[str | None]
+    parts: list[str | None]
     operations: list[Row]
     #: Those that ended in the time of this page's operations.
     steps: list[TraceStep]
@@ -78,6 +80,7 @@ class TimelinePart:
             (self.groups, [row.group for row in self.operations]),
             (self.ops, [row.op for row in self.operations]),
             (self.dtypes, [row.dtype for row in self.operations]),
+            (self.parts, [row.part for row in self.operations]),
         )
         if any(not 0 <= index < len(names) for names, indexes in every for index in indexes):
             raise ValueError("an index without a name")
@@ -116,12 +119,13 @@ def part_of(path: Path, job_id: str, page: Page, marks: Iterable[TraceMark]) -> 
         steps = list(source.steps(least_ns, until_ns)) if least_ns < until_ns else []
         ends = source.shared_ends(from_ns) if before is None else {}
         samples = deque(source.samples(from_ns) if before is None else (), _MOST_SAMPLES)
-    groups, ops, dtypes = dict[GroupInfo, int](), dict[str, int](), dict[str | None, int]()
+    groups, ops = dict[GroupInfo, int](), dict[str, int]()
+    dtypes, parts = dict[str | None, int](), dict[str | None, int]()
     rows = [
         Row(
             one.rank, ops.setdefault(one.op, len(ops)), groups.setdefault(one.group, len(groups)), one.seq, one.peer,
             one.tag, one.size, dtypes.setdefault(one.dtype, len(dtypes)), one.launch_ns, one.start_ns, one.end_ns,
-            one.flags, one.timing,
+            one.flags, one.timing, parts.setdefault(one.part, len(parts)),
         )
         for _, one in found
     ]  # fmt: skip
@@ -134,6 +138,7 @@ def part_of(path: Path, job_id: str, page: Page, marks: Iterable[TraceMark]) -> 
         groups=list(groups),
         ops=list(ops),
         dtypes=list(dtypes),
+        parts=list(parts),
         operations=rows,
         steps=steps,
         ends=[End(*at, end_ns) for at, end_ns in ends.items()],
@@ -181,5 +186,5 @@ def _operations(page: TimelinePart) -> Iterator[TraceOperation]:
     page.operations.reverse()
     while page.operations:
         row = page.operations.pop()
-        names = {"op": page.ops[row.op], "group": page.groups[row.group], "dtype": page.dtypes[row.dtype]}
-        yield TraceOperation(**{**row._asdict(), **names})
+        names = {"op": page.ops[row.op], "dtype": page.dtypes[row.dtype], "part": page.parts[row.part]}
+        yield TraceOperation(**{**row._asdict(), "group": page.groups[row.group], **names})

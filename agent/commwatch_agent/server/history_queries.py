@@ -189,7 +189,7 @@ def bars(agent: QueryService, from_ns: int, until_ns: int, job: str) -> NodeBars
     job_exists(agent, job)
     with History(agent.path) as history:
         reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
-        return past_bars(reader.records(from_ns, until_ns, go_on=_deadline()), reader.names)
+        return past_bars(reader.records(from_ns, until_ns, go_on=_deadline()), reader.names, reader.parts.of)
 
 
 def _deadline() -> Callable[[], None]:

@@ -18,6 +18,7 @@ from commwatch_agent.analysis.timeline import (
 )
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.rank_totals import RankTotals
+from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS
@@ -55,6 +56,19 @@ def test_who_enters_when_and_who_waits() -> None:
     assert found.tracks[1].bars == [Bar(20_000, 10_000, 0, 0, 0, 7, 4096)]
     assert (found.ops, found.groups) == (["all_reduce"], ["default_pg"])
     assert (found.span_s, found.age_s) == (0.03, 8.97)
+
+
+def test_what_they_carry() -> None:
+    """Operations in complete steps name the part of the model that they carry, by rank and on all nodes."""
+    names = [group_entry(0, (0, 1)), ENTRY, *({"dtype": code, "name": name} for code, name in DTYPES.items())]
+    records = [*step(1, *PASS), mark(1, 200 * MS), *step(2, *PASS), mark(2, 300 * MS), *step(3, *PASS)]
+    numbered = [(*fields[:7], seq, *fields[8:]) for seq, fields in enumerate(records)]
+    parts = [bars([book(rank, *numbered, groups=names)], SECOND) for rank in range(2)]
+    for found in (timeline([bars([book(0, *numbered, groups=names)], SECOND)]), timeline(parts)):
+        assert found is not None
+        for track in found.tracks:
+            shown = [None if bar.part is None else found.parts[bar.part] for bar in track.bars]
+            assert shown == [None] * 3 + ["first", "middle", "last"] + [None] * 3
 
 
 def test_two_nodes() -> None:

@@ -130,7 +130,7 @@ export class Timeline {
     const lanes = row > 20 ? Math.min(LANES, Math.max(1, this.seen.groups.length)) : 1;
     const high = (row - 4) / lanes;
     const place = (group) => top + 2 + (group % lanes) * high;
-    for (const [began, duration, wait, op, group, seq, size] of track.bars) {
+    for (const [began, duration, wait, op, group, seq, size, part] of track.bars) {
       const start = began - this.begin_us;
       if (start + duration <= 0) continue;
       const from = Math.max(NAME_PX, NAME_PX + start * scale);
@@ -142,7 +142,7 @@ export class Timeline {
       pen.globalAlpha = 0.95;
       pen.fillRect(free, place(group), Math.max(1, to - free - 0.5), high - 1);
       pen.globalAlpha = 1;
-      const hit = { rank: track.rank, from, to, top: place(group), bottom: place(group) + high, start, duration, wait, op, group, seq, size };
+      const hit = { rank: track.rank, from, to, top: place(group), bottom: place(group) + high, start, duration, wait, op, group, seq, size, part };
       this.hits.push(hit);
       if (this.chosen === name(hit)) outline(pen, hit);
     }
@@ -193,7 +193,8 @@ export class Timeline {
   describe(parts) {
     const [first, last] = [parts[0], parts.at(-1)];
     const size = parts.find((part) => part.size)?.size;
-    let text = `${plain(this.seen.ops[first.op])} ${first.seq} of ${plain(this.seen.groups[first.group])}${size ? `, ${bytes(size)}` : ""}: `;
+    const carried = this.seen.parts[parts.find((part) => part.part != null)?.part];
+    let text = `${plain(this.seen.ops[first.op])} ${first.seq} of ${plain(this.seen.groups[first.group])}${carried ? `, ${plain(carried)}` : ""}${size ? `, ${bytes(size)}` : ""}: `;
     if (parts.length === 1) text += `rank ${first.rank}.`;
     else if (first.start === last.start) text += `${parts.length} ranks entered at once.`;
     else text += `rank ${first.rank} entered first, rank ${last.rank} last, ${seconds((last.start - first.start) / 1e6)} later.`;
