@@ -21,6 +21,7 @@ from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
+from commwatch_agent.report.slowest_parts import MOST_OPERATIONS, MOST_ROWS, PartFigures, slowest
 from commwatch_agent.report.what_happened import happened, last_at, late_ranks, standstill_s
 from commwatch_collectors.nccl.checks.findings import Finding
 
@@ -102,6 +103,8 @@ class Report:
     unjoined_share: float | None
     ranks: list[RankLine]
     operations: list[Row]
+    #: The buckets or units of the model with the most time in collectives; empty: none has a known name.
+    slowest_parts: list[PartFigures]
     records: int
     lost: int
     history: str
@@ -206,6 +209,7 @@ def build(
         unjoined_share=unjoined,
         ranks=lines,
         operations=operations,
+        slowest_parts=parts.part("parts of the model", partial(_slowest, agent, job_id), []),
         records=job.records,
         lost=job.lost,
         history=str(history),
@@ -217,6 +221,10 @@ def build(
         nodes=nodes,
         missing=parts.missing,
     )
+
+
+def _slowest(agent: QueryService, job_id: str) -> list[PartFigures]:
+    return slowest(agent.operations(0, 1 << 62, None, lambda _: True, MOST_OPERATIONS, job=job_id))[:MOST_ROWS]
 
 
 def _unjoined_share(operations: list[Row]) -> float | None:

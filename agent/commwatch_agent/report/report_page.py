@@ -12,7 +12,7 @@ from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.nccl_views import NcclOperations, Topology
 from commwatch_agent.core.units import counted, percent, rate, seconds, size
 from commwatch_agent.core.views import GroupView
-from commwatch_agent.report import html_frame, what_happened
+from commwatch_agent.report import html_frame, slowest_parts, what_happened
 from commwatch_agent.report.charts import Material, figures
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.report import Report
@@ -70,6 +70,9 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         ]
     else:
         body.append("<p>No operations were seen.</p>")
+    if report.slowest_parts:
+        slowest = html_frame.table(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), "numbers")
+        body += ["<h2>Slowest parts of the model</h2>", slowest, f"<p>{slowest_parts.LEGEND}</p>"]
     body += _section("what NCCL chose", partial(_chosen, material.choices))
     body.append(
         f"<p>History: <code>{html_frame.text(report.history)}</code>. Again: <code>{html_frame.text(report.command)}</code></p>"

@@ -13,6 +13,7 @@ from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.incidents.answers import whys_late
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.report import slowest_parts
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
 from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
 
@@ -218,6 +219,10 @@ def text(report: Report, cells: int = CELLS) -> str:
         else ["  no operations"]
     )
     shown += ["", *paragraph(LEGEND, cells, first="  "), ""]
+    if report.slowest_parts:
+        shown += ["  slowest parts of the model", ""]
+        shown += [*columns(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), 1, cells), ""]
+        shown += [*paragraph(slowest_parts.LEGEND, cells, first="  "), ""]
     if report.advice:
         shown += [
             f"  what to try{' once it runs' if report.job.failed else ''}, {about(report.advice_last_s)} "

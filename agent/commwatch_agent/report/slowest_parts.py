@@ -1,0 +1,90 @@
+"""The buckets and units of a model whose collectives take the most time, for the report of a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from commwatch.wire.events import SYMMETRIC
+from commwatch_agent.core.units import rate, seconds, size
+from commwatch_agent.history.operations import Operation
+
+#: Most operations that are looked at, the latest; and most rows.
+MOST_OPERATIONS, MOST_ROWS = 10_000, 10
+LEGEND = f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Wait: for late ranks, mean of an operation; p50 includes it."
+HEAD = ("part", "group", "op", "size", "count", "p50", "wait", "busbw")
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """The collectives of one kind that carry a part of the model, of all ranks."""
+
+    part: str
+    group: str
+    op: str
+    size_bytes: int
+    count: int
+    p50_s: float
+    #: Mean seconds of an operation in which it waited for late ranks; ``None``: not known for more than one in ten.
+    wait_s: float | None
+    #: Median, in bytes per second; ``None``: not defined.
+    busbw: float | None
+
+
+def slowest(operations: Iterable[Operation]) -> list[PartFigures]:
+    """Return the figures of each part, that with the most time in all first; operations without a part or a duration are left out."""
+    known = [one for one in operations if one.part is not None and one.duration_s is not None]
+    transfers = _transfers(known)
+    found: dict[tuple[str, str, str, int], list[Operation]] = {}
+    for one in known:
+        found.setdefault((str(one.part), one.group, one.op, one.size_bytes or 0), []).append(one)
+    most_time_first = sorted(found.items(), key=lambda item: -sum(map(_duration, item[1])))
+    return [_figures(of_kind, transfers) for _, of_kind in most_time_first]
+
+
+def _figures(of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float]) -> PartFigures:
+    """Return the figures of operations that carry one part."""
+    first = of_kind[0]
+    waits = [_duration(one) - transfers[_place(one)] for one in of_kind if _place(one) in transfers]
+    rates = [one.busbw for one in of_kind if one.busbw is not None]
+    return PartFigures(
+        part=str(first.part),
+        group=first.group,
+        op=first.op,
+        size_bytes=first.size_bytes or 0,
+        count=len(of_kind),
+        p50_s=median(map(_duration, of_kind)),
+        wait_s=fmean(waits) if 10 * len(waits) >= 9 * len(of_kind) else None,
+        busbw=median(rates) if rates else None,
+    )
+
+
+def _place(one: Operation) -> tuple[str, int, int]:
+    return one.group_id, one.restart, one.seq
+
+
+def _duration(one: Operation) -> float:
+    assert one.duration_s is not None
+    return one.duration_s
+
+
+def _transfers(operations: Iterable[Operation]) -> dict[tuple[str, int, int], float]:
+    """Return the transfer in seconds of the collectives of which all ranks are there: the shortest duration."""
+    durations: dict[tuple[str, int, int], list[float]] = {}
+    sizes: dict[tuple[str, int, int], int] = {}
+    for one in operations:
+        if one.op in SYMMETRIC and one.aligned:
+            durations.setdefault(_place(one), []).append(_duration(one))
+            sizes[_place(one)] = one.group_size
+    return {place: min(found) for place, found in durations.items() if len(found) == sizes[place]}
+
+
+def rows(found: Iterable[PartFigures]) -> list[tuple[str, ...]]:
+    """Return the rows of the table."""
+    return [
+        (
+            each.part, each.group, each.op, size(each.size_bytes), str(each.count), seconds(each.p50_s), seconds(each.wait_s), rate(each.busbw),
+        )
+        for each in found
+    ]  # fmt: skip

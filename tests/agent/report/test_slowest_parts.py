@@ -1,0 +1,101 @@
+"""The slowest buckets and units of a job, in text and page of its report."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch_agent.report import report_page, report_text, slowest_parts, timeline_export
+from commwatch_agent.report.charts import NOTHING
+from commwatch_agent.report.report import Report, build
+from commwatch_agent.report.slowest_parts import PartFigures, slowest
+from commwatch_agent.report.timeline_export import Window
+from commwatch_agent.report.timeline_parts import Page, part_of, trace_of
+from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
+from tests.helpers import MS, Watch, group_entry, mark, write_ring
+
+STEPS = 5
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    """Two ranks with a pass of three parts in each step; the second one is late into the middle part."""
+    watch = Watch(tmp_path)
+    names = [group_entry(0, (0, 1)), ENTRY, *({"dtype": code, "name": name} for code, name in DTYPES.items())]
+    for rank in range(2):
+        records = []
+        for number in range(1, STEPS + 1):
+            for n, one in enumerate(step(number, *PASS)):
+                fields = list(one)
+                fields[7] = len(PASS) * number + n
+                fields[10] += 0 if (n, rank) == (1, 1) else MS  # the end
+                records.append(tuple(fields))
+            records.append(mark(number, (number + 1) * 100 * MS))
+        write_ring(watch.rings, records, names, rank=rank, world_size=2)
+    watch.tick()
+    return watch
+
+
+def report_of(watch: Watch) -> Report:
+    found = build(watch.agent, "job", watch.agent.path, "commwatch report")
+    assert found is not None
+    return found
+
+
+def test_figures(watch: Watch) -> None:
+    """Each part has its operations, their median, mean wait for late ranks and busbw; those with the most time come first."""
+    found = slowest(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
+    assert {each.part: each.count for each in found} == dict.fromkeys(ENTRY["names"], 2 * STEPS)
+    middle = next(each for each in found if each.part == "middle")
+    assert middle == PartFigures(
+        "middle", "default_pg", "all_reduce", 40, 2 * STEPS, 1.5e-3, pytest.approx(0.5e-3), pytest.approx(30e3)
+    )
+    assert found[-1] == middle
+
+
+def test_in_the_report(watch: Watch) -> None:
+    """Text, page and JSON of a report have the table; without a known part, they do not."""
+    found: Any = report_of(watch)
+    assert {each.part for each in found.slowest_parts[:2]} == {"first", "last"}
+    assert [each.part for each in found.slowest_parts[2:]] == ["middle"]
+    text, page = report_text.text(found, 160), report_page.html(found, NOTHING)
+    for row in slowest_parts.rows(found.slowest_parts):
+        assert all(cell in text and cell in page for cell in row)
+    assert "slowest parts of the model" in text
+    assert "Slowest parts of the model" in page
+
+
+def test_in_timelines(watch: Watch) -> None:
+    """A trace, its parts for other nodes, and one collective with its ranks name the parts that operations carry."""
+    out = io.StringIO()
+    timeline_export.export(watch.path, "job", Window(None), (), out)
+    events = json.loads(out.getvalue())["traceEvents"]
+    shown = [each["args"]["part"] for each in events if "part" in each.get("args", {})]
+    assert sorted(shown) == sorted(ENTRY["names"] * STEPS * 2)
+    page = part_of(watch.path, "job", Page(None, None, None, 1000), ())
+    assert [one.part for one in trace_of(page).operations] == [
+        "last",
+        "last",
+        "middle",
+        "middle",
+        "first",
+        "first",
+    ] * STEPS
+    (group,) = {one.group_id for one in watch.agent.operations(0, 1 << 62, None, lambda _: True, 1)}
+    found = watch.agent.collective(group, len(PASS) + 1)
+    assert found is not None
+    assert [one.part for one in found[0]] == ["middle"] * 2
+
+
+def test_nothing_known(tmp_path: Path) -> None:
+    """A job without a table has no such table in its report."""
+    watch = Watch(tmp_path)
+    write_ring(watch.rings, step(1, *PASS), [group_entry(0, (0,))], rank=0, world_size=1)
+    watch.tick()
+    found = report_of(watch)
+    assert found.slowest_parts == []
+    assert "slowest parts" not in report_text.text(found)
