@@ -4,6 +4,7 @@ Each kind has parts of one size, so that only their place in the step tells them
 """
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,12 +26,10 @@ def layers() -> nn.Sequential:
 
 def ddp(kind: str) -> None:
     """DDP with buckets of two layers; a communication hook notes each one with its parameters."""
-    model: nn.Module = layers()
+    model: Any = layers()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    options = (
-        {"find_unused_parameters": True} if kind == "unused" else {"static_graph": True} if kind == "static" else {}
-    )
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.03, **options)
+    special = {"find_unused_parameters": kind == "unused", "static_graph": kind == "static"}
+    wrapped: Any = DistributedDataParallel(model, bucket_cap_mb=0.03, **special)  # type: ignore[arg-type]
 
     def noting(state: Any, bucket: Any) -> Any:
         carried.append(["all_reduce", bucket.index(), [names[id(each)] for each in bucket.parameters()]])
@@ -68,7 +67,7 @@ def ddp(kind: str) -> None:
 
 def fsdp(kind: str) -> None:
     """FSDP2 with a unit for each layer; or HSDP, whose units are replicated, too."""
-    model = layers()
+    model: Any = layers()
     note()
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicas", "shards"))
@@ -88,7 +87,7 @@ def fsdp(kind: str) -> None:
 
 def note() -> None:
     """Note what FSDP gathers and reduces by the path that it gives a parameter."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as made
+    made: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
 
     def noting(original: Any, op: str) -> Any:
         def noted(parameters: Any, *args: Any, **kwargs: Any) -> Any:
