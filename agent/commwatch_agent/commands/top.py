@@ -26,6 +26,7 @@ from commwatch_agent.core.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.nodes.merging import covered
+from commwatch_agent.reference.missing import SHORT, lacks_reference
 from commwatch_agent.report.report_text import job_state
 from commwatch_alerts.model import INFO
 
@@ -349,7 +350,10 @@ def _operation_table(
     rows = [TableRow(_operation_cells(row, covered_s)) for row in shown_rows]
     lines = table(_OPERATIONS, rows, cells)
     more = len(operations) - len(shown_rows)
-    return [*lines, Text(f"and {more} more", "dim")] if more else lines
+    if more:
+        return [*lines, Text(f"and {more} more", "dim")]
+    has_room = len(SHORT) <= cells and (height is None or len(lines) < height)
+    return [*lines, Text(SHORT, "dim")] if has_room and any(map(lacks_reference, operations)) else lines
 
 
 def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:

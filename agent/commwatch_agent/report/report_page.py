@@ -22,6 +22,7 @@ from commwatch_agent.report.report_text import (
     about,
     heading,
     headlines,
+    judging,
     operation_cells,
     rank_head,
     rank_rows,
@@ -68,6 +69,8 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
             html_frame.table(OPERATION_HEAD, operations, "numbers operations"),
             f"<p>{LEGEND}</p>",
         ]
+        if unjudged := judging(report):
+            body.append(f"<p>{_with_code(unjudged)}</p>")
     else:
         body.append("<p>No operations were seen.</p>")
     if report.slowest_parts:
@@ -87,9 +90,14 @@ def _section(name: str, function: Callable[[], list[str]]) -> list[str]:
     return [*made, *(f"<p>{html_frame.text(f'{name}: {why}')}</p>" for why in parts.missing.values())]
 
 
+def _with_code(text: str) -> str:
+    """Return text as HTML; what is between backquotes is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(text))
+
+
 def _advice(advice: Advice) -> str:
     """Return one piece of advice and its reasons as HTML."""
-    do = re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(advice.do))
+    do = _with_code(advice.do)
     because = html_frame.text("; ".join(advice.because))
     return f"<h3>{html_frame.text(advice.title)}</h3><p>{html_frame.text(advice.gain[:1].upper() + advice.gain[1:])}.</p><p>{do}</p><p>Because {because}.</p>"
 

@@ -13,6 +13,7 @@ from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.incidents.answers import whys_late
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.reference.missing import how_to_judge
 from commwatch_agent.report import slowest_parts
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
 from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
@@ -20,7 +21,13 @@ from commwatch_agent.report.what_happened import culprits, ended_by, happened, l
 _MOST_ADVICE = 5
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
 LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
-_REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
+_REFERENCES = {
+    "bench": "bench",
+    "nccl_tests": "nccl-tests",
+    "catalogue": "link",
+    "hardware": "rated link",
+    "own_best": "own best",
+}
 _NO_CYCLE = ", and the operations repeat no cycle"
 #: What an iteration is, in the words of the report.
 _ITERATION = "nothing marks steps, so each is one turn of the cycle of operations (commwatch.step() marks steps)"
@@ -204,6 +211,11 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
+def judging(report: Report) -> str:
+    """Return how to find out whether the bandwidths are good, as ``how_to_judge``."""
+    return how_to_judge(report.operations, max(1, len(report.ranks) // max(1, len(report.hosts))))
+
+
 def text(report: Report, cells: int = CELLS) -> str:
     """Return the report as text for a terminal of ``cells`` columns."""
     longest = max(len(name) for name, _ in headlines(report))
@@ -219,6 +231,8 @@ def text(report: Report, cells: int = CELLS) -> str:
         else ["  no operations"]
     )
     shown += ["", *paragraph(LEGEND, cells, first="  "), ""]
+    if unjudged := judging(report):
+        shown += [*paragraph(unjudged, cells, first="  "), ""]
     if report.slowest_parts:
         shown += ["  slowest parts of the model", ""]
         shown += [*columns(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), 1, cells), ""]

@@ -1,0 +1,57 @@
+"""What is said where it is not known whether a bandwidth is good."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from commwatch_agent.cli.command_line import _parser
+from commwatch_agent.config_checks import checked
+from commwatch_agent.core.api_views import Row, Summary
+from commwatch_agent.reference.links import find
+from commwatch_agent.reference.missing import SHORT, how_to_judge
+from tests.agent.commands.test_top import NOW, of_job, row, text
+
+KIND: dict[str, str | int | None] = {"group": "dp", "op": "all_reduce"}
+GOOD, UNKNOWN = row(KIND), row(KIND, efficiency=None, reference=None)
+OWN, BARRIER = row(KIND, reference="own_best"), row(KIND, efficiency=None, reference=None, busbw=None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "which"),
+    [
+        ([GOOD, BARRIER], ""),
+        ([], ""),
+        ([GOOD, UNKNOWN], "Efficiency –:"),
+        ([OWN], "Efficiency of own best:"),
+        ([OWN, UNKNOWN, BARRIER], "Efficiency – or of own best:"),
+    ],
+)
+def test_what_is_not_known(rows: list[Row], which: str) -> None:
+    """Operations without a reference of their link are explained, those without a bandwidth are not."""
+    said = how_to_judge(rows, 8)
+    assert said.startswith(which)
+    assert bool(said) == bool(which)
+
+
+def test_what_to_do_works() -> None:
+    """The command and the setting that are recommended exist, with this spelling."""
+    said = how_to_judge([UNKNOWN], 8)
+    (command,) = re.findall("`commwatch (.*?)`", said)
+    assert _parser().parse_args(command.split()).job == ["--", "torchrun", "--nproc-per-node", "8"]
+    (group, link) = re.findall('"([^"]+)"', said)
+    assert checked("links", {group: link}, "here") == {"*": find(link).key}
+    assert "docs/links.md" in said
+    assert (Path(__file__).parents[3] / "docs" / "links.md").exists()
+
+
+def test_in_top() -> None:
+    """``top`` says in one line what measures a reference, where an efficiency is unknown and there is room for it."""
+    unknown = of_job(by_operation=Summary(NOW - 10, NOW, ["group", "op"], [UNKNOWN]))
+    assert text(unknown).splitlines()[-1] == SHORT
+    assert SHORT not in text(of_job())
+    assert SHORT not in text(unknown, cells=len(SHORT) - 1)
+    height = len(text(unknown).splitlines()) - 1
+    assert SHORT not in text(unknown, height=height)
