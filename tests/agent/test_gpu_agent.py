@@ -7,6 +7,7 @@ import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -106,6 +107,13 @@ def test_all_well(running: RunningAgent) -> None:
     assert [(check.result, check.says) for check in checks(running)] == [
         ("pass", "2, nvidia driver 550.54.15, CUDA 12.4; 2 of 2 ranks placed")
     ]
+
+
+def test_rated_link(running: RunningAgent) -> None:
+    """The rated link of known cards is kept beside the references, for reports without the agent."""
+    path = running.directory / "references" / f"{gethostname()}.link"
+    wait_for(path.exists, "the link of the cards")
+    assert path.read_text() == "2 x nvlink4\n"
 
 
 def test_no_such_job(running: RunningAgent) -> None:

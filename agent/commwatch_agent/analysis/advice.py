@@ -22,6 +22,7 @@ from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.core.units import percent, rate, seconds, size
 from commwatch_agent.ingest.why_late import IN_SHORT, common_why
 from commwatch_agent.reference.efficiency import BELOW_THE_LINK
+from commwatch_agent.reference.references import INCONCLUSIVE
 from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
 
@@ -209,7 +210,12 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
 
 def _below_the_link(facts: Facts) -> Iterator[Found]:
     for kind in facts.kinds:
-        if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
+        if (
+            kind.efficiency is None
+            or kind.reference is None
+            or kind.reference in INCONCLUSIVE
+            or kind.efficiency >= BELOW_THE_LINK
+        ):
             continue
         saves = facts.saves(kind.seconds * (1 - kind.efficiency / _GOOD))
         if saves >= LEAST_GAIN:

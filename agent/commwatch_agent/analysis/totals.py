@@ -50,8 +50,8 @@ def totals_of(cells: list[Counted], dimensions: list[list[str]], yardstick: Yard
 def _curves(cells: list[Counted], yardstick: Yardstick) -> dict[tuple[str, str], Curve]:
     found: dict[tuple[str, str], Curve] = {}
     for one in cells:
-        reference = yardstick.reference(one)
-        curve = None if reference is None else curve_of(reference, one.op)
+        curves = (curve_of(reference, one.op) for reference in yardstick.references(one))
+        curve = next((curve for curve in curves if curve is not None), None)
         if curve is not None:
             found.setdefault((one.group, one.op), curve)
     return found

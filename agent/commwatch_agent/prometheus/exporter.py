@@ -24,7 +24,7 @@ from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
-from commwatch_agent.reference.efficiency import Find, Yardstick, by_kind, finder
+from commwatch_agent.reference.efficiency import Find, Yardstick, by_kind, conclusive, finder
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import GpuPlace
 from commwatch_collectors.registry import Reading
@@ -94,7 +94,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families that have samples."""
         due = self._efficiency_at is None or self._now_ns() - self._efficiency_at > _EFFICIENCY_NS
-        find = finder(self._references) if due else None  # outside the lock: it may read files
+        find = conclusive(finder(self._references)) if due else None  # outside the lock: it may read files
         with self._lock:
             families = Families({"job_info": tuple(self._of_jobs)})
             for job in self._aggregate.jobs.values():

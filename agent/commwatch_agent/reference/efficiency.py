@@ -2,19 +2,21 @@
 
 The measured time is the *transfer* (the duration without waiting for late ranks) where all ranks of a group are on this node;
 elsewhere it is the whole duration, and the efficiency a lower bound. Each expected time names its reference. Without a reference
-of the link, that is the job's own best: the curve through its fastest operations.
+of the link, that is the job's own best: the curve through its fastest operations. The rated link of known GPUs only has expected times for
+large operations; the others are compared with the job's own best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from commwatch.wire import events as ev
 from commwatch_agent.core.alpha_beta import Curve, Fit, fit
 from commwatch_agent.core.cells import Cell, Counted
 from commwatch_agent.core.sketch import merge, quantile
-from commwatch_agent.reference.references import Measured, Modelled, Reference, References
+from commwatch_agent.reference.references import INCONCLUSIVE, Measured, Modelled, Reference, References
 
 #: Quantile of the transfers that is the lower envelope. Least number of operations of one size on each rank.
 _ENVELOPE, _LEAST_SAMPLES = 0.05, 5
@@ -37,6 +39,16 @@ def finder(references: References | None) -> Find:
     return references.best
 
 
+def conclusive(find: Find) -> Find:
+    """Return a function that finds only references of which incidents and alerts may conclude that a link is slow."""
+
+    def found(*group: Any) -> Reference | None:
+        reference = find(*group)
+        return None if reference is None or reference.kind in INCONCLUSIVE else reference
+
+    return found
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """Measured and expected time of the operations of one size class (a power of two) in one group."""
@@ -55,7 +67,7 @@ class Efficiency:
     expected_s: float
     #: Expected / measured time.
     efficiency: float
-    #: Kind (``bench``, ``nccl_tests``, ``catalogue`` or ``own_best``) and name of the reference.
+    #: Kind (``bench``, ``nccl_tests``, ``catalogue``, ``hardware`` or ``own_best``) and name of the reference.
     reference: str
     reference_name: str
     #: ``latency-bound``: larger operations would be more efficient; ``bandwidth-bound``: only fewer bytes or a faster link would
@@ -180,38 +192,44 @@ class Yardstick:
         self._nodes: dict[tuple[str, str], dict[int, int]] = {}
         for one in cells:
             self._nodes.setdefault((one.job_id, one.group_id), {})[one.rank] = one.node
-        self._known: dict[tuple[str, str, str], Reference | None] = {}
+        self._known: dict[tuple[str, str, str], list[Reference]] = {}
 
-    def reference(self, one: Counted) -> Reference | None:
-        """Return the reference for an operation of a group; ``None`` if there is none."""
+    def references(self, one: Counted) -> list[Reference]:
+        """Return the references for an operation of a group, best first: that of the link, and the job's own best if it may lack a time."""
         key = one.job_id, one.group_id, one.op
         if key not in self._known:
             # Symmetric operations need all ranks of a group, so ranks without cells are on other hosts.
             nodes = self._nodes.get(key[:2], {})
             hosts = max(len(set(nodes.values())), 1 if len(nodes) == one.group_size else 2)
             line = self.lines.get(key)
-            own = own_best(line) if line is not None else None
-            self._known[key] = self._find(one.group, one.backend, one.group_size, hosts, one.op) or own
+            own = [] if line is None else [own_best(line)]
+            found = self._find(one.group, one.backend, one.group_size, hosts, one.op)
+            self._known[key] = [
+                *([] if found is None else [found]),
+                *(own if found is None or found.kind == "hardware" else []),
+            ]
         return self._known[key]
 
     def efficiencies(self, cells: Iterable[Counted]) -> list[Efficiency]:
         """Return the efficiency of each group, operation and size class with a reference, most time first."""
         found = []
         for pool in _pools(cells):
-            reference = self.reference(pool.one)
-            expected = None if reference is None else reference.time_s(pool.one.op, pool.one.group_size, pool.mean_size)
+            references = self.references(pool.one)
+            times = ((each, each.time_s(pool.one.op, pool.one.group_size, pool.mean_size)) for each in references)
+            reference, expected = next(((each, time) for each, time in times if time is not None), (None, None))
             if reference is not None and expected is not None and pool.measured_s > 0:
-                found.append((pool, _efficiency(pool, reference, expected)))
+                found.append((pool, _efficiency(pool, reference, expected, _verdict(pool, references))))
         return [each for _, each in sorted(found, key=lambda item: -item[0].sums.busy_ns)]
 
     def overall(self, cells: Iterable[Counted]) -> tuple[float, str] | None:
         """Return the efficiency over all operations with known transfers, and the kind of reference; ``None``: not known, or several
-        kinds."""
+        kinds. Where the rated link of known GPUs has a time for some operations, only these count."""
         kinds = by_kind(self.efficiencies(cells))
+        kinds = {"hardware": kinds["hardware"]} if "hardware" in kinds else kinds
         return next(((value, kind) for kind, value in kinds.items()), None) if len(kinds) == 1 else None
 
 
-def _efficiency(pool: _Pool, reference: Reference, expected: float) -> Efficiency:
+def _efficiency(pool: _Pool, reference: Reference, expected: float, verdict: str | None) -> Efficiency:
     one, efficiency = pool.one, expected / pool.measured_s
     return Efficiency(
         job_id=one.job_id,
@@ -227,14 +245,22 @@ def _efficiency(pool: _Pool, reference: Reference, expected: float) -> Efficienc
         efficiency=efficiency,
         reference=reference.kind,
         reference_name=reference.name,
-        verdict=_verdict(pool, reference, efficiency, expected),
+        verdict=verdict,
     )
 
 
-def _verdict(pool: _Pool, reference: Reference, efficiency: float, expected: float) -> str | None:
-    """Return what limits these operations. ``own_best``, and durations that include waiting, cannot show that a link is always
-    slow."""
-    if efficiency < BELOW_THE_LINK and reference.kind != "own_best" and pool.joined:
+def _verdict(pool: _Pool, references: Iterable[Reference]) -> str | None:
+    """Return what limits these operations, by the first reference that can tell. Inconclusive ones, and durations that include waiting, cannot
+    show that a link is always slow."""
+    for reference in references:
+        expected = reference.time_s(pool.one.op, pool.one.group_size, pool.mean_size)
+        if expected is not None and reference.kind != "hardware":
+            return _limited_by(pool, reference, expected)
+    return None
+
+
+def _limited_by(pool: _Pool, reference: Reference, expected: float) -> str | None:
+    if expected / pool.measured_s < BELOW_THE_LINK and reference.kind not in INCONCLUSIVE and pool.joined:
         return "below the link"
     curve = curve_of(reference, pool.one.op)
     if curve is None:

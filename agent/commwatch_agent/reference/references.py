@@ -1,6 +1,7 @@
 """References: expected times of operations, from the catalogue or from measurements on this hardware.
 
-Measured references are JSON files under ``<state>/references``, written atomically and never overwritten.
+Measured references are JSON files under ``<state>/references``, written atomically and never overwritten. Beside them is a file for each host
+whose GPUs have a known link (``hardware.py``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ from commwatch.wire import crossing
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.core.alpha_beta import Curve, Fit, fit, messages
 from commwatch_agent.core.bandwidth import BUS_FACTOR
-from commwatch_agent.reference.links import Link, find
+from commwatch_agent.reference.hardware import GpuLink
+from commwatch_agent.reference.links import Link, UnknownLink, find
 
 logger = logging.getLogger("commwatch")
 
 _MOST_BYTES = 16 << 20
 VERSION = 1
-#: Kinds, best first. ``own_best`` is fitted to the job's own fastest operations and does not describe the link.
+#: Kinds, best first. ``hardware`` is the rated link of known GPUs: a job that computes at the same time need not reach it, so nothing is
+#: concluded from it. ``own_best`` is fitted to the job's own fastest operations and does not describe the link.
 MEASURED = ("bench", "nccl_tests")
-KINDS = (*MEASURED, "catalogue", "own_best")
+KINDS = (*MEASURED, "catalogue", "hardware", "own_best")
+#: Kinds that do not show that a link is too slow.
+INCONCLUSIVE = frozenset({"hardware", "own_best"})
+#: Backends whose operations on one node go over the links of the GPUs.
+_ON_GPUS = frozenset({"nccl", "nccl2", "nccl-lazy"})
+_OF_HOST, _MOST_LINK_BYTES = ".link", 100
 #: Upper bound of an unknown α; and how many times the latency the whole time must be, so that α is negligible.
 _SLOWEST_ALPHA_S, _NEGLIGIBLE = 10e-6, 10
 #: Greatest plausible number in a file.
@@ -62,6 +70,11 @@ class Modelled:
 def catalogued(link: Link) -> Modelled:
     """Return a link of the catalogue as a reference."""
     return Modelled("catalogue", link.key, link.curve(), link.latency_s is not None)
+
+
+def rated(link: GpuLink) -> Modelled:
+    """Return the link of known GPUs as a reference; without α, because how long a message takes depends on more than the link."""
+    return Modelled("hardware", link.key, find(link.key).curve(), alpha_known=False)
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,39 @@ def save(where: Path, reference: Measured) -> Path:
         raise BadReference(f"cannot store a reference: {error.strerror or error} ({error.filename or where})") from None
 
 
+def save_link(where: Path, host: str, link: GpuLink | None) -> None:
+    """Write the link of a host's GPUs to the directory ``where``, or remove it if it is not known.
+
+    Raises:
+        BadReference: it cannot be written.
+    """
+    path = where / (re.sub(r"[^A-Za-z0-9._-]+", "-", host).lstrip(".")[:100] + _OF_HOST)
+    hidden = where / f".{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        if link is None:
+            path.unlink(missing_ok=True)
+            return
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        hidden.write_text(f"{link.gpus} x {link.key}\n", encoding="utf-8")
+        hidden.replace(path)
+    except OSError as error:
+        raise BadReference(
+            f"cannot store the link of the GPUs: {error.strerror or error} ({error.filename or where})"
+        ) from None
+
+
+def load_link(path: Path) -> GpuLink:
+    """Read what ``save_link`` wrote; raise ``BadReference`` if the file has something else, or cannot be read."""
+    try:
+        found = crossing.read(path, _MOST_LINK_BYTES, crossing.ANYBODY).decode(errors="replace")
+        number, key = re.fullmatch(r"(\d{1,4}) x (\S+)\n", found).groups()  # type: ignore[union-attr]
+        return GpuLink(find(key).key, int(number))
+    except OSError as error:
+        raise BadReference(f"{path}: {error.strerror}") from None
+    except (AttributeError, UnknownLink):
+        raise BadReference(f"{path}: damaged: not the link of a host's GPUs") from None
+
+
 def load(path: Path) -> Measured:
     """Read a reference.
 
@@ -219,6 +265,8 @@ class References:
     #: References by path, and error texts of the damaged files.
     measured: Mapping[Path, Measured] = field(default_factory=dict, init=False)
     damaged: Mapping[Path, str] = field(default_factory=dict, init=False)
+    #: The link of the GPUs of each host, by path.
+    gpu_links: Mapping[Path, GpuLink] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._seen: dict[Path, tuple[int, int, int]] = {}
@@ -230,20 +278,22 @@ class References:
         if seen == self._seen:
             return
         measured: dict[Path, Measured] = {}
+        gpu_links: dict[Path, GpuLink] = {}
         damaged: dict[Path, str] = {}
         for path, state in seen.items():
-            if self._seen.get(path) == state:  # unchanged
-                if path in self.measured:
-                    measured[path] = self.measured[path]
-                else:
-                    damaged[path] = self.damaged[path]
+            unchanged = self._seen.get(path) == state
+            if unchanged and path in self.damaged:
+                damaged[path] = self.damaged[path]
                 continue
             try:
-                measured[path] = load(path)
+                if path.suffix == _OF_HOST:
+                    gpu_links[path] = self.gpu_links[path] if unchanged else load_link(path)
+                else:
+                    measured[path] = self.measured[path] if unchanged else load(path)
             except BadReference as error:
                 damaged[path] = str(error)
                 logger.warning("reference skipped: %s", error)
-        self._seen, self.measured, self.damaged = seen, measured, damaged
+        self._seen, self.measured, self.damaged, self.gpu_links = seen, measured, damaged, gpu_links
 
     def curves(self) -> dict[str, Curve]:
         """Return the curves of all_reduce of the measured references, by the names of their files without ``.json``."""
@@ -254,7 +304,7 @@ class References:
     def best(
         self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
     ) -> Reference | None:
-        """Return the reference for the operations of a group: ``bench``, else ``nccl_tests``, else the catalogue.
+        """Return the reference for the operations of a group: ``bench``, else ``nccl_tests``, else the catalogue, else the GPUs' rated link.
 
         A measured reference must have the group's backend, and be of one host or of several as the group is, where both are known.
         Among these the nearest number of ranks wins, then the newest.
@@ -278,7 +328,18 @@ class References:
         if fitting:
             return min(fitting, key=order)
         key = self.links.get(group) or self.links.get("*")
-        return None if key is None else catalogued(find(key))
+        if key is not None:
+            return catalogued(find(key))
+        return self._of_gpus(group_size) if backend in _ON_GPUS and hosts == 1 else None
+
+    def _of_gpus(self, group_size: int) -> Modelled | None:
+        """Return the rated link of a group of all GPUs of a node; ``None``: not known, or hosts that share the directory differ.
+
+        Fewer GPUs may have only some of the links between them.
+        """
+        known = set(self.gpu_links.values())
+        link = known.pop() if len(known) == 1 else None
+        return rated(link) if link is not None and link.gpus == group_size else None
 
 
 def _listed(where: Path) -> dict[Path, tuple[int, int, int]]:
@@ -292,7 +353,7 @@ def _listed(where: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def _is_ours(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")
+    return name.endswith((".json", _OF_HOST)) and not name.startswith(".")
 
 
 def _fits(one: Measured, backend: str | None, hosts: int | None) -> bool:

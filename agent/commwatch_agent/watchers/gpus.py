@@ -11,11 +11,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from commwatch_agent.config_checks import GPUS_OFF, GPUS_REQUIRED
 from commwatch_agent.core.node_counters import GPU_BUSY, NodeCounter
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.reference.hardware import link_of
+from commwatch_agent.reference.references import BadReference, save_link
 from commwatch_collectors.node.gpu import (
     ALARMING,
     Driver,
@@ -124,6 +127,7 @@ class Gpus:
         sources: vendors' libraries; the first that finds GPUs is read.
         clock: monotonic seconds.
         wall: Unix time.
+        seen: called once with the GPUs, when they have been read for the first time.
     """
 
     def __init__(
@@ -132,7 +136,9 @@ class Gpus:
         sources: Sequence[Source] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        seen: Callable[[Sequence[Gpu]], None] = lambda gpus: None,
     ) -> None:
+        self._seen = seen
         self._wanted, self._clock, self._wall = wanted, clock, wall
         self._sources: Sequence[Source] = (NvidiaSource(), AmdSource()) if sources is None else sources
         self._lock = threading.Lock()
@@ -216,6 +222,7 @@ class Gpus:
         self._retry_s, self._expected = _FIRST_RETRY_S, True
         if first and self._driver is not None:
             log.info("%d GPUs, %s driver %s", len(snapshot.gpus), self._driver.vendor, self._driver.version)
+            self._seen(snapshot.gpus)
         elif self._down:
             log.info("collector %s works again", COLLECTOR)
         self._down = False
@@ -319,6 +326,15 @@ class Gpus:
             for gpu in gpus
         ]
         return GpuViews(state.state, state.says, state.driver, read_at, views, elsewhere)
+
+
+def note_link(where: Path, host: str, gpus: Sequence[Gpu]) -> None:
+    """Write the rated link of a host's GPUs to the directory of references ``where``, as ``save_link``; no link of parts of a GPU is known."""
+    names = [gpu.card.name if gpu.measured.nvlink_bytes and not gpu.card.mig else "" for gpu in gpus]
+    try:
+        save_link(where, host, link_of(names))
+    except BadReference as error:
+        log.warning("%s", error)
 
 
 def _xid(at: float, xid: Xid) -> XidView:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from socket import gethostname
 
 from commwatch.wire.addresses import hosts_and_ports
 from commwatch_agent.config import Config
@@ -13,10 +14,11 @@ from commwatch_agent.core.node_counters import CounterSample
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.processes import Processes
+from commwatch_agent.reference.references import directory
 from commwatch_agent.runtime.periodic import Beside
 from commwatch_agent.watchers.activities import Activities
 from commwatch_agent.watchers.connections import Connections
-from commwatch_agent.watchers.gpus import Gpus
+from commwatch_agent.watchers.gpus import Gpus, note_link
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_agent.watchers.inspector import Inspector
 from commwatch_agent.watchers.nccl import NcclLogs
@@ -50,7 +52,7 @@ class Watchers:
         self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.history))
         self.inspector = Inspector(config.inspector_dir, aggregate, lock)
         self.ras = Ras(hosts_and_ports(config.ras) or () if config.ras else (), aggregate, lock)
-        self.gpus = Gpus(config.gpus)
+        self.gpus = Gpus(config.gpus, seen=partial(note_link, directory(config.state), gethostname()))
         self.host = HostWatch(aggregate, lock, time.monotonic_ns)
         self._collectors = Collectors()
         self._aggregate, self._lock, self._sampled_s = aggregate, lock, -_SAMPLES_S

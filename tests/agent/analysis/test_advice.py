@@ -132,6 +132,7 @@ SILENT: dict[str, list[Facts]] = {
     "overlap": [facts(kind(per_step=1)), facts(exposed=None), facts(exposed=0.1), facts(comm=0.08, exposed=0.08)],
     "below_the_link": [
         facts(kind(efficiency=0.3, reference="own_best")),
+        facts(kind(efficiency=0.3, reference="hardware")),
         facts(kind(efficiency=0.8, reference="bench")),
         facts(kind()),
     ],

@@ -11,7 +11,7 @@ import pytest
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.cells import Cell, Counted
 from commwatch_agent.core.sketch import bin_of
-from commwatch_agent.reference.efficiency import Efficiency, Yardstick, by_kind, curve_of, lines
+from commwatch_agent.reference.efficiency import Efficiency, Yardstick, by_kind, conclusive, curve_of, lines
 from commwatch_agent.reference.references import Measured, Modelled, Reference
 
 #: 100 us a message, 100 MB/s.
@@ -151,9 +151,36 @@ def test_which_reference_is_asked_for() -> None:
         return None
 
     cells = ran(1_000)
-    assert Yardstick(cells, find).reference(cells[0]) is None
-    assert Yardstick(cells[:2], find).reference(cells[0]) is None
+    assert Yardstick(cells, find).references(cells[0]) == []
+    assert Yardstick(cells[:2], find).references(cells[0]) == []
     assert asked == [("data", "gloo", RANKS, 1, "all_reduce"), ("data", "gloo", RANKS, 2, "all_reduce")]
+
+
+def test_rated_link_of_known_gpus() -> None:
+    """The rated link judges large operations, without a conclusion; small ones, and what limits any of them, are by the job's own best."""
+    rated = Modelled("hardware", "x", Curve(0.0, CURVE.beta_s / 2), alpha_known=False)
+    cells = [*ran(*SIZES), *ran(100_000_000)]
+    by_size = {each.size_bytes: each for each in judged(cells, rated)}
+    assert [by_size[size].reference for size in SIZES] == ["own_best"] * 2 + ["hardware"] * 2
+    assert by_size[100_000_000].reference == "hardware"
+    assert by_size[100_000_000].efficiency == pytest.approx(0.5, rel=0.1)
+    assert {each.verdict for each in by_size.values()} == {"latency-bound", "bandwidth-bound"}
+    assert [(each.size_bytes, each.verdict) for each in judged(cells)] == [
+        (each.size_bytes, each.verdict) for each in judged(cells, rated)
+    ]
+    overall = Yardstick(cells, lambda *_: rated).overall(cells)
+    assert overall is not None
+    assert overall[0] == pytest.approx(0.5, rel=0.1)
+    assert overall[1] == "hardware"
+
+
+def test_nothing_is_concluded_from_a_rated_link() -> None:
+    """What metrics have, of which alerts conclude, is by the job's own best where only a rated link is known; other references count."""
+    rated, measured = (Modelled(kind, "x", CURVE, kind != "hardware") for kind in ("hardware", "bench"))
+    cells = ran(*SIZES)
+    for reference, kind in ((rated, "own_best"), (measured, "bench")):
+        found = Yardstick(cells, conclusive(lambda *_, reference=reference: reference)).efficiencies(cells)
+        assert {each.reference for each in found} == {kind}
 
 
 def test_operations_without_a_size() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.reference.hardware import GpuLink
 from commwatch_agent.reference.links import find
-from commwatch_agent.reference.references import BadReference, Measured, References, catalogued, directory, load, save
+from commwatch_agent.reference.references import (
+    BadReference,
+    Measured,
+    References,
+    catalogued,
+    directory,
+    load,
+    load_link,
+    save,
+    save_link,
+)
 from tests.helpers import examples
 
 CURVE = Curve(10e-6, 1e-10)
@@ -294,3 +306,68 @@ def test_changes_are_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     references.refresh()
     assert dict(references.measured) == {good: measured(name="good", made_at=7.0)}
     assert not references.damaged
+
+
+# -- known GPUs -----------------------------------------------------------------------------------
+
+NVLINK = GpuLink("nvlink4", 8)
+
+
+def test_rated_link(tmp_path: Path) -> None:
+    """A group of all GPUs of one node has their rated link, on a backend for GPUs; anything measured or set comes first."""
+    save_link(tmp_path, "node1", NVLINK)
+
+    def best(
+        where: References, backend: str | None = "nccl", ranks: int = 8, hosts: int | None = 1
+    ) -> tuple[str, str] | None:
+        found = where.best("dp", backend, ranks, hosts, "all_reduce")
+        return None if found is None else (found.kind, found.name)
+
+    references = References(tmp_path)
+    assert best(references) == ("hardware", "nvlink4")
+    assert [
+        best(references, **other)
+        for other in ({"backend": "gloo"}, {"backend": None}, {"ranks": 4}, {"hosts": 2}, {"hosts": None})
+    ] == [None] * 5
+    assert best(References(tmp_path, {"*": "nvlink3"})) == ("catalogue", "nvlink3")
+    save(tmp_path, measured(backend="nccl"))
+    assert best(References(tmp_path)) == ("bench", "gloo, 4 ranks")
+
+
+def test_hosts_that_share_a_directory(tmp_path: Path) -> None:
+    """Where hosts with different GPUs share the directory, none has a rated link; a host whose GPUs are not known any more has none."""
+    references = References(tmp_path)
+    save_link(tmp_path, "node1", NVLINK)
+    save_link(tmp_path, "../node2", NVLINK)
+    references.refresh()
+    assert references.best("dp", "nccl", 8, 1) is not None
+    save_link(tmp_path, "../node2", GpuLink("nvlink3", 8))
+    references.refresh()
+    assert references.best("dp", "nccl", 8, 1) is None
+    save_link(tmp_path, "../node2", None)
+    references.refresh()
+    assert references.best("dp", "nccl", 8, 1) is not None
+    save_link(tmp_path, "node1", None)
+    save_link(tmp_path, "node1", None)
+    references.refresh()
+    assert references.best("dp", "nccl", 8, 1) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "8 x nvlink4", "8 x nvlink99\n", "x nvlink4\n", "8 x nvlink4\n" * 20, "\xff\n"])
+def test_damaged_link(tmp_path: Path, text: str) -> None:
+    """A damaged file is skipped and named."""
+    path = tmp_path / "node1.link"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(BadReference, match=re.escape(str(path))):
+        load_link(path)
+    references = References(tmp_path)
+    assert list(references.damaged) == [path]
+    assert references.best("dp", "nccl", 8, 1) is None
+
+
+def test_link_that_cannot_be_written(tmp_path: Path) -> None:
+    """A directory that cannot be made is one error, which names it."""
+    (tmp_path / "file").touch()
+    with pytest.raises(BadReference, match=str(tmp_path / "file")):
+        save_link(tmp_path / "file" / "references", "node1", NVLINK)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,8 @@ from commwatch_agent.core.node_counters import GPU_BUSY
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.watchers.gpus import Gpus
-from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid, plain_uuid
+from commwatch_agent.watchers.gpus import Gpus, note_link
+from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, MigInstance, NoGpus, Snapshot, Xid, plain_uuid
 from tests.agent.prometheus.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
@@ -237,3 +240,39 @@ def test_card_that_was_never_identified() -> None:
     assert gpus.label(GpuPlace("", "", 0)) == ""
     ((_, readings),) = gpus.readings()
     assert len(readings or []) == 4
+
+
+def test_link_is_noted_once(tmp_path: Path) -> None:
+    """The link of known GPUs is written when they are first read; GPUs that do not count bytes on their links, or are divided, have none."""
+
+    def noted(*gpus: Gpu) -> dict[str, str]:
+        watched = Gpus(
+            "auto", [ToldSource(Snapshot(gpus), Snapshot(gpus))], Clock(), seen=partial(note_link, tmp_path, "node1")
+        )
+        watched.tick()
+        return {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+    def named(number: int, **measured: Any) -> Gpu:
+        gpu = full(number)
+        about = replace(gpu.card, name="NVIDIA H100 80GB HBM3", mig=())
+        return replace(gpu, card=about, measured=replace(gpu.measured, **{"nvlink_bytes": {"transmit": 1}, **measured}))
+
+    assert noted(named(0), named(1)) == {"node1.link": "2 x nvlink4\n"}
+    assert noted(named(0), named(1, nvlink_bytes={})) == {}
+    assert noted(named(0), named(1)) != {}
+    divided = replace(named(1), card=replace(named(1).card, mig=(MigInstance("uuid", "", 0, 0),)))
+    assert noted(named(0), divided) == {}
+
+
+def test_link_that_cannot_be_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the link cannot be written, GPUs are read all the same, and one line says why."""
+    (tmp_path / "file").touch()
+    gpu = full(0)
+    both = tuple(replace(gpu, card=replace(gpu.card, name="NVIDIA H200", index=n, mig=())) for n in range(2))
+    watched = Gpus(
+        "auto", [ToldSource(Snapshot(both))], Clock(), seen=partial(note_link, tmp_path / "file" / "x", "node1")
+    )
+    watched.tick()
+    assert watched.state().state == "up"
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.startswith("cannot store the link of the GPUs")
