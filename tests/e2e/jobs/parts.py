@@ -1,9 +1,11 @@
-"""Trains with DDP or FSDP2, and says what each collective carried, as PyTorch itself has it: [operation, part].
+"""Trains with DDP or FSDP2, and says what each collective carried, as PyTorch itself has it: [operation, part]; and whether the model is free then.
 
 Each kind has parts of one size, so that only their place in the step tells them apart.
 """
 
+import gc
 import sys
+import weakref
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +26,7 @@ def layers() -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)], nn.Linear(64, 8))
 
 
-def ddp(kind: str) -> None:
+def ddp(kind: str) -> weakref.ref[Any]:
     """DDP with buckets of two layers; a communication hook notes each one with its parameters."""
     model: Any = layers()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -63,9 +65,10 @@ def ddp(kind: str) -> None:
         of_pass = [[list(names.values())[int(index)] for index in bucket.split()] for bucket in logged]
         first = ["all_reduce", 0, list(names.values())]
         carried.extend([first, *([["all_reduce", *each] for each in enumerate(of_pass)] * (STEPS - 1))])
+    return weakref.ref(wrapped)
 
 
-def fsdp(kind: str) -> None:
+def fsdp(kind: str) -> weakref.ref[Any]:
     """FSDP2 with a unit for each layer; or HSDP, whose units are replicated, too."""
     model: Any = layers()
     note()
@@ -83,6 +86,7 @@ def fsdp(kind: str) -> None:
         if kind == "evaluate" and step == 6:
             with torch.no_grad():
                 model(torch.randn(8, 64))
+    return weakref.ref(model)
 
 
 def note() -> None:
@@ -108,8 +112,9 @@ def note() -> None:
 def main() -> None:
     begin()
     name, _, kind = sys.argv[1].partition("-")
-    {"ddp": ddp, "fsdp": fsdp}[name](kind)
-    say(carried)
+    model = {"ddp": ddp, "fsdp": fsdp}[name](kind)
+    gc.collect()
+    say([carried, model() is None])
     end()
 
 

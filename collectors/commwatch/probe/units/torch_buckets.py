@@ -91,21 +91,26 @@ class Buckets:
         is_final = rebuilt or (ddp.find_unused_parameters and not ddp.static_graph)
         if is_final and seen.tries < _MOST_TRIES and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             seen.tries += 1
-            parameters = list(_parameters(ddp))
-            found = _rebuilt(ddp) if rebuilt else _first(ddp, parameters)
-            if found is not None:
+            if self._announced(ddp, seen.since_ns, rebuilt):
                 seen.tries = _MOST_TRIES
-                self._tell(ddp, seen.since_ns, parameters, *found)
 
-    def _tell(
-        self, ddp: Any, since_ns: int, parameters: list[_Parameter], buckets: list[list[int]], sizes: list[int]
-    ) -> None:
-        """Announce buckets, given as indices of parameters, unless their sizes are not those of the logger."""
+    def _announced(self, ddp: Any, since_ns: int, rebuilt: bool) -> bool:
+        """Announce the buckets, unless the parameters do not have the sizes of the logger; return False if it lacks them as yet."""
+        logged = ddp._get_ddp_logging_data()
+        if rebuilt and not logged.get("has_rebuilt_buckets"):
+            return False
+        parameters = list(_parameters(ddp))
+        if rebuilt:
+            buckets = _lists(logged.get("rebuilt_per_bucket_param_indices", ""))
+            sizes = _sizes(logged.get("rebuilt_bucket_sizes", ""))
+        else:
+            sizes = _sizes(logged["bucket_sizes"])
+            buckets = _first(ddp, parameters, sizes)
         if any(index >= len(parameters) for bucket in buckets for index in bucket):
-            return  # parameters were frozen meanwhile
+            return True  # parameters were frozen meanwhile
         members = [[parameters[index] for index in bucket] for bucket in buckets]
         if [sum(one.bytes for one in bucket) for bucket in members] != sizes:
-            return
+            return True
         group = weakref.ref(ddp.process_group)
         order = [
             Carried(group, "all_reduce", sum(one.tensor.numel() for one in bucket), place)
@@ -113,6 +118,7 @@ class Buckets:
             if not any(one.is_sparse for one in bucket)
         ]
         self._announce(since_ns, [_name(place, bucket) for place, bucket in enumerate(members)], order)
+        return True
 
 
 def _name(place: int, bucket: list[_Parameter]) -> str:
@@ -135,25 +141,15 @@ def _parameters(ddp: Any) -> Iterator[_Parameter]:
                 yield _Parameter(f"{path}.{name}".lstrip("."), one, is_sparse)
 
 
-def _rebuilt(ddp: Any) -> tuple[list[list[int]], list[int]] | None:
-    """Return the buckets in the order of a backward pass, as indices of parameters, and their bytes; ``None``: the logger lacks them."""
-    logged = ddp._get_ddp_logging_data()
-    if not logged.get("has_rebuilt_buckets"):
-        return None
-    buckets = _lists(logged.get("rebuilt_per_bucket_param_indices", ""))
-    return (buckets, _sizes(logged["rebuilt_bucket_sizes"])) if buckets else None
-
-
-def _first(ddp: Any, parameters: list[_Parameter]) -> tuple[list[list[int]], list[int]] | None:
-    """Return the buckets as DDP made them, as ``_rebuilt``; ``None``: this version makes them another way."""
-    sizes = _sizes(ddp._get_ddp_logging_data()["bucket_sizes"])
+def _first(ddp: Any, parameters: list[_Parameter], sizes: list[int]) -> list[list[int]]:
+    """Return the buckets as DDP made them, as indices of parameters; empty: not of these sizes, so this version makes them another way."""
     tensors, sparse = [one.tensor for one in parameters], [one.is_sparse for one in parameters]
     first = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", ddp.bucket_bytes_cap)
     for limits in ([first, ddp.bucket_bytes_cap], [ddp.bucket_bytes_cap]):
-        buckets = _assign(tensors, limits, sparse)[0][::-1]
+        buckets: list[list[int]] = _assign(tensors, limits, sparse)[0][::-1]
         if [sum(parameters[index].bytes for index in bucket) for bucket in buckets] == sizes:
-            return buckets, sizes
-    return None
+            return buckets
+    return []
 
 
 def _lists(text: str) -> list[list[int]]:

@@ -51,7 +51,7 @@ class Units:
 
     def __init__(self, probe: NamingProbe) -> None:
         self._probe = probe
-        self._tables = 0
+        self._tables, self._failed = 0, False
         self._buckets = Buckets(self._guarded, self._announce)
         self._fsdp = FsdpUnits(self._guarded, self._announce)
 
@@ -71,13 +71,14 @@ class Units:
     def _guarded(self, do: Callable[..., None], *args: Any) -> None:
         """Call ``do`` while the probe records. An error ends the names, but reaches neither the training nor the records."""
         probe = self._probe
-        if probe.ring is None or probe.off:
+        if probe.ring is None or probe.off or self._failed:
             return
         try:
             do(*args)
         except Exception as error:
             if raised_by_handler(error):
                 raise
+            self._failed = True
             self.unwatch()
             about = "buckets and units of the model have no names"
             probe.say(f"{about} in rank {probe.place[1]}: {type(error).__name__}: {error}", "units")
