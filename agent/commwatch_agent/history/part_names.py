@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.ring import number_of
@@ -17,6 +18,14 @@ _BLOCK, _BESIDE = 4096, 1024
 _NEWER = 1 << 31
 
 
+class _OfRing(NamedTuple):
+    """The tables of a ring, its groups and operations that may have a name, and the names of its dtypes."""
+
+    tables: list[PartTable]
+    kinds: set[tuple[int, int]]
+    dtypes: dict[int, str]
+
+
 class PartNames:
     """Reads the history around an operation where that may have a name; built once per query.
 
@@ -25,35 +34,38 @@ class PartNames:
     """
 
     def __init__(self, history: History, rings: Mapping[int, RingRow], dtypes: Mapping[tuple[int, int], str]) -> None:
-        self._history = history
-        self._tables: dict[int, list[PartTable]] = {}
+        self._history, self._dtypes = history, dtypes
+        #: Tables of the rings that have any, as they are stored; and those of rings that were asked for.
+        self._texts: dict[int, list[str]] = {}
         for (ring, _), text in sorted(history.names("parts", list(rings)).items()):
-            self._tables.setdefault(ring, []).append(table_from(text))
-        self._dtypes: dict[int, dict[int, str]] = {ring: {} for ring in self._tables}
-        for (ring, code), name in dtypes.items():
-            if ring in self._dtypes:
-                self._dtypes[ring][code] = name
-        self._kinds = {
-            ring: {(kind.group, kind.op) for table in tables for kind in table.order}
-            for ring, tables in self._tables.items()
-        }
+            self._texts.setdefault(ring, []).append(text)
+        self._known: dict[int, _OfRing] = {}
         self._blocks: dict[tuple[int, int], dict[int, str]] = {}
 
     def of(self, ring: RingRow, record: ev.Record) -> str | None:
         """Return the name of what an operation carries; ``None``: not known, or not certain."""
-        if (record.group, record.op) not in self._kinds.get(ring.id, ()):
+        if ring.id not in self._texts or (record.group, record.op) not in self._of_ring(ring.id).kinds:
             return None
         place = ring.id, number_of(record.stamp, ring.next_n + _NEWER) // _BLOCK
         found = self._blocks.pop(place, None)
         if found is None:
             found = self._joined(*place)
         self._blocks[place] = found  # the latest used is the last
-        if len(self._blocks) > len(self._tables) + 1:
+        if len(self._blocks) > len(self._known) + 1:
             del self._blocks[next(iter(self._blocks))]
         return found.get(record.stamp)
 
+    def _of_ring(self, ring: int) -> _OfRing:
+        known = self._known.get(ring)
+        if known is None:
+            tables = list(map(table_from, self._texts[ring]))
+            kinds = {(kind.group, kind.op) for table in tables for kind in table.order}
+            dtypes = {code: name for (of, code), name in self._dtypes.items() if of == ring}
+            known = self._known[ring] = _OfRing(tables, kinds, dtypes)
+        return known
+
     def _joined(self, ring: int, block: int) -> dict[int, str]:
-        from_n, until_n = block * _BLOCK, (block + 1) * _BLOCK
+        known, from_n, until_n = self._of_ring(ring), block * _BLOCK, (block + 1) * _BLOCK
         records = self._history.stretch(ring, from_n - _BESIDE, until_n + _BESIDE)
         found = map(ev.Record._make, ev.RECORD.iter_unpack(records))
-        return parts_of(found, self._tables[ring], self._dtypes[ring], whole=from_n < _BESIDE)
+        return parts_of(found, known.tables, known.dtypes, whole=from_n < _BESIDE)
