@@ -45,6 +45,10 @@ class Node(NamedTuple):
         return f"&from={self.minute[0]}&to={self.minute[1]}"
 
 
+#: What the all_reduces of the job carry.
+BUCKET = "bucket 0: head.weight … body.bias (3 parameters)"
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A job that has run for a hundred seconds. Rank 2 is late; rank 1 has a GPU that has had an error, and a warning of NCCL."""
@@ -55,7 +59,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     settings = directory / "commwatch.toml"
     settings.write_text("".join(f"[kinds.{kind}]\nenabled = false\n" for kind in ("hang", "stalled", "waiting")))
     env = clean_env(LD_LIBRARY_PATH=str(build(directory).parent), FAKE_NVML=str(script.path))
-    with HandMade(directory / "run", "late", 4, late=2, ago_s=120, slots=8192, host=gethostname()) as job:
+    parts = {"parts": 1, "since": 0, "names": [BUCKET], "order": [[0, "all_reduce", 2_000_000, [0]]]}
+    names = {"dtype": 0, "name": "float32"}, parts
+    with HandMade(directory / "run", "late", 4, late=2, ago_s=120, names=names, slots=8192, host=gethostname()) as job:
         job.writers[1].name({"gpu": {"uuid": UUIDS[0].removeprefix("GPU-"), "bus_id": "", "index": 0}})
         job.writers[1].name({"nccl_log": str(log)})
         job.run(850)
@@ -448,6 +454,20 @@ def test_choices_stay(tab: Visit, node: Node) -> None:
     assert column(tab, "flight", "for") == before
     page.locator("#ranks").get_by_role("button", name="rank", exact=True).click()
     assert column(tab, "ranks", "rank") == ["3", "2", "1", "0"]
+    tab.assert_clean()
+
+
+def test_what_an_operation_carries(tab: Visit, node: Node) -> None:
+    """The timeline names the bucket that the operation at the pointer carries."""
+    page = show(tab, node, node.zoomed)
+    said = page.locator("#timeline-said")
+    expect(said).to_contain_text("of 4 ranks")
+    page.locator("#timeline").focus()
+    for key in ["ArrowRight"] * 8:
+        page.keyboard.press(key)
+        if "all_reduce" in (said.text_content() or ""):
+            break
+    expect(said).to_contain_text(re.compile(rf"^all_reduce \d+ of dp, {re.escape(BUCKET)}, "))
     tab.assert_clean()
 
 
