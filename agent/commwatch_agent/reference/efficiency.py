@@ -8,6 +8,7 @@ large operations; the others are compared with the job's own best.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +28,8 @@ _WORST_FIT = 0.35
 #: Below this efficiency there is a problem with the link.
 BELOW_THE_LINK = 0.7
 
-#: Finds a reference by the group's label, its backend, number of ranks and of hosts, and the op.
-Find = Callable[[str, str | None, int, int, str], Reference | None]
+#: Finds a reference by the group's label, its backend, number of ranks and of hosts, the op, and the most ranks on one host.
+Find = Callable[[str, str | None, int, int, str, int], Reference | None]
 
 
 def finder(references: References | None) -> Find:
@@ -203,7 +204,8 @@ class Yardstick:
             hosts = max(len(set(nodes.values())), 1 if len(nodes) == one.group_size else 2)
             line = self.lines.get(key)
             own = [] if line is None else [own_best(line)]
-            found = self._find(one.group, one.backend, one.group_size, hosts, one.op)
+            here = max(Counter(nodes.values()).values(), default=0)
+            found = self._find(one.group, one.backend, one.group_size, hosts, one.op, here)
             self._known[key] = [
                 *([] if found is None else [found]),
                 *(own if found is None or found.kind == "hardware" else []),

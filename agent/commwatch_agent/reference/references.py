@@ -72,9 +72,19 @@ def catalogued(link: Link) -> Modelled:
     return Modelled("catalogue", link.key, link.curve(), link.latency_s is not None)
 
 
-def rated(link: GpuLink) -> Modelled:
-    """Return the link of known GPUs as a reference; without α, because how long a message takes depends on more than the link."""
-    return Modelled("hardware", link.key, find(link.key).curve(), alpha_known=False)
+def rated(link: GpuLink, hosts: int) -> Modelled | None:
+    """Return the link of a group of all GPUs of some nodes as a reference; ``None``: that between the nodes is not known.
+
+    Over several nodes, a ring goes through all network cards of a node at once. α is left out, because it depends on more than the link.
+    """
+    inside = find(link.key)
+    if hosts == 1:
+        return Modelled("hardware", link.key, inside.curve(), alpha_known=False)
+    if link.nic is None:
+        return None
+    across = find(f"{link.gpus} x {link.nic}")
+    slower = min(inside, across, key=lambda each: each.bandwidth)
+    return Modelled("hardware", slower.key, slower.curve(), alpha_known=False)
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,8 @@ def save_link(where: Path, host: str, link: GpuLink | None) -> None:
             path.unlink(missing_ok=True)
             return
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        hidden.write_text(f"{link.gpus} x {link.key}\n", encoding="utf-8")
+        own_port = "" if link.nic is None else f", each with {link.nic}"
+        hidden.write_text(f"{link.gpus} x {link.key}{own_port}\n", encoding="utf-8")
         hidden.replace(path)
     except OSError as error:
         raise BadReference(
@@ -197,8 +208,8 @@ def load_link(path: Path) -> GpuLink:
     """Read what ``save_link`` wrote; raise ``BadReference`` if the file has something else, or cannot be read."""
     try:
         found = crossing.read(path, _MOST_LINK_BYTES, crossing.ANYBODY).decode(errors="replace")
-        number, key = re.fullmatch(r"(\d{1,4}) x (\S+)\n", found).groups()  # type: ignore[union-attr]
-        return GpuLink(find(key).key, int(number))
+        number, key, nic = re.fullmatch(r"(\d{1,4}) x (\S+?)(?:, each with (\S+))?\n", found).groups()  # type: ignore[union-attr]
+        return GpuLink(find(key).key, int(number), None if nic is None else find(nic).key)
     except OSError as error:
         raise BadReference(f"{path}: {error.strerror}") from None
     except (AttributeError, UnknownLink):
@@ -301,8 +312,14 @@ class References:
         fits = {path.stem: one.fits.get(Measured.STAND_IN) for path, one in self.measured.items()}
         return {name: fitted.curve for name, fitted in fits.items() if fitted is not None}
 
-    def best(
-        self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
+    def best(  # noqa: PLR0917 - called as ``efficiency.Find``
+        self,
+        group: str,
+        backend: str | None,
+        group_size: int,
+        hosts: int | None = None,
+        op: str | None = None,
+        here: int = 0,
     ) -> Reference | None:
         """Return the reference for the operations of a group: ``bench``, else ``nccl_tests``, else the catalogue, else the GPUs' rated link.
 
@@ -316,6 +333,7 @@ class References:
             hosts: on how many hosts they are; ``None``: not known.
             op: references that measured this operation come first, whatever their kind; those without any estimate of it
                 are left out. ``None``: any operation.
+            here: most of its ranks that are known to be on one host.
         """
         if group_size < 2:
             return None
@@ -330,16 +348,16 @@ class References:
         key = self.links.get(group) or self.links.get("*")
         if key is not None:
             return catalogued(find(key))
-        return self._of_gpus(group_size) if backend in _ON_GPUS and hosts == 1 else None
+        return self._of_gpus(group_size, hosts, here) if backend in _ON_GPUS and hosts is not None else None
 
-    def _of_gpus(self, group_size: int) -> Modelled | None:
-        """Return the rated link of a group of all GPUs of a node; ``None``: not known, or hosts that share the directory differ.
+    def _of_gpus(self, group_size: int, hosts: int, here: int) -> Modelled | None:
+        """Return the rated link of a group of all GPUs of its nodes; ``None``: not known, or hosts that share the directory differ.
 
         Fewer GPUs may have only some of the links between them.
         """
         known = set(self.gpu_links.values())
         link = known.pop() if len(known) == 1 else None
-        return rated(link) if link is not None and link.gpus == group_size else None
+        return rated(link, hosts) if link is not None and link.gpus == here and group_size % here == 0 else None
 
 
 def _listed(where: Path) -> dict[Path, tuple[int, int, int]]:

@@ -18,6 +18,7 @@ from commwatch_agent.core.node_counters import GPU_BUSY, NodeCounter
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.reference.hardware import link_of
+from commwatch_agent.reference.links import of_device
 from commwatch_agent.reference.references import BadReference, save_link
 from commwatch_collectors.node.gpu import (
     ALARMING,
@@ -37,6 +38,7 @@ from commwatch_collectors.node.gpu import (
 from commwatch_collectors.node.gpu_amd import AmdSource
 from commwatch_collectors.node.gpu_nvidia import NvidiaSource
 from commwatch_collectors.node.gpu_xids import meaning
+from commwatch_collectors.node.infiniband import Infiniband
 from commwatch_collectors.registry import Reading
 
 log = logging.getLogger("commwatch")
@@ -328,11 +330,12 @@ class Gpus:
         return GpuViews(state.state, state.says, state.driver, read_at, views, elsewhere)
 
 
-def note_link(where: Path, host: str, gpus: Sequence[Gpu]) -> None:
-    """Write the rated link of a host's GPUs to the directory of references ``where``, as ``save_link``; no link of parts of a GPU is known."""
+def note_link(where: Path, host: str, gpus: Sequence[Gpu], sys: Path = Path("/sys")) -> None:
+    """Write the rated links of a host's GPUs to the directory of references ``where``, as ``save_link``; those of parts of a GPU are not known."""
     names = [gpu.card.name if gpu.measured.nvlink_bytes and not gpu.card.mig else "" for gpu in gpus]
     try:
-        save_link(where, host, link_of(names))
+        ports = [of_device(port.kind, port.speed) for port in Infiniband(sys).nics() if port.up]
+        save_link(where, host, link_of(names, ports))
     except BadReference as error:
         log.warning("%s", error)
 

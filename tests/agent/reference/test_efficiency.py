@@ -143,8 +143,8 @@ def test_one_number_for_a_group() -> None:
 
 
 def test_which_reference_is_asked_for() -> None:
-    """A reference is looked up by label, backend, ranks, hosts and op: one host where all ranks of the group are here."""
-    asked: list[tuple[str, str | None, int, int, str]] = []
+    """A reference is looked up by label, backend, ranks, hosts, op and ranks on one host: one host where all ranks of the group are here."""
+    asked: list[tuple[str, str | None, int, int, str, int]] = []
 
     def find(*about: str | int | None) -> Reference | None:
         asked.append(about)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_which_reference_is_asked_for() -> None:
     cells = ran(1_000)
     assert Yardstick(cells, find).references(cells[0]) == []
     assert Yardstick(cells[:2], find).references(cells[0]) == []
-    assert asked == [("data", "gloo", RANKS, 1, "all_reduce"), ("data", "gloo", RANKS, 2, "all_reduce")]
+    assert asked == [("data", "gloo", RANKS, 1, "all_reduce", RANKS), ("data", "gloo", RANKS, 2, "all_reduce", 2)]
 
 
 def test_rated_link_of_known_gpus() -> None:

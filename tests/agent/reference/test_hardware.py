@@ -60,3 +60,20 @@ def test_known(name: str, key: str) -> None:
 def test_not_known(names: list[str]) -> None:
     """One GPU, different ones, and those whose link their name does not tell have none."""
     assert link_of(names) is None
+
+
+@pytest.mark.parametrize(
+    ("ports", "nic"),
+    [
+        (["ib-ndr"] * 8, "ib-ndr"),
+        (["roce-400g"] * 8 + ["roce-100g"] * 2, "roce-400g"),  # two for storage
+        (["ib-ndr"] * 10, None),
+        (["ib-ndr"] * 4, None),
+        (["ib-ndr"] * 7 + ["roce-400g"], None),
+        (["ib-ndr"] * 8 + [None], None),
+        ([], None),
+    ],
+)
+def test_network_card_of_each_gpu(ports: list[str | None], nic: str | None) -> None:
+    """Each GPU has a network card of its own if there are as many fast ones as GPUs, and all alike."""
+    assert link_of(["NVIDIA H200"] * 8, ports) == GpuLink("nvlink4", 8, nic)

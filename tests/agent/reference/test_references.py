@@ -313,48 +313,64 @@ def test_changes_are_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 NVLINK = GpuLink("nvlink4", 8)
 
 
+def of_gpus(where: References, **other: Any) -> tuple[str, str] | None:
+    """Kind and name of the reference of a group of eight GPUs on one node, but for what is given."""
+    about = {"backend": "nccl", "group_size": 8, "hosts": 1, "here": 8, **other}
+    found = where.best("dp", op="all_reduce", **about)
+    return None if found is None else (found.kind, found.name)
+
+
 def test_rated_link(tmp_path: Path) -> None:
     """A group of all GPUs of one node has their rated link, on a backend for GPUs; anything measured or set comes first."""
     save_link(tmp_path, "node1", NVLINK)
-
-    def best(
-        where: References, backend: str | None = "nccl", ranks: int = 8, hosts: int | None = 1
-    ) -> tuple[str, str] | None:
-        found = where.best("dp", backend, ranks, hosts, "all_reduce")
-        return None if found is None else (found.kind, found.name)
-
     references = References(tmp_path)
-    assert best(references) == ("hardware", "nvlink4")
-    assert [
-        best(references, **other)
-        for other in ({"backend": "gloo"}, {"backend": None}, {"ranks": 4}, {"hosts": 2}, {"hosts": None})
-    ] == [None] * 5
-    assert best(References(tmp_path, {"*": "nvlink3"})) == ("catalogue", "nvlink3")
+    assert of_gpus(references) == ("hardware", "nvlink4")
+    others: list[dict[str, Any]] = [
+        {"backend": "gloo"},
+        {"backend": None},
+        {"group_size": 4, "here": 4},
+        {"group_size": 16, "hosts": 2},
+        {"hosts": None},
+    ]
+    assert [of_gpus(references, **other) for other in others] == [None] * len(others)
+    assert of_gpus(References(tmp_path, {"*": "nvlink3"})) == ("catalogue", "nvlink3")
     save(tmp_path, measured(backend="nccl"))
-    assert best(References(tmp_path)) == ("bench", "gloo, 4 ranks")
+    assert of_gpus(References(tmp_path)) == ("bench", "gloo, 4 ranks")
+
+
+def test_rated_link_across_nodes(tmp_path: Path) -> None:
+    """A group of all GPUs of several nodes has the rated speed of all their network cards, or of the GPUs' own link if that is less."""
+    for nic, name in (("ib-ndr", "8 x ib-ndr"), ("ib-xdr", "nvlink4")):
+        save_link(tmp_path, "node1", NVLINK._replace(nic=nic))
+        references = References(tmp_path)
+        assert of_gpus(references, group_size=16, hosts=2) == ("hardware", name)
+        assert of_gpus(references) == ("hardware", "nvlink4")
+        assert of_gpus(references, group_size=16, hosts=2, here=4) is None
+        assert of_gpus(references, group_size=12, hosts=2) is None
 
 
 def test_hosts_that_share_a_directory(tmp_path: Path) -> None:
     """Where hosts with different GPUs share the directory, none has a rated link; a host whose GPUs are not known any more has none."""
     references = References(tmp_path)
-    save_link(tmp_path, "node1", NVLINK)
-    save_link(tmp_path, "../node2", NVLINK)
-    references.refresh()
-    assert references.best("dp", "nccl", 8, 1) is not None
-    save_link(tmp_path, "../node2", GpuLink("nvlink3", 8))
-    references.refresh()
-    assert references.best("dp", "nccl", 8, 1) is None
-    save_link(tmp_path, "../node2", None)
-    references.refresh()
-    assert references.best("dp", "nccl", 8, 1) is not None
-    save_link(tmp_path, "node1", None)
-    save_link(tmp_path, "node1", None)
-    references.refresh()
-    assert references.best("dp", "nccl", 8, 1) is None
+
+    def known(host: str, link: GpuLink | None) -> bool:
+        save_link(tmp_path, host, link)
+        references.refresh()
+        return of_gpus(references) is not None
+
+    assert known("node1", NVLINK)
+    assert known("../node2", NVLINK)
+    assert not known("../node2", GpuLink("nvlink3", 8))
+    assert known("../node2", None)
+    assert not known("node1", None)
+    assert not known("node1", None)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "8 x nvlink4", "8 x nvlink99\n", "x nvlink4\n", "8 x nvlink4\n" * 20, "\xff\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "8 x nvlink4", "8 x nvlink4, each with x\n", "8 x nvlink99\n", "x nvlink4\n", "8 x nvlink4\n" * 20, "\xff\n"],
+)
 def test_damaged_link(tmp_path: Path, text: str) -> None:
     """A damaged file is skipped and named."""
     path = tmp_path / "node1.link"
@@ -363,7 +379,7 @@ def test_damaged_link(tmp_path: Path, text: str) -> None:
         load_link(path)
     references = References(tmp_path)
     assert list(references.damaged) == [path]
-    assert references.best("dp", "nccl", 8, 1) is None
+    assert of_gpus(references) is None
 
 
 def test_link_that_cannot_be_written(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, MigInsta
 from tests.agent.prometheus.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
+from tests.trees import unpack
 
 BOTH = Snapshot((full(0), full(1)))
 GONE = DriverTrouble("NVML: Driver Not Loaded")
@@ -247,7 +248,10 @@ def test_link_is_noted_once(tmp_path: Path) -> None:
 
     def noted(*gpus: Gpu) -> dict[str, str]:
         watched = Gpus(
-            "auto", [ToldSource(Snapshot(gpus), Snapshot(gpus))], Clock(), seen=partial(note_link, tmp_path, "node1")
+            "auto",
+            [ToldSource(Snapshot(gpus), Snapshot(gpus))],
+            Clock(),
+            seen=partial(note_link, tmp_path, "node1", sys=tmp_path),
         )
         watched.tick()
         return {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -264,13 +268,23 @@ def test_link_is_noted_once(tmp_path: Path) -> None:
     assert noted(named(0), divided) == {}
 
 
+def test_network_cards_are_noted(tmp_path: Path) -> None:
+    """With the link of the GPUs goes that of their network cards, as the node has them."""
+    tree = unpack("infiniband", tmp_path / "node") / "sys"
+    note_link(tmp_path / "kept", "node1", [full(0), full(1)], sys=tree)
+    assert (tmp_path / "kept" / "node1.link").read_text() == "2 x nvlink4, each with ib-ndr\n"
+
+
 def test_link_that_cannot_be_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where the link cannot be written, GPUs are read all the same, and one line says why."""
     (tmp_path / "file").touch()
     gpu = full(0)
     both = tuple(replace(gpu, card=replace(gpu.card, name="NVIDIA H200", index=n, mig=())) for n in range(2))
     watched = Gpus(
-        "auto", [ToldSource(Snapshot(both))], Clock(), seen=partial(note_link, tmp_path / "file" / "x", "node1")
+        "auto",
+        [ToldSource(Snapshot(both))],
+        Clock(),
+        seen=partial(note_link, tmp_path / "file" / "x", "node1", sys=tmp_path),
     )
     watched.tick()
     assert watched.state().state == "up"
