@@ -6,9 +6,10 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from commwatch_agent.report import report_page, report_text, slowest_parts, timeline_export
 from commwatch_agent.report.charts import NOTHING
@@ -18,6 +19,9 @@ from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page, part_of, trace_of
 from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
 from tests.helpers import MS, Watch, group_entry, mark, write_ring
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium
 
 STEPS = 5
 
@@ -70,6 +74,20 @@ def test_in_the_report(watch: Watch) -> None:
         assert all(cell in text and cell in page for cell in row)
     assert "slowest parts of the model" in text
     assert "Slowest parts of the model" in page
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_page(chromium: Chromium, watch: Watch, tmp_path: Path, width: int) -> None:
+    """The table can be read on a wide and on a narrow page, with a name as long as a bucket of a large model has."""
+    found = report_of(watch)
+    name = "bucket 12: model.layers.31.mlp.down_proj.weight … model.layers.28.self_attn.q_proj.weight (27 parameters)"
+    long = replace(found, slowest_parts=[replace(each, part=name) for each in found.slowest_parts])
+    path = tmp_path / "report.html"
+    path.write_text(report_page.html(long, NOTHING), encoding="utf-8")
+    with chromium.visit(path.as_uri(), width=width) as visit:
+        visit.picture(f"slowest-parts-{width}")
+        visit.assert_readable()
+        expect(visit.page.locator("h2:text('Slowest parts of the model') + div tbody tr")).to_have_count(3)
 
 
 def test_in_timelines(watch: Watch) -> None:
