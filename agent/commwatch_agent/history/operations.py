@@ -139,6 +139,11 @@ class Reader:
             channels_apart_s=ends.apart_s,
         )
 
+    def _with_part(self, operation: Operation, ring: RingRow, record: ev.Record) -> Operation:
+        """Return the operation of a record with the part of the model that it carries."""
+        part = self.parts.of(ring, record)
+        return operation if part is None else replace(operation, part=part)
+
     def filter(self, same: Mapping[str, str | int | None], least_s: float | None) -> Filter:
         """Return a condition that all operations meet which have these values and last so long; others may meet it, too.
 
@@ -188,7 +193,7 @@ class Reader:
         for ring, record in self.records(from_ns, until_ns, before, go_on=go_on, where=where):
             operation = self.operation(ring, record)
             if wanted(operation):
-                yield replace(operation, part=self.parts.of(ring, record))
+                yield self._with_part(operation, ring, record)
 
     def records(
         self,
@@ -268,7 +273,7 @@ class Reader:
                 continue
             for record in records_of(chunk):
                 if record.group == small_id and record.seq == seq and record.op not in _P2P_CODES:
-                    operation = replace(self.operation(ring, record), part=self.parts.of(ring, record))
+                    operation = self._with_part(self.operation(ring, record), ring, record)
                     at = operation.job_id, operation.rank
                     if at not in found or found[at].end_at < operation.end_at:
                         found[at] = operation

@@ -68,8 +68,9 @@ class Source:
             of_rank = {ring.id: ring for ring in self._rings.values() if ring.rank == rank}
             reader = Reader(self._history, of_rank, in_pieces=self._in_pieces)
         for ring, record in reader.records(from_ns, until_ns, before):
-            one = self._operation(ring, record)._replace(part=reader.parts.of(ring, record))
-            yield (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp), one
+            one, part = self._operation(ring, record), reader.parts.of(ring, record)
+            place = record.end_ns + ring.wall_offset_ns, ring.id, record.stamp
+            yield place, one if part is None else one._replace(part=part)
 
     def _operation(self, ring: RingRow, record: ev.Record) -> TraceOperation:
         names, offset = self._reader.names, self._offset[ring.id]
