@@ -469,7 +469,7 @@ def _job(rings: list[RingRow], exit_code: int | None, run: Run, sources: Mapping
     latest = rings[-1]
     began, life = latest.process_began_ns, latest.restart
     ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
-    # A rank that ended before that is of an earlier run of that name.
+    # A rank that ended before that is of an earlier part of a script, with more ranks.
     endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
     code = None if running else exit_code
     return JobView(

@@ -166,3 +166,22 @@ def test_failure_of_an_earlier_run(tmp_path: Path) -> None:
     watch.tick(DAY + 5 * S)
     (job,) = watch.agent.jobs()
     assert (job.state, job.failed, job.exit_code, job.ending) == ("ended", False, None, "")
+
+
+def test_failure_of_an_earlier_part(tmp_path: Path) -> None:
+    """A rank that died in an earlier part of a script, which is one run, says nothing about the part after it, which has fewer ranks."""
+    watch, script = Watch(tmp_path), {"run": "script"}
+    dies = write_ring(watch.rings, [operation(start_ns=S, end_ns=2 * S)], rank=1, **script)
+    watch.tick(3 * S)
+    end_rank(dies)
+    watch.tick(5 * S)
+    (job,) = watch.agent.jobs()
+    assert (job.failed, job.ending.split(" at ")[0]) == (True, "rank 1 died (no clean end)")
+    about = identity(world_size=1, started_ns=DAY, **process(DAY), **script)
+    ends = RingWriter(watch.rings / "job.r0.0.later.ring", about, 64)
+    watch.tick(DAY + 3 * S)
+    ends.close(DAY + 4 * S)
+    end_rank(ends)
+    watch.tick(DAY + 5 * S)
+    (job,) = watch.agent.jobs()
+    assert (job.ranks, job.state, job.failed, job.ending) == ([0, 1], "ended", False, "")
