@@ -54,8 +54,12 @@ compiled: .stamps/venv
 
 TESTED := -m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests
 
+# All that the tests need before they begin.
+.PHONY: ready
+ready: .stamps/venv parts tested-hook compiled
+
 # Five at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
-test: .stamps/venv parts tested-hook compiled  ## run all tests
+test: ready  ## run all tests
 	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
@@ -130,7 +134,7 @@ bench-cuda: $(CUDA_READY)  ## measure what timing adds to an NCCL operation, on 
 	@$(CUDA)/bin/commwatch native build > /dev/null
 	$(CUDA)/bin/python bench/cuda_cost.py
 
-lint: .stamps/venv  ## check style and types
+lint: .stamps/venv $(LINT_AFTER)  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p commwatch -p commwatch_collectors -p commwatch_agent -p commwatch_alerts -p commwatch_dashboards
