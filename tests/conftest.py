@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers import clean_env, needs
-from tests.lengths import TREE, keep, known_lengths, places
+from tests.lengths import keep, known_lengths, places
 from tests.trees import procfs
 
 if TYPE_CHECKING:  # slow to import, for what few tests need
@@ -45,12 +45,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that. Put the modules in order."""
+    kinds: dict[str, str] = {}
     for item in items:
-        item.add_marker(_kind(item))
-    modules = list(dict.fromkeys(item.path for item in items))
-    place = places({path.relative_to(TREE).as_posix(): path.parent == _JOBS for path in modules}, known_lengths())
-    place_of = {path: place[path.relative_to(TREE).as_posix()] for path in modules}
-    items.sort(key=lambda item: place_of[item.path])
+        kind = _kind(item)
+        item.add_marker(kind)
+        kinds.setdefault(_module(item), kind)
+    place = places(kinds, known_lengths())
+    items.sort(key=lambda item: place[_module(item)])
+
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 _JOBS = Path(__file__).parent / "e2e"

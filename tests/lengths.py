@@ -16,19 +16,19 @@ LAST_RUN, RECORDED = TREE / ".stamps" / "lengths.json", TREE / "tests" / "length
 UNKNOWN_S = 10.0
 
 
-def places(modules: Mapping[str, bool], lengths: Mapping[str, float]) -> dict[str, float]:
+def places(modules: Mapping[str, str], lengths: Mapping[str, float]) -> dict[str, float]:
     """Return the place of each module, from 0 to 1: the longest first, so that no worker waits for one of them at the end.
 
-    Tests with jobs wait much of their time, but many of them at once overload a small machine. So at each moment both kinds are
-    equally far advanced.
+    Tests with jobs wait much of their time, and tests that start nothing compute all of it. So at each moment all kinds are equally
+    far advanced: otherwise the processors of a small machine would be idle at first, and overloaded at the end.
 
     Args:
-        modules: for each whether its tests have jobs.
+        modules: the kind of each.
         lengths: how long each took, in seconds.
     """
     place: dict[str, float] = {}
-    for with_jobs in (True, False):
-        took_s = {module: lengths.get(module, UNKNOWN_S) for module, has in modules.items() if has is with_jobs}
+    for kind in set(modules.values()):
+        took_s = {module: lengths.get(module, UNKNOWN_S) for module, its in modules.items() if its == kind}
         before_s, all_s = 0.0, sum(took_s.values())
         for module in sorted(took_s, key=lambda module: (-took_s[module], module)):
             place[module] = before_s / all_s if all_s else 0.0
