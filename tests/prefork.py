@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -185,7 +186,12 @@ def _server(kind: str, env: Mapping[str, str] | None = None) -> Path:
     if env is not None and (kind, _key(env)) in _further:
         return _further[kind, _key(env)]
     assert env is None or forks(env), "no server has these variables"
-    return _first_server(kind)
+    with _starting:
+        return _first_server(kind)
+
+
+#: Held while a server starts: threads that start their first jobs at one time share one.
+_starting = threading.Lock()
 
 
 @cache

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,18 @@ import pytest
 from tests import prefork
 from tests.alerts.test_rules import SHARE
 from tests.e2e.hosts import Host
+from tests.e2e.test_fault_matrix import SOON, SPARING
 from tests.e2e.torchjob import JOBS
-from tests.faults.nodes import cluster
+from tests.faults.nodes import WITHIN_S, cluster
 from tests.faults.results import line
 from tests.faults.scenarios import SCENARIOS
 from tests.helpers import RunningAgent, clean_env, commwatch, wait_for
 from tests.prometheus import Prometheus
 
 NOBODY = -1
-#: Jobs of the fault matrix; they run beside each other.
-NAMES = ("ddp8x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3")
-#: Seconds from a fault on; a straggler is named after 5 to 17.
-WATCHED_S = 35.0
+#: Jobs of the fault matrix, which run beside each other; as they are, and with fewer ranks and steps.
+WHOLE = {"ddp8x4 late 2": (), "pipex4 slow 1": (), "fsdpx4 uneven 0,1,2,3": ()}
+SHORT = {"ddp4x4 late 2": SPARING, "pipex2 slow 1": SOON, "fsdpx4 uneven 0,1,2,3": SPARING}
 #: A whole mean of the rules' window is not needed to judge: so many collectives are.
 ENOUGH = 20
 
@@ -180,12 +181,12 @@ def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
         assert (running.verdicts(), running.diagnose(), running.by_rank("straggler")) == ([], [], {})
 
 
-@pytest.mark.by_the_clock
 @pytest.mark.usefixtures("native")
-def test_scenarios(hosts: list[Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["short", "whole"])
+def test_scenarios(hosts: list[Host], tmp_path: Path, jobs: dict[str, tuple[str, ...]]) -> None:
     """Over two hosts the rules name the stragglers of jobs of the fault matrix within 30 s, and none of an uneven one."""
-    chosen = [each for each in SCENARIOS if each.name in NAMES]
+    chosen = [replace(each, options=(*each.options, *jobs[each.name])) for each in SCENARIOS if each.name in jobs]
     with cluster(hosts, tmp_path) as running, ThreadPoolExecutor(len(chosen)) as pool:
-        outcomes = list(pool.map(partial(running.watch, watched_s=WATCHED_S), chosen))
-    assert len(outcomes) == len(NAMES)
+        outcomes = list(pool.map(partial(running.watch, watched_s=WITHIN_S), chosen))
+    assert len(outcomes) == len(jobs)
     assert all(outcome.right for outcome in outcomes), "\n".join(line([each]) for each in outcomes)
