@@ -25,7 +25,7 @@ from commwatch_collectors.spans import missing_ranks
 #: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
 #: another may compile or load data.
 _PAUSE_S, _LONG_S = 5.0, 60.0
-#: Kinds of which an ended job is not well.
+#: Kinds of which an ended job is not well, unless they are for information: all ranks were ended at once.
 _FATAL = frozenset({"rank_lost", "hang", "desync"})
 #: How a rank is that does not go on, by ``rank_state.state``; one that is silent may be in a long call into C.
 _TROUBLES = {"stopped": "is stopped", "zombie": "has ended", "silent": "does not run its Python code"}
@@ -69,7 +69,7 @@ class Doubt(NamedTuple):
 def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
     """Return 0 if nothing is wrong, 1 if something is, 3 if nothing is known to be but some agents did not answer."""
     if seen.ended is not None:
-        wrong = any(each.kind in _FATAL for each in seen.incidents)
+        wrong = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
     else:
         wrong = bool(seen.verdicts) or any(each.severity != INFO for each in seen.open)
         wrong = wrong or any(doubt.is_wrong for doubt in found)

@@ -17,8 +17,9 @@ STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "st
 
 #: Options of Python that a value follows.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-#: ``PF_EXITING`` of the kernel, in the flags of a process.
-_EXITING = 0x4
+#: ``PF_EXITING`` and ``PF_SIGNALED`` of the kernel, in the flags of a process; SIGKILL among its pending signals, which any signal that
+#: ends a process becomes.
+_EXITING, _SIGNALED, _SIGKILL = 0x4, 0x400, 1 << 8
 
 
 def state(pid: int, proc: Path = Path("/proc")) -> str | None:
@@ -28,8 +29,17 @@ def state(pid: int, proc: Path = Path("/proc")) -> str | None:
 
 def is_exiting(pid: int, proc: Path = Path("/proc")) -> bool:
     """Return whether the process has ended and the kernel only cleans up; False if not known."""
+    return bool(_number(files.of_process(pid, str(proc)), 6) & _EXITING)
+
+
+def is_killed(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether a signal has ended the process, which may not have noticed yet; False if not known."""
     fields = files.of_process(pid, str(proc))
-    return len(fields) > 6 and fields[6].isdecimal() and bool(int(fields[6]) & _EXITING)
+    return bool(_number(fields, 6) & _SIGNALED or _number(fields, 28) & _SIGKILL)
+
+
+def _number(fields: list[str], at: int) -> int:
+    return int(fields[at]) if len(fields) > at and fields[at].isdecimal() else 0
 
 
 def user(pid: int, proc: Path = Path("/proc")) -> str:

@@ -167,6 +167,12 @@ def test_ended_job(kind: str, code: int) -> None:
     assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended; cost 24.0 s of rank time"
 
 
+def test_ended_at_once() -> None:
+    """That all ranks were ended at once is shown, and is nothing wrong: it is known only some seconds later, and the exit code stays."""
+    code, lines = said(Diagnosis(ended=ENDED, incidents=[details("rank_lost", severity="info", cause="all")]))
+    assert (code, lines[0].split()[0]) == (0, "INFO")
+
+
 def test_ended_well() -> None:
     """An ended job without incidents is named as that; without a running job, the latest that ended is named, with the command that shows it."""
     fine = replace(ENDED, failed=False, ending="")

@@ -46,6 +46,30 @@ def test_in_order() -> None:
                 process.wait()
 
 
+def test_killed_by_one_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed by the time of another one's end has ended with it, however long the kernel takes to end it."""
+    killed: set[int] = set()
+    monkeypatch.setattr(process_ends, "is_killed", killed.__contains__)
+    with closing(ProcessEnds()) as ends:
+        first, slow, other = sleeper(), sleeper(), sleeper()
+        try:
+            for process in (first, slow, other):
+                ends.watch(process.pid)
+            killed.add(slow.pid)
+            first.kill()
+            wait_for(lambda: noted(ends, first.pid), "the first end")
+            assert ends.at(slow.pid) is None
+            other.kill()
+            wait_for(lambda: noted(ends, other.pid), "another end")
+            slow.kill()
+            wait_for(lambda: noted(ends, slow.pid), "the slow end")
+            assert ends.at(slow.pid) == ends.at(first.pid) != ends.at(other.pid)
+        finally:
+            for process in (first, slow, other):
+                process.kill()
+                process.wait()
+
+
 def test_processes_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not exist, and one more than may be watched, are not watched, and end nothing."""
     monkeypatch.setattr(process_ends, "_MOST", 1)

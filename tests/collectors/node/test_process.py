@@ -70,6 +70,28 @@ def test_killed() -> None:
     assert not process.is_exiting(pid)
 
 
+@pytest.mark.parametrize(("number", "killed"), [(signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGURG, False)])
+def test_ended_by_a_signal(number: int, killed: bool) -> None:
+    """A process that a signal ends was killed, and one that goes on or ends by itself was not."""
+    with subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) as shell:
+        assert shell.stdin is not None
+        assert not process.is_killed(shell.pid)
+        os.kill(shell.pid, number)
+        if not killed:
+            shell.stdin.close()
+        wait_for(lambda: process.state(shell.pid) == "zombie", "its end")
+        assert process.is_killed(shell.pid) == killed
+
+
+@pytest.mark.parametrize(("pending", "killed"), [(1 << signal.SIGKILL - 1, True), (1 << signal.SIGTERM - 1, False)])
+def test_killed_and_not_run_since(tmp_path: Path, pending: int, killed: bool) -> None:
+    """A process that does not know yet that it was killed has SIGKILL pending; another signal may be one that it waits for."""
+    (tmp_path / "7").mkdir()
+    fields = ["S", *["0"] * 5, "4194560", *["0"] * 21, str(pending), "0"]
+    (tmp_path / "7" / "stat").write_text(f"7 (a) {' '.join(fields)}\n")
+    assert process.is_killed(7, tmp_path) == killed
+
+
 def test_usage_of_a_process_that_computes() -> None:
     """The main thread's time on a core grows by what the process takes."""
     before = process.usage(os.getpid())

@@ -1,4 +1,7 @@
-"""When processes end, to the millisecond: of ranks that a launcher ends together, the first shows. The kernel reports it at once."""
+"""When processes end, to the millisecond: of ranks that a launcher ends together, the first shows. The kernel reports it at once.
+
+One signal may end them all, and each one's memory takes its time: what was killed by the time of another one's end has ended with it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import os
 import select
 import threading
 import time
+
+from commwatch_collectors.node.process import is_killed
 
 #: Most processes that are watched, each with an open file; longest wait for the end of one, in s.
 _MOST, _WAIT_S = 256, 1.0
@@ -23,6 +28,8 @@ class ProcessEnds:
         self._pids: dict[int, int] = {}
         #: By pid: the monotonic time of its end, in ns.
         self._ended: dict[int, int] = {}
+        #: By pid: when it was first seen that it was killed, of those that have not ended.
+        self._killed: dict[int, int] = {}
 
     def watch(self, pid: int) -> None:
         """Note when this process ends. Without a free file, or on a kernel before 5.3, it is not noted."""
@@ -43,6 +50,7 @@ class ProcessEnds:
         """Drop what is known of a process."""
         with self._lock:
             self._ended.pop(pid, None)
+            self._killed.pop(pid, None)
             self._drop(pid)
 
     def tick(self) -> None:
@@ -50,11 +58,12 @@ class ProcessEnds:
         found = self._epoll.poll(_WAIT_S)
         now_ns = time.monotonic_ns()
         with self._lock:
-            for opened, _ in found:
-                pid = self._pids.get(opened)
-                if pid is not None:
-                    self._ended[pid] = now_ns
-                    self._drop(pid)
+            for pid in {self._pids[opened] for opened, _ in found if opened in self._pids}:
+                self._ended[pid] = self._killed.pop(pid, now_ns)
+                self._drop(pid)
+            for pid in self._files if found else ():
+                if pid not in self._killed and is_killed(pid):
+                    self._killed[pid] = now_ns
 
     def close(self) -> None:
         """Close all files."""
