@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
-from tests.e2e.torchjob import JOBS
+from tests.e2e.torchjob import JOBS, kill_ranks
 from tests.helpers import PATIENCE_S, SOON_MET, RunningAgent, agent, clean_env, commwatch, wait_for
 
 HOSTS, PER_HOST, CULPRIT = 4, 2, 5
@@ -58,9 +57,9 @@ class Site:
 
     def end(self) -> None:
         """End all ranks at once."""
+        kill_ranks(map(self.directory, self.hosts), "four")
         for process in self.ranks:
-            process.send_signal(signal.SIGKILL)
-        for process in self.ranks:
+            process.kill()
             process.wait()
 
     def keep_rings(self, kept: Path) -> Path:

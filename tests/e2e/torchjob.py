@@ -7,16 +7,20 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from commwatch.wire import events as ev
-from commwatch.wire.ring_reader import RingReader
+from commwatch.wire.identity import ring_prefix
+from commwatch.wire.ring_reader import BadRing, RingReader
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.intake import Intake
@@ -24,7 +28,7 @@ from commwatch_agent.ingest.jobs import Aggregate
 from tests import prefork
 from tests.conftest import CACHE
 from tests.e2e.hosts import Host
-from tests.helpers import PATIENCE_S, clean_env, free_port, needs
+from tests.helpers import PATIENCE_S, clean_env, free_port, needs, wait_for
 
 JOBS = Path(__file__).parent / "jobs"
 #: Torch 2.13 on CPU sometimes aborts at interpreter exit, with and without us; the job has done all by then.
@@ -85,6 +89,24 @@ def read_rings(directory: Path) -> list[RankRecords]:
         reader.close()
         found.append(rank)
     return sorted(found, key=lambda rank: (rank.rank, rank.identity["started_ns"]))
+
+
+def kill_ranks(directories: Iterable[Path], job: str) -> None:
+    """Kill all ranks of a job at once, and wait until none records any more.
+
+    A command of ``prefork`` that is killed ends its rank only after a moment: then the first would be lost to the others.
+    """
+    rings = [ring for place in {*directories} for ring in (place / "rings").glob(f"{ring_prefix(job)}*.ring")]
+    readers = []
+    for ring in rings:
+        with suppress(BadRing, OSError):  # the agent has just removed it
+            readers.append(RingReader(ring))
+    for pid in [pid for reader in readers if (pid := reader.owner())]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(reader.alive() for reader in readers), "the end of the ranks")
+    for reader in readers:
+        reader.close()
 
 
 def preforked(script: str, nproc: int, *arguments: str) -> list[str]:

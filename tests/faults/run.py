@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tests import prefork
+from tests.e2e.torchjob import kill_ranks
 from tests.faults import recorded, results
 from tests.faults.judging import Outcome, Poll, alerted, judge, remembered, reported, trained_on
 from tests.faults.scenarios import LISTS, Scenario
@@ -81,7 +82,8 @@ def ranks(
             started.append(process)
         yield started
     finally:
-        for process in started:  # all at once, or the first would be lost to the others
+        kill_ranks((place.directory for place in places), name)
+        for process in started:
             process.kill()
         for process in started:
             with process:  # closes its output, and waits
