@@ -70,6 +70,11 @@ SOON_HUNG: dict[str, float | str] = {
     f"commwatch_agent.analysis.{module}.HANG_S": 5.0
     for module in ("verdicts", "waits.wait_graph", "waits.patience", "waits.outside_waits")
 }
+#: For an agent that looks at its metrics each second, not each 15 s, and ends incidents from its fifth second on, not from its sixtieth.
+SOON_LOOKED: dict[str, float | str] = {
+    "commwatch_agent.alerting.look.METRICS_S": 1.0,
+    "commwatch_agent.alerting.incident_watch.SETTLED_S": 5.0,
+}
 #: For an agent that takes the clock of every trainer for right: rings whose times are those of a test.
 ANY_CLOCK = {"commwatch_agent.ingest.rings.clock._AGREE_NS": 1 << 62}
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.

@@ -28,7 +28,7 @@ from commwatch_agent.runtime.sd_notify import READY, RELOADING
 from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, lost_rank, wait_for
+from tests.helpers import PATIENCE_S, SOON_LOOKED, RunningAgent, agent, clean_env, fetch, lost_rank, wait_for
 from tests.live import HandMade
 from tests.receivers import Server
 from tests.terminal import IN_A_SESSION
@@ -98,8 +98,8 @@ class Scene:
         return str(wait_for(said, "the agent to say what came of it"))
 
 
-#: In its first minute an agent ends no incident.
-SOON_SETTLED = {"commwatch_agent.alerting.incident_watch.SETTLED_S": 5.0}
+#: For an agent that also calls a wait a stall after 10 s, not after a minute, where it has seen few.
+SOON: dict[str, float | str] = {**SOON_LOOKED, "commwatch_agent.analysis.waits.patience.NEW_S": 10.0}
 
 
 @contextmanager
@@ -108,9 +108,7 @@ def scene(directory: Path, text: str, *flags: str, fetch: Any = fetch, **env: st
     file, log = directory / "commwatch.toml", directory / "log"
     file.write_text(text)
     flags = ("--config", str(file), *flags)
-    with agent(
-        directory / "run", *flags, env=clean_env(**env), said=log, fetch=fetch, constants=SOON_SETTLED
-    ) as running:
+    with agent(directory / "run", *flags, env=clean_env(**env), said=log, fetch=fetch, constants=SOON) as running:
         yield Scene(running, file, log)
 
 

@@ -22,10 +22,11 @@ from tests import prefork
 from tests.alerts.impatient import impatient, impatient_agent
 from tests.e2e.hosts import Host
 from tests.e2e.quiet import PAUSE_S, QuietJob
-from tests.e2e.test_shares import SIZE, TAKES_S
+from tests.e2e.test_shares import SIZE as WHOLE
+from tests.e2e.test_shares import TAKES_S as WHOLE_S
 from tests.e2e.test_verdicts import Job, Trouble
 from tests.e2e.torchjob import JOBS
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, needs, wait_for
+from tests.helpers import PATIENCE_S, SOON_LOOKED, RunningAgent, agent, clean_env, fetch, needs, wait_for
 from tests.prometheus import Prometheus, prometheus
 from tests.receivers import Server, alertmanager
 
@@ -36,12 +37,14 @@ HIGH = "CommShareHigh"
 #: What a job that waits for its link may be told of, and no more.
 WAITING = {HIGH, "CommShareCritical", "ExposedCommHigh"}
 SHARE = f'job:commwatch_comm_share_ratio:avg{{job_id="{JOB}"}}'
+#: Bytes of a step, and how long they take: so many steps a second that shares are known after seconds.
+SIZE, TAKES_S = WHOLE // 2, WHOLE_S / 2
 #: Conditions have to hold for five rounds of an agent.
 FOR_S = 5
 #: Rounds of the agent by Prometheus' reckoning, and how many of them a healthy job is watched for.
 ROUNDS = "changes(commwatch_alert_evaluation_seconds_total[1h])"
 HEALTHY_ROUNDS = 3 * FOR_S
-#: A share goes down over the minute that it is of; then there are ``keep_firing_for`` and the rounds.
+#: A share goes down over the time that it is of; then there are ``keep_firing_for`` and the rounds.
 LONG_S = 3 * PATIENCE_S
 #: Age of the quiet job at the end: past the longest window in which a straggler is looked for, or two minutes.
 AGES_S = (40, pytest.param(125, marks=pytest.mark.long))
@@ -78,8 +81,9 @@ class Scene:
 
 
 def soon(directory: Path) -> dict[str, float | str]:
-    """For an agent that looks at its metrics each second, not each 15 s."""
-    return {"commwatch_agent.alerting.look.METRICS_S": 1.0, **impatient_agent(directory / "list.yaml", FOR_S)}
+    """For an agent whose shares are of a quarter of a minute, and that looks at them each second."""
+    shares = {"commwatch_agent.ingest.step_accounting.SHARE_WINDOW_NS": 15e9}
+    return {**SOON_LOOKED, **shares, **impatient_agent(directory / "list.yaml", FOR_S)}
 
 
 def settings(directory: Path, manager: str, webhook: str) -> Path:
@@ -183,8 +187,7 @@ def test_hang(tmp_path: Path) -> None:
     """The evidence of a hang has the verdict, what is in flight, and the Python stack of the rank that holds up the others."""
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
     stopped = Trouble("stop", 1, "hang", "stopped", "")
-    env = clean_env(COMMWATCH_THRESHOLD_HANG_SECONDS="10")
-    with agent(tmp_path, "--quiet", env=env, constants=soon(tmp_path)) as running:
+    with agent(tmp_path, "--quiet", constants=soon(tmp_path)) as running:
         job = Job(tmp_path, "hang", stopped.does, stopped.culprit, stopped.good)
         try:
             firing = "/api/v1/alerts?state=firing&severity=critical"

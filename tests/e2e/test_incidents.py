@@ -14,13 +14,14 @@ import pytest
 
 from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
+from tests.e2e.torchjob import kill_ranks
 from tests.faults.run import TRAIN, Place, began_at, job, ranks
 from tests.faults.scenarios import Scenario
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
+from tests.helpers import PATIENCE_S, SOON_HUNG, RunningAgent, agent, clean_env, commwatch, wait_for
 from tests.receivers import Server
 
 JOB = "faulty"
-#: A hang is concluded after 10 s, and its alert fires 30 s later.
+#: More than one look after another is waited for.
 LONG_S = 2 * PATIENCE_S
 
 
@@ -74,10 +75,10 @@ def test_restart_in_a_hang(tmp_path: Path) -> None:
                 (before,) = wait_for(lambda: incidents(first, "hang"), "the hang", LONG_S)
                 wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
                 first.kill()
-            with agent(run, *flags) as second:
-                # Ten seconds after its start it sees the wait itself.
+            with agent(run, *flags, constants=SOON_HUNG) as second:
+                # Five seconds after its start it sees the wait itself.
                 (after,) = wait_for(
-                    lambda: [one for one in incidents(second, "hang") if one["last_at"] > before["last_at"] + 12],
+                    lambda: [one for one in incidents(second, "hang") if one["last_at"] > before["last_at"] + 7],
                     "the wait",
                     LONG_S,
                 )
@@ -230,14 +231,13 @@ def test_lost_rank_explains_the_hang(tmp_path: Path, fault: str, cause: str) -> 
 
 def test_healthy(tmp_path: Path) -> None:
     """A job without a fault has no incident; that all its ranks are killed at once is for information."""
-    command = prefork.command(TRAIN, "ddp4", "nothing", "0", "--after", "15")
+    command = prefork.command(TRAIN, "ddp4", "nothing", "0", "--after", "10")
     with agent(tmp_path, "--quiet") as watching:
         with ranks(command, [Place(tmp_path)] * 2, JOB) as started:
             assert started[0].stdout is not None
-            assert started[0].stdout.readline()  # 15 s of steps are over
+            assert started[0].stdout.readline()  # 10 s of steps are over
             assert watching.get(f"/api/v1/incidents?job={JOB}&state=open&state=ended") == []
-            for process in started:
-                process.kill()
+            kill_ranks([tmp_path], JOB)
         found = wait_for(lambda: watching.get(f"/api/v1/incidents?job={JOB}&state=ended"), "its end")
         assert [(one["kind"], one["cause"], one["severity"]) for one in found] == [("rank_lost", "all", "info")]
 
@@ -284,5 +284,5 @@ def joined(host: Host, hosts: list[Host], directory: Path, server: Server) -> It
         "--state",
         str(place),
     )
-    with agent(place, *flags, beside=host.process, fetch=host.fetch) as each:
+    with agent(place, *flags, beside=host.process, fetch=host.fetch, constants=SOON_HUNG) as each:
         yield each
