@@ -27,13 +27,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Path:
     def run(name: str, bucket_mb: float, port: int) -> str:
         return run_on(hosts, place, "compared.py", str(STEPS), str(bucket_mb), job=name, port=port)
 
-    with joined_hosts(2) as hosts, agent(place) as running:
-        with ThreadPoolExecutor() as both:
-            list(both.map(run, ("same", "again"), (SMALL_MB, SMALL_MB), (29701, 29702)))
-        run("large", LARGE_MB, 29703)
+    with joined_hosts(2) as hosts, agent(place) as running, ThreadPoolExecutor() as both:
+        list(both.map(run, ("same", "again"), (SMALL_MB, SMALL_MB), (29701, 29702)))
         for host in hosts:
             host.shape(RATE)
-        run("slow", SMALL_MB, 29704)
+        list(both.map(run, ("slow", "large"), (SMALL_MB, LARGE_MB), (29704, 29703)))
         wait_for(
             lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"] * 4, "the jobs to be taken in"
         )
