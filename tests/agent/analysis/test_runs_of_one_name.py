@@ -170,7 +170,7 @@ def test_failure_of_an_earlier_run(tmp_path: Path) -> None:
 
 def test_failure_of_an_earlier_part(tmp_path: Path) -> None:
     """A rank that died in an earlier part of a script, which is one run, says nothing about the part after it, which has fewer ranks."""
-    watch, script = Watch(tmp_path), {"run": "script"}
+    watch, script = Watch(tmp_path), dict[str, Any](run="script")
     dies = write_ring(watch.rings, [operation(start_ns=S, end_ns=2 * S)], rank=1, **script)
     watch.tick(3 * S)
     end_rank(dies)
