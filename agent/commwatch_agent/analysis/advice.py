@@ -231,6 +231,9 @@ def _straggler(facts: Facts) -> Iterator[Found]:
     if facts.late:
         cost, late = max(facts.late.values()), sorted(facts.late)
         because = [f"the others wait {percent(facts.late[rank])} of the time for rank {rank}" for rank in late]
+        if facts.all_exposed is not None and facts.waits:
+            # What is hidden behind compute costs nothing; all that is exposed may be of one rank.
+            cost = min(cost, facts.all_exposed * len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
         why = common_why(facts.whys, late)
         do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
