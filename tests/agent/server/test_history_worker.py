@@ -77,7 +77,15 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "bars": {**ALWAYS, "job": "job"},
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
-    "advice": {"job": "job", "findings": [], "host": answer(None, None), "late": {}, "for_cores": None, "last_s": None},
+    "advice": {
+        "job": "job",
+        "findings": [],
+        "host": answer(None, None),
+        "late": {},
+        "for_cores": None,
+        "whys": {},
+        "last_s": None,
+    },
     "job_figures": {"most": 5},
     "figures_parts": {"most": 5, "durations": 100},
     "timeline": {
