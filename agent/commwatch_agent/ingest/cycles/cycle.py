@@ -232,7 +232,8 @@ def _regular_pause(mine: Operations) -> tuple[int, int] | None:
     pauses = mine.launch[1:] - np.maximum.accumulate(mine.end)[:-1]
     for part in _PARTS:
         at = np.flatnonzero(pauses > max(0, np.quantile(pauses, 1 - part) // 2))
-        if len(at) < _LEAST_PAUSES or len(at) < part * len(pauses):
+        # Before the first operation there may have been another: whether there was depends on where one begins to look.
+        if len(at) + 1 < max(_LEAST_PAUSES, part * len(pauses)):
             return None
         apart, numbers = np.bincount(np.minimum(np.diff(at), MOST_CYCLE)), mine.seq[at + 1]
         most = int(apart.argmax())
