@@ -66,9 +66,10 @@ def prom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         running = stack.enter_context(agent(place / "run", "--config", str(settings), env=env))
         stack.enter_context(_gloo_job(place))
         stack.enter_context(_job_on_a_card(place))
-        stuck = stack.enter_context(HandMade(place / "run", "stuck"))
-        stuck.run(3, time.monotonic_ns() - 40 * SECOND_NS)
-        stuck.hang(0, age_ms=30_000)
+        # A wait at a place that is new is a stall after a minute.
+        stuck = stack.enter_context(HandMade(place / "run", "stuck", ago_s=80))
+        stuck.run(3, time.monotonic_ns() - 70 * SECOND_NS)
+        stuck.hang(0, age_ms=61_000)
         recorded = stack.enter_context(_recorded_host(place))
         yield stack.enter_context(prometheus(place, [running.url, recorded], (exported(place),)))
 
