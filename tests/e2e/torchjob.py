@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,26 @@ def kill_ranks(directories: Iterable[Path], job: str) -> None:
     for ring in rings:
         with suppress(BadRing, OSError):  # the agent has just removed it
             readers.append(RingReader(ring))
-    for pid in [pid for reader in readers if (pid := reader.owner())]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    pids = [pid for reader in readers if (pid := reader.owner())]
+    with _uninterrupted():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not any(reader.alive() for reader in readers), "the end of the ranks")
     for reader in readers:
         reader.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """This thread keeps its core, if root runs it: otherwise the first rank may end before another one is killed."""
+    policy = os.sched_getscheduler(0)
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def preforked(script: str, nproc: int, *arguments: str) -> list[str]:
