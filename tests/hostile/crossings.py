@@ -177,6 +177,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "read_text": [OURS],
         "run_path": [SYSTEM],
     },
+    "collectors/commwatch/probe/torch_outside.py": {"read_bytes": [SYSTEM]},
     "collectors/commwatch/probe/torch_peers.py": {"connect": [NETWORK]},
     "collectors/commwatch/probe/torch_profile.py": {
         "TemporaryDirectory": [SCRATCH],

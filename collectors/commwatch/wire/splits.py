@@ -33,9 +33,9 @@ def note(area: bytearray | mmap, at: int, number: int, operation: tuple[int, int
     Args:
         operation: its group and its number there.
     """
-    group, seq = operation
-    members = len(splits.sends)
-    fields = number, seq, group, members, *splits.sends, *splits.expects
+    (group, seq), (sends, expects) = operation, splits
+    members = len(sends)
+    fields = number, seq, group, members, *sends, *expects
     with contextlib.suppress(struct.error):
         struct.pack_into(f"{HEAD.format}{2 * members}q", area, at + number % CALLS * ENTRY_BYTES, *fields)
 
