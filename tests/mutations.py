@@ -47,7 +47,7 @@ MUTATIONS = (
     Mutation("if span_ns < rules.least_ns or still_ns", "if still_ns", "agent/analysis/test_straggler_search.py"),
     Mutation("len(order) // 2 + 1), key=lambda n: total", "len(order)), key=lambda n: total", "agent/analysis/test_straggler_search.py"),
     Mutation("_CUT = 0.2", "_CUT = 0.0", "agent/analysis/test_straggler_search.py"),
-    Mutation("_RARE_LEAST, _RARE_ERRORS = 12, 4, 2.5", "_RARE_LEAST, _RARE_ERRORS = 60, 4, 2.5", "agent/analysis/test_straggler_search.py"),
+    Mutation("_RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5", "_RARE_LEAST, _RARE_ERRORS = 60, 4, 3.5", "agent/analysis/test_straggler_search.py"),
     Mutation("return max(0, late_ns - self._usual_ns.get(place, late_ns))", "return late_ns", "agent/analysis/test_who_waits_for_whom.py"),
     Mutation("if stepping or late.rank != min(ranks):", "if True:", "agent/analysis/test_who_waits_for_whom.py"),
     Mutation("if not rules.stepping and span_ns > WINDOWS_NS[-1]:", "if False:", "agent/analysis/test_who_waits_for_whom.py"),

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from commwatch.wire import events as ev
-from commwatch.wire import ring
+from commwatch.wire import ring, splits
 from commwatch.wire.modes import COUNTERS, FULL, SAMPLING
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis import live_ranks
@@ -186,9 +186,10 @@ def test_ring_of_before(tmp_path: Path) -> None:
     """A ring of the format without such records is read as ever."""
     path = tmp_path / "a.ring"
     writer = ring.RingWriter(path, identity())
+    writer.write(*operation(start_ns=0, end_ns=9))
     with path.open("r+b") as file:
         file.seek(8)
         file.write(struct.pack("<I", 1))
-    writer.write(*operation(start_ns=0, end_ns=9))
+        file.truncate(path.stat().st_size - splits.AREA_BYTES)
     assert RingReader(path).drain().read == 1
     assert Aggregate().open("a", RingReader(path).identity).mode == FULL

@@ -290,7 +290,7 @@ def ends_of_collectives(host: Host, one: RunningAgent) -> list[list[int]]:
         return []
     ends = defaultdict[int, list[int]](list)
     for track in seen["tracks"]:
-        for start_us, duration_us, _, op, group, seq, _ in track["bars"]:
+        for start_us, duration_us, _, op, group, seq, *_ in track["bars"]:
             if (seen["ops"][op], seen["groups"][group]) == ("all_reduce", "default_pg"):
                 ends[seq].append(1000 * (start_us + duration_us))
     return [of for of in ends.values() if len(of) == RANKS]

@@ -292,6 +292,11 @@ class QueryService:
             where = reader.filter(same, least_s)
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on=go_on, where=where), limit))
 
+    def has_parts(self, job: str) -> bool:
+        """Return whether operations of a job may carry known parts of its model."""
+        with History(self.path, self._damaged) as history:
+            return bool(history.names("parts", [ring.id for ring in history.rings(job)]))
+
     def collective(
         self, group_id: str, seq: int, job: str | None = None
     ) -> tuple[list[Operation], collective_join.Waits | None] | None:

@@ -224,6 +224,8 @@ def build(
 
 
 def _slowest(agent: QueryService, job_id: str) -> list[PartFigures]:
+    if not agent.has_parts(job_id):
+        return []
     return slowest(agent.operations(0, 1 << 62, None, lambda _: True, MOST_OPERATIONS, job=job_id))[:MOST_ROWS]
 
 

@@ -367,6 +367,7 @@ def test_waiting_for_a_late_rank_that_compute_hides() -> None:
     """A late rank costs no more than is exposed: on a GPU, ranks wait for it while they compute on. All that is exposed may be of one of two ranks."""
     waiting = facts(late={1: 0.79}, waits={0: 0.79, 1: 0.0}, comm=0.39, exposed=0.26)
     found = given("straggler", waiting)
+    assert found is not None
     assert (found.because, found.gain) == (
         ["the others wait 79% of the time for rank 1"],
         "would save up to 52% of a step",
