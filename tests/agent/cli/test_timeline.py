@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -37,9 +38,11 @@ def test_file_and_route(asked: RunningAgent, tmp_path: Path) -> None:
     done = commwatch("timeline", "train", "--dir", asked.directory, "--last", "all", "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     trace = read(out)
-    assert done.stdout == f"{out}: 32 operations, 4 steps, {len(trace.arrows)} arrows, 0 marks\n"
+    # On a busy machine, the agent may have something to mark by now.
+    counts = rf"32 operations, 4 steps, {len(trace.arrows)} arrows, \d+ marks"
+    assert re.fullmatch(rf"{re.escape(str(out))}: {counts}\n", done.stdout), done.stdout
     assert len(trace.of("operation")) == 27
-    assert len(trace.instants) == 5
+    assert len([each for each in trace.instants if each["cat"] != "mark"]) == 5
     assert (0, 1, "message") in trace.arrows
     with urllib.request.urlopen(f"{asked.url}/api/v1/timeline?job=train&last=all") as answer:
         assert answer.headers["Content-Type"] == "application/gzip"

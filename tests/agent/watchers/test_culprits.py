@@ -87,15 +87,18 @@ def test_late_rank() -> None:
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
     code = (
         "import sys, time\ndef load():\n    time.sleep(float(sys.argv[1]))\n"
-        "def wait():\n    time.sleep(float(sys.argv[2]))\nwhile True:\n    load()\n    wait()"
+        "def wait():\n    time.sleep(float(sys.argv[2]))\nprint(flush=True)\nwhile True:\n    load()\n    wait()"
     )
     commands = [[sys.executable, "-c", code, *pace] for pace in (("0.01", "0.05"), ("0.03", "0.03"))]
-    processes = [subprocess.Popen(command) for command in commands]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     late = Incident("id", "straggler", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0, ranks=(1,))
     scene = Scene(late, pid=0)
     views = [replace(scene.view, rank=rank, visible_pid=each.pid, pid=each.pid) for rank, each in enumerate(processes)]
     scene.culprits = Culprits(lambda: [late], lambda job: views, lambda *added: scene.added.append(added))
     try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
         scene.culprits.tick()
     finally:
         for process in processes:
