@@ -85,7 +85,7 @@ def test_foreign_collective(tmp_path: Path) -> None:
 
 @BOTH_HOOKS
 def test_units(hook: str, tmp_path: Path) -> None:
-    """Each all_gather and reduce_scatter of FSDP2 has the path of its unit; units of one size are told apart. The first step has no names."""
+    """Each all_gather and reduce_scatter of FSDP2 has the path of its unit, also where units have equal sizes. The first step has no names."""
     for pairs in ran(tmp_path, "fsdp"):
         assert [one.part for one, _ in pairs] == [None] * OF_STEP + [unit(path) for _, (_, path) in pairs[OF_STEP:]]
 

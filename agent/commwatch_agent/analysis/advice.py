@@ -14,7 +14,7 @@ from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, WORTH, Facts, Kind
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, says, uneven
+from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
 from commwatch_agent.core.alpha_beta import messages
 from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.core.bandwidth import bus_factor
@@ -231,9 +231,8 @@ def _straggler(facts: Facts) -> Iterator[Found]:
     if facts.late:
         cost, late = max(facts.late.values()), sorted(facts.late)
         because = [f"the others wait {percent(facts.late[rank])} of the time for rank {rank}" for rank in late]
-        if facts.all_exposed is not None and facts.waits:
-            # What is hidden behind compute costs nothing; all that is exposed may be of one rank.
-            cost = min(cost, facts.all_exposed * len(facts.waits))
+        if facts.waits:
+            cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
         why = common_why(facts.whys, late)
         do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""

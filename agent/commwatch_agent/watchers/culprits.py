@@ -62,7 +62,8 @@ class Culprits:
             self._taken |= {(incident.id, rank) for rank in new}
             here = {view.rank for view in self._here(incident.job_id)}
             there = [rank for rank in new if rank not in here]
-            look, is_late = (self._late, True) if incident.kind == "straggler" else (self.of, False)
+            is_late = incident.kind == "straggler"
+            look = self._late if is_late else self.of
             items = look(incident.job_id, [rank for rank in new if rank in here])
             lent = self._elsewhere(incident.job_id, there) if there else ()
             items += (item for item in lent if item.source != "stack" or not is_late)  # of one look

@@ -383,7 +383,7 @@ def test_two_late_ranks() -> None:
 
 
 def test_a_known_reason_is_in_the_advice() -> None:
-    """A late rank that lacks CPU time is told what gives it some, first of all; other reasons leave the general text."""
+    """If a late rank lacks CPU time, the first advice is how to give it more. For other reasons the advice keeps its general text."""
     late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
     starved, *_ = advice_on(facts(**late, whys={1: NO_CORE}))
     assert starved.title == "rank 1 is late, waiting for a CPU core, and the others wait for it"

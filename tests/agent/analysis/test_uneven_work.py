@@ -139,7 +139,7 @@ def test_not_known(name: str) -> None:
 
 
 def test_ranks_that_are_not_known() -> None:
-    """A rank that only counts its operations, or has ended, is left out; one rank alone waits for nobody that is known."""
+    """A rank that only counts its operations, or has ended, is left out. With a single rank, no waiting for others is known."""
     job, now_ns = Loop(in_turn).run()
     first, second, third, _ = job.rank_totals.values()
     first.mode, second.alive = COUNTERS, False

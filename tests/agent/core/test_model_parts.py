@@ -58,7 +58,7 @@ def named(fields: list[tuple[int, ...]], *tables: PartTable, first: int = 7) -> 
 
 
 def test_place_in_the_step() -> None:
-    """Parts of one size are told apart by their place in the step, whatever the order in which they ended."""
+    """Parts of equal size are distinguished by their place in the step, in whichever order they end."""
     one, two = step(1, *PASS), step(2, *PASS)
     assert named(ring(one, two)) == ["first", "middle", "last"] * 2
     assert named(ring(one[::-1])) == ["last", "middle", "first"]

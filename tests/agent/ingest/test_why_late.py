@@ -86,7 +86,7 @@ def test_reason(mine: list[Sample], phrase: str | None) -> None:
 
 
 def test_code() -> None:
-    """Each reason has a code; of several ranks, a reason counts only if it is that of all."""
+    """Each reason has a code. Several ranks have a common reason only if all of them have the same one."""
     assert why_of(1, 0.6, {0: looks(), 1: looks(wanted=0.5), 2: looks()}, 0).code == NO_CORE  # type: ignore[union-attr]
     assert common_why({1: NO_CORE, 2: NO_CORE, 3: QUOTA}, [1, 2]) == NO_CORE
     assert common_why({1: NO_CORE, 3: QUOTA}, [1, 3]) == common_why({1: NO_CORE}, [1, 2]) == common_why({}, []) == ""

@@ -1,4 +1,4 @@
-"""What is said where it is not known whether a bandwidth is good."""
+"""Where no reference tells whether a bandwidth is good, report and top name the command or setting that provides one."""
 
 from __future__ import annotations
 

@@ -67,14 +67,23 @@ def uneven(found: StepWaits) -> Uneven | None:
     least, most, average = min(waits), max(waits), mean(waits)
     in_turn = least >= _ALIKE * average
     saves = average if in_turn else most
-    if found.exposed is not None:
-        # What is hidden behind compute costs nothing; all that is exposed may be of one rank.
-        saves = min(saves, found.exposed * (1 if in_turn else len(waits)))
+    saves = at_most_exposed(saves, found.exposed, 1 if in_turn else len(waits))
     if saves < WORTH or (found.for_cores is not None and found.for_cores >= _EXPLAINS * average):
         return None
     if found.transfer is not None and _TIMES * found.transfer > average:
         return Uneven(Why.TRANSFERS, least, most, saves)
     return Uneven(Why.TURNS if in_turn else Why.SOME, least, most, saves)
+
+
+def at_most_exposed(waited: float, exposed: float | None, ranks: int) -> float:
+    """Return what waiting costs at most, as a share of the step time: what is hidden behind compute costs nothing.
+
+    Args:
+        waited: share of the step time.
+        exposed: that of all ranks on average; ``None``: not known.
+        ranks: how many these are, if all that is exposed may be of one of them.
+    """
+    return waited if exposed is None else min(waited, exposed * ranks)
 
 
 def says(found: Uneven) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from commwatch.probe.torch_groups import Group
+from commwatch.probe.naming_probe import NamingProbe
 from commwatch.probe.torch_steps import StepHooks
 from commwatch.wire import events as ev
 from commwatch.wire import variables
@@ -16,32 +16,11 @@ if TYPE_CHECKING:
     from commwatch.probe.checks.torch_corruption import ReplicaChecks
 
 
-class CheckedProbe(Protocol):
+class CheckedProbe(NamingProbe, Protocol):
     """What the checks need of a probe (``torch_probe.Probe``)."""
 
     env: Mapping[str, str]
     steps: StepHooks
-    off: bool
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The job and the rank of this process."""
-
-    @property
-    def ring(self) -> object | None:
-        """Where it records; ``None``: it does not."""
-
-    def say(self, text: str, about: str) -> None:
-        """Print one line to standard error, once per topic ``about``."""
-
-    def apart(self, do: Callable[[], int | None]) -> int | None:
-        """Call, from the trainer's thread, what takes locks of the probe."""
-
-    def group_of(self, pg: Any) -> Group:
-        """Return the group with its number in the ring."""
-
-    def intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
-        """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
 
     def write_checksum(self, checksum: ev.Checksum) -> None:
         """Write the record of a checksum."""

@@ -1,16 +1,16 @@
 """Writes to the names file what the collectives of a model carry: buckets of DDP, units of FSDP2.
 
 Nothing is added to an operation: a table has the order in which a pass communicates its parts, and the agent finds the part of an operation by
-its place in the step (``commwatch_agent/core/model_parts.py``). No tensor and no module is kept.
+its place in the step (``commwatch_agent/core/model_parts``). No tensor and no module is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from commwatch.probe.torch_groups import Group
+from commwatch.probe.naming_probe import NamingProbe
 from commwatch.probe.units.part_tables import Carried
 from commwatch.probe.units.torch_buckets import Buckets
 from commwatch.probe.units.torch_fsdp import FsdpUnits
@@ -18,32 +18,6 @@ from commwatch.wire.handlers import raised_by_handler
 
 #: Most tables of a process, most parts of a table, and most characters of a part's name.
 MOST_TABLES, MOST_PARTS, MOST_NAME = 64, 2048, 300
-
-
-class NamingProbe(Protocol):
-    """What the names need of a probe (``torch_probe.Probe``)."""
-
-    off: bool
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The job and the rank of this process."""
-
-    @property
-    def ring(self) -> object | None:
-        """Where it records; ``None``: it does not."""
-
-    def say(self, text: str, about: str) -> None:
-        """Print one line to standard error, once per topic ``about``."""
-
-    def apart(self, do: Callable[[], int]) -> int:
-        """Call, from the trainer's thread, what takes locks of the probe."""
-
-    def group_of(self, pg: Any) -> Group:
-        """Return the group with its number in the ring."""
-
-    def intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
-        """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
 
 
 class Units:
