@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -206,6 +206,8 @@ def test_unknown_unit(fsdp: SimpleNamespace, learner: FsdpUnits, announced: Anno
 
 # -- both -----------------------------------------------------------------------------------------
 
+_T = TypeVar("_T")
+
 
 class FakeProbe:
     """A probe that keeps what is written and said."""
@@ -219,7 +221,7 @@ class FakeProbe:
     def say(self, text: str, about: str) -> None:
         self.said.append(text)
 
-    def apart(self, do: Callable[[], int]) -> int:
+    def apart(self, do: Callable[[], _T]) -> _T:
         return do()
 
     def group_of(self, pg: Any) -> Any:
