@@ -9,8 +9,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from email import message_from_bytes
-from email.policy import default
 from typing import Any
 
 import pytest
@@ -21,17 +19,16 @@ from commwatch_agent.history.operations import Operation
 from commwatch_agent.server.history_queries import csv_table
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import prometheus as exported
-from commwatch_alerts.outbox import Batch, Policy
+from commwatch_alerts.outbox import Batch
 from commwatch_alerts.receivers import payload
 from commwatch_alerts.receivers.hooks import slack
-from commwatch_alerts.receivers.mail import Mail
 from commwatch_alerts.text import render
 from tests.agent.test_hostile_names import EVIL
 from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, operation, wait_for
-from tests.receivers import NOON, alert
+from tests.receivers import alert
 
 AGENT = "http://agent:9477"
-#: As a spreadsheet, a template, a chat and a mail would like them, and one that is in nobody's way.
+#: As a spreadsheet, a template, and a chat would like them, and one that is in nobody's way.
 NAMES = (
     EVIL, "=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", '"quoted", back\\slash', "{{ .Labels }}{{ $value }}",
     "{rank} [{exposed:percent}]", "<!channel> <http://evil|good> &", "train\r\nBcc: x@example.com", "plain name",
@@ -108,7 +105,7 @@ def test_templates(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages(name: str) -> None:
-    """In mail and chat a name makes no header, no line, no mention and no link; machines get it as it is."""
+    """In a chat a name makes no line, no mention and no link; machines get it as it is."""
     odd = replace(
         alert(job_id=name, group=name),
         annotations={
@@ -117,20 +114,6 @@ def test_messages(name: str) -> None:
         },
     )
     batch = Batch((odd,), (("alertname", "CommShareHigh"), ("job_id", name)))
-    mail = Mail("m", Policy(60.0), "127.0.0.1", 25, "watch@example.com", to=("a@example.com",), agent_url=AGENT)
-    message = message_from_bytes(mail.message(batch, NOON).as_bytes(), policy=default)
-    assert set(message.keys()) == {
-        "Subject", "From", "To", "Date", "Message-ID", "Auto-Submitted", "Content-Type", "Content-Transfer-Encoding", "MIME-Version",
-    }  # fmt: skip
-    assert str(message["Subject"]).isprintable()
-    lines = message.get_content().splitlines()
-    assert all(line.isprintable() for line in lines)
-    assert [line for line in lines if line.startswith(("FIRING", "since", "all of them"))] == [
-        lines[0],
-        lines[1],
-        lines[-1],
-    ]
-    assert "javascript:" not in message.get_content()
     (told,) = slack(batch, AGENT)["attachments"]
     for text in (told["title"], told["fallback"], told["text"]):
         assert text.isprintable()

@@ -199,7 +199,6 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "alerts/commwatch_alerts/kept.py": {"fdopen": [OPENED], "replace": [STATE, STATE], "unlink": [STATE]},
     "alerts/commwatch_alerts/receivers/command.py": {"Popen": [PROGRAM], "TemporaryFile": [SCRATCH]},
     "alerts/commwatch_alerts/receivers/http.py": {"connect": [NETWORK], "create_default_context": [NETWORK]},
-    "alerts/commwatch_alerts/receivers/mail.py": {"connect": [NETWORK], "create_default_context": [NETWORK, NETWORK]},
     "dashboards/commwatch_dashboards/build.py": {"write_text": [TYPED]},
     "dashboards/commwatch_dashboards/export.py": {"read_text": [OURS]},
 }

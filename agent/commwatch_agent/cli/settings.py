@@ -99,7 +99,6 @@ def _plain(value: object) -> str:
 def _without_secrets(receiver: ReceiverConfig) -> str:
     """Return a receiver as text. Of a URL only the host, of a command only the program: the rest is often secret."""
     where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in receiver.urls]
-    where += [f"{receiver.smtp[0]}:{receiver.smtp[1]}"] if receiver.smtp else []
     where += [receiver.command[0]] if receiver.command else []
     where += [f"{secret.key} {secret.file or secret.variable}" for secret in receiver.secrets]
     return f"{receiver.kind}: {', '.join(where)}"

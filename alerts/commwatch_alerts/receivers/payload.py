@@ -108,22 +108,3 @@ def links(alert: Alert, agent_url: str) -> list[tuple[str, str]]:
     urls = [(name, alert.annotations.get(key, "")) for name, key in named]
     own = [("incident", source(alert, agent_url))] if alert.annotations.get("incident") else []
     return own + [(name, url) for name, url in urls if url.startswith(("http://", "https://"))]
-
-
-def text(batch: Batch, agent_url: str) -> str:
-    """Return the whole message as plain text for people."""
-    parts = []
-    for alert in batch.alerts[:MOST_SHOWN]:
-        began_at = f"since {rfc3339(began(alert))}"
-        ended = f", ended {rfc3339(alert.resolved_at)}" if alert.state == RESOLVED and alert.resolved_at else ""
-        lines = [f"{alert.state.upper()} {summary(alert)}", description(alert)]
-        lines += [
-            f"{began_at}{ended}",
-            " ".join(f"{name}={printable(value)}" for name, value in labels_of(alert).items()),
-        ]
-        lines += [f"{name}: {url}" for name, url in links(alert, agent_url)]
-        parts.append("\n".join(line for line in lines if line))
-    more = len(batch.alerts) + len(batch.truncated) - MOST_SHOWN
-    if more > 0:
-        parts.append(f"and {more} more")
-    return "\n\n".join([*parts, f"all of them: {page(agent_url)}"]) + "\n"

@@ -11,7 +11,7 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, model_validator
 
 from commwatch_alerts.model import SEVERITIES, WARNING, OneLineError
 from commwatch_alerts.outbox import Policy
@@ -25,11 +25,10 @@ from commwatch_alerts.receivers.hooks import (
     Webhook,
     is_url,
 )
-from commwatch_alerts.receivers.mail import PORTS, STARTTLS, TLS, Mail
 from commwatch_alerts.receivers.sending import Receiver, Secret
 from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
 
-ALERTMANAGER, WEBHOOK, SLACK, EMAIL, COMMAND = KINDS = ("alertmanager", "webhook", "slack", "email", "command")
+ALERTMANAGER, WEBHOOK, SLACK, COMMAND = KINDS = ("alertmanager", "webhook", "slack", "command")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TOKEN, _PASSWORD, _URL = (("token_file", "token_env"), ("password_file", "password_env"), ("url_file", "url_env"))
 _ALWAYS = ("kind", "name", "severity")
@@ -39,15 +38,12 @@ KEYS = {
     ALERTMANAGER: (*_ALWAYS, "url", "urls", *_TOKEN, "username", *_PASSWORD),
     WEBHOOK: (*_OFTEN, "url", *_URL, *_TOKEN, "username", *_PASSWORD),
     SLACK: (*_OFTEN, *_URL),
-    EMAIL: (*_OFTEN, "smtp", "from", "to", "tls", "username", *_PASSWORD),
     COMMAND: (*_OFTEN, "command"),
 }
 #: Keys that would hold a secret, and are refused; with the keys to use in their place.
 _LITERAL = {"token": _TOKEN, "password": _PASSWORD, "bearer_token": _TOKEN, "webhook_url": _URL, "api_url": _URL}
 _NAME = re.compile(r"[\w.@-]{1,64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
-_MAILBOX = re.compile(r"(?:[^<>,@\"]+ <)?[^\s<>,@\"]+@[^\s<>,@\"]+>?")
 
 
 class BadReceiver(OneLineError):
@@ -57,16 +53,6 @@ class BadReceiver(OneLineError):
 def _seconds(value: Any) -> float:
     match = re.fullmatch(r"(\d{1,6})([smhd])", value) if isinstance(value, str) else None
     return float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-
-
-def _host_and_port(value: Any, others: ValidationInfo) -> tuple[str, int]:
-    match = _SERVER.fullmatch(value) if isinstance(value, str) else None
-    return (match[1].strip("[]"), int(match[2] or PORTS[others.data.get("tls", STARTTLS)])) if match else ("", 0)
-
-
-def _is_mailbox(text: str) -> bool:
-    plain = text.isascii() and text.isprintable() and ("<" in text) == (">" in text)
-    return plain and _MAILBOX.fullmatch(text) is not None
 
 
 _Line = Annotated[str, needs("a text of one line", lambda text: text and text.isprintable())]
@@ -82,18 +68,6 @@ _Repeat = Annotated[
     float,
     BeforeValidator(_seconds),
     needs("a time of at least a minute, such as 4h, 30m or 1d", lambda repeat_s: repeat_s >= 60),
-]
-_Smtp = Annotated[
-    tuple[str, int],
-    BeforeValidator(_host_and_port),
-    needs("a host, or host:port, such as mail.example.com:587", lambda server: 0 < server[1] < 65536),
-]
-_Mailbox = Annotated[str, needs("an address such as ops@example.com", _is_mailbox)]
-_Mailboxes = Annotated[
-    tuple[_Mailbox, ...],
-    Strict(False),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    needs("an address, or a list of them", bool),
 ]
 _Command = Annotated[
     tuple[_Argument, ...],
@@ -122,11 +96,6 @@ class ReceiverConfig(BaseModel):
     username: _Line | None = None
     password_file: _File | None = None
     password_env: _Variable | None = None
-    tls: Annotated[str, one_of(TLS)] = STARTTLS
-    #: Host and port of the mail server.
-    smtp: _Smtp | None = None
-    sender: _Mailbox | None = Field(None, alias="from")
-    to: _Mailboxes = ()
     command: _Command = ()
 
     @model_validator(mode="before")
@@ -156,11 +125,10 @@ class ReceiverConfig(BaseModel):
             "needs urls": kind == ALERTMANAGER and not self.urls,
             "needs url": kind == WEBHOOK and not (self.urls or self.url),
             "needs url_file or url_env": kind == SLACK and not self.url,
-            "needs smtp, from and to": kind == EMAIL and not (self.smtp and self.sender and self.to),
             "needs command, a list of a program and its arguments": kind == COMMAND and not self.command,
             "username: needs password_file or password_env, and vice versa": alone,
             "token and username: give one of them": user and login.token,
-            "username: must not contain a colon": ":" in user and kind != EMAIL,
+            "username: must not contain a colon": ":" in user,
         }
         for message, holds in wrong.items():
             if holds:
@@ -179,7 +147,7 @@ class ReceiverConfig(BaseModel):
 
     @property
     def login(self) -> Login:
-        """Credentials for the address or the mail server."""
+        """Credentials for the address."""
         return Login(self._secret(*_TOKEN), self.username, self._secret(*_PASSWORD))
 
     @property
@@ -239,10 +207,4 @@ def _receivers(asked: ReceiverConfig, agent_url: str, hidden: frozenset[str]) ->
     if asked.kind == SLACK:
         assert asked.url is not None
         return [Slack(asked.name, policy, asked.url, agent_url)]
-    if asked.kind == EMAIL:
-        assert asked.smtp is not None
-        assert asked.sender is not None
-        user, password = asked.username, asked.login.password
-        mail = (asked.name, policy, *asked.smtp, asked.sender)
-        return [Mail(*mail, to=asked.to, agent_url=agent_url, tls=asked.tls, username=user, password=password)]
     return [Command(asked.name, policy, asked.command, agent_url, hidden)]

@@ -46,15 +46,6 @@ name = "slack"
 url_file = "/etc/slack"
 
 [[receivers]]
-kind = "email"
-name = "mail"
-smtp = "mail.example.com:587"
-from = "a@example.com"
-to = "b@example.com"
-username = "u"
-password_env = "MAIL_PASSWORD"
-
-[[receivers]]
 kind = "command"
 name = "run"
 command = ["/bin/notify", "--token", "S3CRET"]
@@ -96,7 +87,6 @@ def test_where_from(tmp_path: Path) -> None:
     assert found["kinds.hang"] == ("at most warning, for 1m30s", str(file))
     assert found["receivers.hook"] == ("webhook: https://hooks.example.com", str(file))
     assert found["receivers.slack"] == ("slack: url_file /etc/slack", str(file))
-    assert found["receivers.mail"] == ("email: mail.example.com:587, password_env MAIL_PASSWORD", str(file))
     assert found["receivers.run"] == ("command: /bin/notify", str(file))
 
 
