@@ -128,7 +128,6 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/server/job_timelines.py": {"GzipFile": [MEMORY]},
     "agent/commwatch_agent/server/listener.py": {"bind": [NETWORK, NETWORK]},
     "agent/commwatch_agent/server/tls.py": {"load_cert_chain": [OPENED], "load_verify_locations": [OPENED]},
-    "agent/commwatch_agent/watchers/inspector.py": {"open": [OPENED]},
     "agent/commwatch_agent/watchers/nccl.py": {"rmdir": [STATE]},
     "agent/commwatch_agent/watchers/profiles.py": {
         "glob": [STATE, STATE, STATE, STATE],
@@ -223,7 +222,6 @@ GATE: dict[str, list[str]] = {
     "collectors/commwatch/api/client_tls.py": ["open_file(operator)"],
     "agent/commwatch_agent/runtime/run_lock.py": ["lock_file()", "lock_file()"],
     "collectors/commwatch/wire/tokens.py": ["look(replace(trust, strict=False))", "read(trust)", "write()"],
-    "agent/commwatch_agent/watchers/inspector.py": ["folder()", "open_file(trust)"],
     "agent/commwatch_agent/watchers/log_requests.py": ["folder()", "read(trainers)", "write()"],
     "agent/commwatch_agent/watchers/nccl.py": ["folder(own)", "folder(own)", "look(ANYBODY)"],
     "agent/commwatch_agent/watchers/nccl_archive.py": ["read(ANYBODY)", "write()"],

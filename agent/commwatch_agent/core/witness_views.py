@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commwatch_collectors.nccl.inspector import Mean, canonical
-
-#: Means kept of one text file.
-MOST_MEANS = 4096
-
 
 @dataclass(frozen=True)
 class InspectorRow:
@@ -19,7 +14,7 @@ class InspectorRow:
     #: Label and id of the process group; ``unknown`` and ``None`` where the communicator matches none or several.
     group: str
     group_id: str | None
-    #: NCCL's hash of the communicator; empty: those of earlier runs.
+    #: NCCL's hash of the communicator.
     comm: str
     group_size: int
     op: str
@@ -36,28 +31,6 @@ class InspectorRow:
     seconds: float
     algbw: float | None
     busbw: float | None
-
-
-@dataclass(frozen=True)
-class InspectorMean:
-    """Means over the latest interval, from a text file of Inspector; they cannot be summed."""
-
-    #: ``None``: several jobs write into that folder.
-    job_id: str | None
-    node: str
-    gpu: str
-    comm_name: str
-    group_size: int | None
-    op: str
-    #: As Inspector prints it, such as ``4-5GB`` (powers of 1024).
-    sizes: str
-    algo_proto: str | None
-    #: Arithmetic mean.
-    duration_s: float | None
-    #: Geometric mean.
-    busbw: float | None
-    #: Unix time of the dump.
-    at: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +54,6 @@ class InspectorView:
     #: Formats, unknown to commwatch, some lines of which cannot be read.
     unread_versions: list[str]
     rows: list[InspectorRow]
-    means: list[InspectorMean]
 
 
 @dataclass(frozen=True)
@@ -135,33 +107,3 @@ class WitnessesView:
 
     inspector: InspectorView
     ras: RasView
-
-
-def means(parsed: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
-    """Return the means of one file; lines with equal labels become one entry."""
-    together: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for mean in parsed:
-        together.setdefault(tuple(sorted(mean.labels.items())), {})[mean.metric] = mean.value
-    job, found = next(iter(jobs)) if len(jobs) == 1 else None, []
-    for key, values in list(together.items())[:MOST_MEANS]:
-        labels = dict(key)
-        name = labels.get("collective") or labels.get("p2p_operation") or ""
-        took_us = values.get("nccl_collective_exec_time_microseconds", values.get("nccl_p2p_exec_time_microseconds"))
-        gbs = values.get("nccl_bus_bandwidth_gbs", values.get("nccl_p2p_bus_bandwidth_gbs"))
-        found.append(
-            InspectorMean(
-                job_id=job,
-                node=labels.get("node", ""),
-                gpu=labels.get("gpu", ""),
-                comm_name=labels.get("comm_name", ""),
-                group_size=int(labels["nranks"]) if labels.get("nranks", "").isdecimal() else None,
-                op=canonical(name),
-                sizes=labels.get("message_size", ""),
-                algo_proto=labels.get("algo_proto"),
-                duration_s=None if took_us is None else took_us / 1e6,
-                # Inspector writes 0 where it has no formula, such as for AlltoAll.
-                busbw=gbs * 1e9 if gbs else None,
-                at=at,
-            )
-        )
-    return found

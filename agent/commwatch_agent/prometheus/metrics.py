@@ -9,7 +9,6 @@ _OPS = ("job_id", "rank", "group", "op")
 _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
 _RANK_SOURCE = (*_RANK, "source")
-_INSPECTOR = ("job_id", "rank", "group", "op", "timing")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
 _CHOICE = (*_RANK, "algorithm", "protocol")
 
@@ -226,24 +225,6 @@ METRICS = {
             ("job_id", "finding", "severity"),
         ),
         Spec(
-            "commwatch_inspector_collectives_total",
-            "counter",
-            "Total number of operations timed by NCCL Inspector (by default only on the GPU, from 8 KiB on).",
-            _INSPECTOR,
-        ),
-        Spec(
-            "commwatch_inspector_collective_seconds_total",
-            "counter",
-            "Total duration of operations timed by NCCL Inspector, by its clock, in seconds.",
-            _INSPECTOR,
-        ),
-        Spec(
-            "commwatch_inspector_collective_bus_bytes_total",
-            "counter",
-            "Total size S times the bus factor of operations timed by NCCL Inspector, in bytes; absent where there is no bus bandwidth.",
-            _INSPECTOR,
-        ),
-        Spec(
             "commwatch_nccl_operations_total",
             "counter",
             "Total number of collectives that NCCL's profiler interface timed, by what NCCL chose for them.",
@@ -260,12 +241,6 @@ METRICS = {
             "counter",
             "Total size S times the bus factor of collectives that NCCL's profiler interface timed, in bytes; absent where there is no bus bandwidth.",
             _CHOICE,
-        ),
-        Spec(
-            "commwatch_inspector_dropped_total",
-            "counter",
-            "Total number of operations timed by NCCL Inspector that it overwrote before it wrote them.",
-            ("job_id", "rank", "group", "kind"),
         ),
         Spec(
             "commwatch_job_info",

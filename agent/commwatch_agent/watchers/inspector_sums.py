@@ -15,7 +15,7 @@ from commwatch_collectors.nccl.follow import Follower
 from commwatch_collectors.nccl.input.lines import apart
 from commwatch_collectors.nccl.inspector import Dropped, Reader, Timed
 
-#: Sums kept of one job, and as many of its earlier runs.
+#: Sums kept of one job.
 MOST_CELLS = 4096
 #: Looks at the files without a record of a communicator after which its files are read to their ends.
 _QUIET_LOOKS = 120
@@ -43,13 +43,6 @@ class Cell:
     bus_bytes: float = 0.0
     seconds: float = 0.0
 
-    def add(self, other: Cell) -> None:
-        """Add the sums of another one."""
-        self.count += other.count
-        self.bytes += other.bytes
-        self.bus_bytes += other.bus_bytes
-        self.seconds += other.seconds
-
 
 @dataclass
 class Communicator:
@@ -70,67 +63,23 @@ class Communicator:
         return len(self.places) + len(self.processes)
 
 
-class Source(NamedTuple):
-    """One rank in one communicator."""
-
-    rank: int
-    comm: str
-    group_rank: int
-
-
-class Count:
-    """The sum over a counter that begins at 0 again when its communicator is made anew."""
-
-    def __init__(self) -> None:
-        self._before = self._latest = 0
-
-    def set(self, value: int) -> None:
-        """Take the counter's latest value."""
-        if value < self._latest:
-            self._before += self._latest
-        self._latest = value
-
-    def add(self, ended: Count) -> None:
-        """Add the sum over a counter that has ended."""
-        self._before += ended.sum
-
-    @property
-    def sum(self) -> int:
-        return self._before + self._latest
-
-
-@dataclass
-class Drops:
-    """Operations that Inspector overwrote before it wrote them."""
-
-    collectives: Count = field(default_factory=Count)
-    messages: Count = field(default_factory=Count)
-
-
-@dataclass
-class Sums:
-    """The sums over some communicators, by what names these: NCCL's hash, or for earlier runs what they have in common."""
-
-    cells: dict[Key, Cell] = field(default_factory=dict)
-    drops: dict[Source, Drops] = field(default_factory=dict)
-    comms: dict[str, Communicator] = field(default_factory=dict)
-    #: Places and processes of all communicators.
-    places: int = 0
-
-
 class JobFiles:
-    """Sums over the JSON files of one job.
+    """Sums over the JSON files of one job, of its present run.
 
     Args:
-        most: sums kept of its present runs, and as many of its earlier ones.
+        most: sums kept.
     """
 
     def __init__(self, since: float, lock: threading.RLock, most: int) -> None:
         self.most = most
         self.follower = Follower(self._take, since)
         self.ranks: dict[tuple[str, int], int] = {}
-        self.now, self.earlier = Sums(), Sums()
-        self.records = self.unknown_fields = self.left_out = 0
+        self.comms: dict[str, Communicator] = {}
+        self._cells: dict[Key, Cell] = {}
+        #: Operations that Inspector overwrote before it wrote them, by communicator and rank in it.
+        self._drops: dict[tuple[str, int], int] = {}
+        self._places = 0
+        self.unknown_fields = self.left_out = 0
         #: By path: the reader, and the number of its latest line.
         self._readers: dict[str, tuple[Reader, int]] = {}
         self._skipped_bytes = 0
@@ -146,10 +95,14 @@ class JobFiles:
         return {version for reader, _ in self._readers.values() for version in reader.unread_versions}
 
     @property
+    def records(self) -> int:
+        """Operations in the sums."""
+        return sum(cell.count for cell in self._cells.values())
+
+    @property
     def dropped(self) -> int | None:
         """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
-        drops = [*self.now.drops.values(), *self.earlier.drops.values()]
-        return sum(each.collectives.sum + each.messages.sum for each in drops) if drops else None
+        return sum(self._drops.values()) if self._drops else None
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
         for number, line in apart(texts):
@@ -179,98 +132,66 @@ class JobFiles:
 
     def _comm(self, record: Timed | Dropped, rank: int) -> Communicator | None:
         """Return the communicator of a record; ``None`` if it has another size than before."""
-        comm = self.now.comms.get(record.comm)
+        comm = self.comms.get(record.comm)
         if comm is None:
-            comm = self.now.comms[record.comm] = Communicator(record.group_size, record.comm_name)
+            comm = self.comms[record.comm] = Communicator(record.group_size, record.comm_name)
         if comm.size != record.group_size:
             return None
         comm.name, comm.quiet = comm.name or record.comm_name, 0
-        if self.now.places < 2 * self.most:
-            self.now.places -= comm.places_taken
+        if self._places < 2 * self.most:
+            self._places -= comm.places_taken
             comm.places.add((record.group_rank, rank))
             comm.processes.add(_process(record))
-            self.now.places += comm.places_taken
+            self._places += comm.places_taken
         return comm
 
     def _add_drops(self, dropped: Dropped, rank: int) -> bool:
-        source = Source(rank, dropped.comm, dropped.group_rank)
-        if source not in self.now.drops and len(self.now.drops) >= self.most:
+        source = dropped.comm, dropped.group_rank
+        if source not in self._drops and len(self._drops) >= self.most:
             return False
         if self._comm(dropped, rank) is None:
             return False
-        drops = self.now.drops.setdefault(source, Drops())
-        drops.collectives.set(dropped.collectives)
-        drops.messages.set(dropped.messages)
+        self._drops[source] = dropped.collectives + dropped.messages
         return True
 
     def _add(self, timed: Timed, rank: int) -> bool:
         size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
         key = Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
-        if key not in self.now.cells and len(self.now.cells) >= self.most:
+        if key not in self._cells and len(self._cells) >= self.most:
             return False
         comm = self._comm(timed, rank)
         if comm is None:
             return False
-        cell = self.now.cells.setdefault(key, Cell())
-        self.records += 1
+        cell = self._cells.setdefault(key, Cell())
         cell.count += 1
         cell.seconds += timed.duration_s
         cell.bytes += timed.size_bytes or 0
         cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
         return True
 
-    def fold(self, past: Set[tuple[str, int]]) -> None:
-        """Add the sums of communicators of earlier runs to those of the like ones before them; call once for each look.
+    def forget(self, past: Set[tuple[str, int]]) -> None:
+        """Forget communicators of earlier runs; call once for each look.
 
-        A run makes its communicators anew, each with a new hash: their sums must not use up the room of the runs that follow.
+        A run makes its communicators anew, each with a new hash: the old ones must not use up the room of the runs that follow.
 
         Args:
             past: host and pid of the processes of earlier runs.
         """
         with self._lock:
-            names = {}
-            for name, comm in self.now.comms.items():
+            for name, comm in list(self.comms.items()):
                 comm.quiet += 1
                 if comm.quiet > _QUIET_LOOKS and comm.processes <= past:
-                    names[name] = f"{comm.size} {comm.name or ''} {sorted(comm.places)}"
-            if names:
-                self._move(names)
-
-    def _move(self, names: dict[str, str]) -> None:
-        """Move the sums of communicators to earlier runs, under new names, as far as there is room."""
-        now, earlier = self.now, self.earlier
-        for key in [key for key in now.cells if key.comm in names]:
-            to = key._replace(comm=names[key.comm])
-            if to in earlier.cells or (len(earlier.cells) < self.most and self._keeps(to.comm, now.comms[key.comm])):
-                earlier.cells.setdefault(to, Cell()).add(now.cells.pop(key))
-        for source in [source for source in now.drops if source.comm in names]:
-            of = source._replace(comm=names[source.comm])
-            if of in earlier.drops or (len(earlier.drops) < self.most and self._keeps(of.comm, now.comms[source.comm])):
-                drops, ended = earlier.drops.setdefault(of, Drops()), now.drops.pop(source)
-                drops.collectives.add(ended.collectives)
-                drops.messages.add(ended.messages)
-        kept = {key.comm for key in now.cells} | {source.comm for source in now.drops}
-        for name in names.keys() - kept:
-            now.places -= now.comms.pop(name).places_taken
-
-    def _keeps(self, name: str, comm: Communicator) -> bool:
-        """Keep a communicator of earlier runs; return whether there is room for it."""
-        if name not in self.earlier.comms:
-            if self.earlier.places + comm.places_taken > 2 * self.most:
-                return False
-            self.earlier.places += comm.places_taken
-            self.earlier.comms[name] = comm
-        return True
+                    self._places -= self.comms.pop(name).places_taken
+            self._cells = {key: cell for key, cell in self._cells.items() if key.comm in self.comms}
+            self._drops = {source: count for source, count in self._drops.items() if source[0] in self.comms}
 
     def rows(self, job: str, groups: list[GroupInfo]) -> Iterator[InspectorRow]:
-        """Yield the sums as the API shows them; those of earlier runs are of no communicator."""
-        for sums in (self.now, self.earlier):
-            where = {name: self.group(comm, groups) for name, comm in sums.comms.items()}
-            for key, cell in sums.cells.items():
-                shown = key if sums is self.now else key._replace(comm="")
-                yield row_of(job, shown, cell, sums.comms[key.comm].size, where[key.comm])
+        """Yield the sums as the API shows them."""
+        where = {name: self._group(comm, groups) for name, comm in self.comms.items()}
+        for key, cell in self._cells.items():
+            yield row_of(job, key, cell, self.comms[key.comm].size, where[key.comm])
 
-    def group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
+    def _group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
         """Return label and id of a communicator's process group, found by its members, then by its name."""
         fits = fitting(comm.size, comm.places, groups)
         if len(fits) > 1:

@@ -77,7 +77,6 @@ class Watchers:
             *self.host.readings(),
             *self.gpus.readings(),
             *self.nccl.readings(),
-            *self.inspector.readings(),
             *self.ras.readings(),
         ]
 

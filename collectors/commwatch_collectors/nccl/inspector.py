@@ -1,10 +1,10 @@
-"""NCCL Inspector: its JSON lines and its Prometheus text files. Pure.
+"""NCCL Inspector's JSON lines. Pure.
 
 Inspector is NCCL's own profiler plugin (NCCL 2.28 and later; RCCL has a port). It times collectives on the GPU
-(``kernel_gpu``) unless configured otherwise. The JSON has one object per line for each collective or message; the text
-files hold means since the previous dump, and are rewritten each time.
+(``kernel_gpu``) unless configured otherwise, and writes one object per line for each collective or message. Its text files
+for Prometheus hold means since the previous dump, which cannot be added up: they are not read.
 
-Formats of the JSON:
+Formats:
 
 - v4.0: each line has its communicator and process (``header``, ``metadata``);
 - v4.1: each dump of a communicator begins with a line ``dump_stats``: the numbers of its records, and of those that were
@@ -13,7 +13,7 @@ Formats of the JSON:
 - v4.3: only the line ``dump_stats`` has ``header`` and ``metadata``. They hold for the records that it announces:
   collectives, then messages, then those of the proxy thread, which are not used.
 
-Source: NVIDIA/nccl, plugins/profiler/inspector: README.md, inspector_json.cc, inspector_prom.cc, inspector.cc; v4.1 in pull
+Source: NVIDIA/nccl, plugins/profiler/inspector: README.md, inspector_json.cc, inspector.cc; v4.1 in pull
 request 2304, v4.2 in commit 35d819ec, v4.3 in pull request 2359.
 """
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 #: NCCL's operation -> canonical name, and whether S of nccl-tests is the bytes of one rank times the number of ranks.
@@ -114,14 +113,6 @@ class Dropped(NamedTuple):
     messages: int
     #: As in ``Timed``.
     unknown_fields: int
-
-
-class Mean(NamedTuple):
-    """A line of a text file: a mean since the previous dump."""
-
-    metric: str
-    labels: dict[str, str]
-    value: float
 
 
 class _Member(NamedTuple):
@@ -275,41 +266,3 @@ def _number(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value[:_MOST_TEXT] if isinstance(value, str) else None
-
-
-# -- the text files -------------------------------------------------------------------------------
-
-_SAMPLE = re.compile(r"(nccl_[a-z0-9_]{1,80})\{([^{}]{0,4000})\} ([-+.0-9eE]{1,40})")
-#: Others are counters, which newer versions have on request.
-_MEANS = frozenset(
-    {
-        "nccl_bus_bandwidth_gbs",
-        "nccl_collective_exec_time_microseconds",
-        "nccl_p2p_bus_bandwidth_gbs",
-        "nccl_p2p_exec_time_microseconds",
-    }
-)
-_LABEL = re.compile(r'([a-z0-9_]{1,40})="([^"]{0,300})"')
-
-
-def parse_prom(text: str) -> Iterator[Mean]:
-    """Yield the means in a text file; skip other lines, and an incomplete last line."""
-    for line in text.split("\n")[:-1]:
-        sample = _SAMPLE.fullmatch(line)
-        if sample is None or sample[1] not in _MEANS:
-            continue
-        try:
-            value = float(sample[3])
-        except ValueError:
-            continue
-        if 0 <= value < float("inf"):
-            yield Mean(sample[1], dict(_LABEL.findall(sample[2])), value)
-
-
-def canonical(name: str) -> str:
-    """Return the canonical name of an NCCL operation, or ``other``.
-
-    >>> canonical("ReduceScatter")
-    'reduce_scatter'
-    """
-    return _OPS.get(name, (OTHER, False))[0]

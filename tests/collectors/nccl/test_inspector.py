@@ -1,7 +1,7 @@
 """NCCL Inspector's output, read line by line.
 
 The fixtures are made by hand in the form of NVIDIA/nccl, plugins/profiler/inspector: README.md, inspector_json.cc of NCCL 2.28.3 and
-2.30.7, inspector_prom.cc of 2.30.7. The files of formats v4.1 to v4.3 are made by hand, too, in the form of inspector_json.cc and README.md
+2.30.7. The files of formats v4.1 to v4.3 are made by hand, too, in the form of inspector_json.cc and README.md
 in pull requests 2304 and 2359 of NVIDIA/nccl and in its commit 35d819ec.
 """
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_collectors.nccl.inspector import Dropped, Mean, Reader, Timed, parse_prom
+from commwatch_collectors.nccl.inspector import Dropped, Reader, Timed
 from tests.helpers import examples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/inspector"
@@ -281,36 +281,3 @@ def test_any_value_in_a_dump(part: str, data: st.DataObject) -> None:
 
 
 # -- the text files
-
-
-def test_means() -> None:
-    """A text file gives each mean with its labels."""
-    told = list(parse_prom((FIXTURES / "nccl-2.30.prom").read_text()))
-    assert len(told) == 6
-    assert told[0].metric == "nccl_bus_bandwidth_gbs"
-    assert told[0].value == 678.263
-    assert (told[0].labels["comm_name"], told[0].labels["collective"]) == ("DP Group 0", "AllReduce")
-    assert told[5].labels["p2p_operation"] == "Send"
-
-
-def test_counters_of_the_text_file() -> None:
-    """The counters that newer versions add on request are no means."""
-    counter = 'nccl_collectives_dropped_total{version="v5.1",slurm_job_id="unknown",node="host",gpu="GPU0"} 12\n'
-    assert list(parse_prom(counter)) == []
-
-
-def test_half_written_means() -> None:
-    """A line that is not whole yet is not read; its file will change again."""
-    text = (FIXTURES / "nccl-2.30.prom").read_text()
-    whole = list(parse_prom(text))
-    for cut in range(0, len(text), 7):
-        assert list(parse_prom(text[:cut])) == whole[: text[:cut].count("\n")]
-
-
-@given(st.text() | st.from_regex(r'nccl_[a-z]{1,9}\{[a-z="]{0,20}\} [-0-9.eEnainf]{1,8}\n'))
-@examples(200)
-def test_any_text(text: str) -> None:
-    """Any content of a text file raises nothing, and no value is negative, infinite or NaN."""
-    for mean in parse_prom(text):
-        assert isinstance(mean, Mean)
-        assert 0 <= mean.value < float("inf")
