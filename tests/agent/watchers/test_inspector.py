@@ -123,7 +123,7 @@ def test_old_file(folder: Path) -> None:
 @pytest.mark.parametrize("version", ["v4.1", "v4.2", "v4.3"])
 def test_dropped(folder: Path, version: str) -> None:
     """Operations that Inspector overwrote are counted; formats before v4.1 do not report them."""
-    path = put(folder, "nccl-2.30.log", 106)
+    put(folder, "nccl-2.30.log", 106)
     watched = Watched(folder)
     watched.tick()
     assert watched.inspector.view("job").dropped is None
