@@ -46,7 +46,7 @@ from commwatch_agent.reload import Change, change
 from commwatch_agent.runtime.ending import Ending
 from commwatch_agent.runtime.memory import share_one_heap
 from commwatch_agent.runtime.peers import Peers
-from commwatch_agent.runtime.periodic import Beside, known
+from commwatch_agent.runtime.periodic import OVER, Beside, known
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import Hangup
@@ -67,6 +67,8 @@ from commwatch_collectors.registry import Reading
 log = logging.getLogger("commwatch")
 #: Seconds between two removals of data that is past its retention.
 _TIDY_S = 60.0
+#: Least seconds between two looks for the first ring.
+_DISCOVERY_S = 1.0
 #: Looks at the rings for each time that their records are read.
 _LOOKS = 2
 #: Most time of the history's retention between two passes over the rings.
@@ -135,7 +137,7 @@ class Daemon:
             ends=self._ends,
             concluded=lambda since_ns: self._incidents.has_concluded(self._watchers.nccl.read_since(since_ns / 1e9)),
         )
-        self._stop = threading.Event()
+        self._stop, self._jobs = threading.Event(), threading.Event()
         # The pause is the one that is under way: another interval takes effect only after it.
         self._last_alive_ns, self._notified_ns, self._pause_s = time.monotonic_ns(), 0, config.interval
         self._trouble: str | None = None
@@ -144,7 +146,9 @@ class Daemon:
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
         self._reachable = reachable_at(config, self._socket)
-        self._watchers = watchers = Watchers(config, aggregate, lock, self._stop, self._known_incidents)
+        self._watchers = watchers = Watchers(
+            config, aggregate, lock, self._stop, self._jobs, incidents=self._known_incidents
+        )
         self._references = References(directory(config.state), config.links)
         queries = QueryService(
             config.history,
@@ -177,11 +181,11 @@ class Daemon:
         services.pushes = self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
-        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
+        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop, jobs=self._jobs)
         self._beside = [
             *watchers.threads,
             *self._own_threads(),
-            Beside("jobs", whole.tick, _INCIDENTS_S, self._stop),
+            Beside("jobs", whole.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
             self._profiling,
         ]
         self._threads = [
@@ -249,11 +253,13 @@ class Daemon:
         """Return the periodic threads that are neither watchers nor profiles."""
         examination = Examination(self.config.history, self._damaged)
         return [
-            Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop),
+            Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
             Beside("process ends", self._ends.tick, 0.0, self._stop, self._ends.close),
-            Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
-            Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
-            Beside("culprits", self._culprits.tick, _EVIDENCE_S, self._stop),
+            Beside(
+                "examination", lambda: OVER if examination.tick() else None, _EXAMINE_S, self._stop, examination.close
+            ),
+            Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
+            Beside("culprits", self._culprits.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
             Beside("peers", self._peers.tick, _PEERS_S, self._stop),
             Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
@@ -292,6 +298,7 @@ class Daemon:
                 self._stop.set()
             else:
                 self._reload()
+        self._jobs.set()  # threads that wait for a job end
         notify(STOPPING, os.environ)
         self._server.should_exit = True
         end_s = time.monotonic() + _END_S
@@ -421,7 +428,7 @@ class Daemon:
                     slices = self._store.tidy(self._store.arrived_ns, *limits, keep_ns)
                 if slices is not None and _are_over(slices, _SLICES_S):
                     slices = None
-                self._pause_s = self.config.interval
+                self._pause_s = self.config.interval if self._jobs.is_set() else max(self.config.interval, _DISCOVERY_S)
                 self._stop.wait(self._pause_s)
             for _ in range(_LOOKS):
                 self._tick()
@@ -466,6 +473,10 @@ class Daemon:
             )
         if self._store.trouble is None:
             self._incidents.stored(incidents)
+        if self._aggregate.jobs or self._stop.is_set():
+            self._jobs.set()
+        else:
+            self._jobs.clear()
         self._alive()
 
     def _alive(self) -> None:

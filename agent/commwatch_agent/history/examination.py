@@ -36,7 +36,7 @@ _KEYS = {
 
 
 class Examination:
-    """Checks the history at ``path``. Call ``tick`` until ``over``; further calls do nothing.
+    """Checks the history at ``path``. Call ``tick`` until it returns True.
 
     Args:
         damaged: counts and logs the damage.
@@ -45,19 +45,17 @@ class Examination:
     def __init__(self, path: Path, damaged: Damaged) -> None:
         self._path, self._damaged = path, damaged
         self._pieces = self._examine()
-        #: The check is complete, or an error ended it.
-        self.over = False
 
-    def tick(self) -> None:
-        """Check the next piece."""
+    def tick(self) -> bool:
+        """Check the next piece; return whether the check is complete, or an error ended it."""
         try:
-            self.over = next(self._pieces, self) is self
+            return next(self._pieces, self) is self
         except (StoreError, sqlite3.Error) as error:
-            self.over = True
             if isinstance(error, sqlite3.Error) and is_malformed(error):
                 self._found(str(error))
             else:
                 log.warning("%s: cannot check it for damage: %s", self._path, error)
+            return True
 
     def close(self) -> None:
         """Close the history, also before the check is complete."""

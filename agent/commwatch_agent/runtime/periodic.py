@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterable
 from commwatch_collectors.registry import Reading
 
 log = logging.getLogger("commwatch")
+#: Seconds between two calls, in addition to the pause, of threads that have nothing to do until there is a job.
+IDLE_S = 5.0
+#: What a call returns after which there is nothing more to do.
+OVER = object()
 
 
 class Beside:
@@ -19,10 +23,11 @@ class Beside:
 
     Args:
         name: as in ``collector_up``.
-        tick: called once per period.
+        tick: called once per period, until it returns ``OVER``.
         every_s: pause between two calls.
         stop: set when the agent ends.
         close: called by the thread after the last call.
+        jobs: set while there are jobs, and when the agent ends. While it is not set, the calls are ``IDLE_S`` further apart; ``None``: they never are.
     """
 
     def __init__(
@@ -32,22 +37,28 @@ class Beside:
         every_s: float,
         stop: threading.Event,
         close: Callable[[], None] = lambda: None,
+        *,
+        jobs: threading.Event | None = None,
     ) -> None:
+        self._jobs = jobs
         self.name, self._tick, self._every_s, self._end, self._close = name, tick, every_s, stop, close
         #: The latest call of ``tick`` raised an exception.
         self.failing = False
         self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def _loop(self) -> None:
-        while True:
-            self._call()
-            if self._end.wait(self._every_s):
+        while self._call() is not OVER:
+            self._end.wait(self._every_s)
+            if self._jobs is not None:
+                self._jobs.wait(IDLE_S)
+            if self._end.is_set():
                 break
         self._close()
 
-    def _call(self) -> None:
+    def _call(self) -> object:
+        result = None
         try:
-            self._tick()
+            result = self._tick()
         except Exception:  # any: the next call may succeed, but only if this thread goes on
             if not self.failing:
                 log.exception("%s: unexpected error; trying again every %g s", self.name, self._every_s)
@@ -56,6 +67,7 @@ class Beside:
             if self.failing:
                 log.info("%s: working again", self.name)
             self.failing = False
+        return result
 
 
 def known(

@@ -38,6 +38,7 @@ class Watchers:
     Args:
         lock: guards ``aggregate``.
         stop: set when the agent ends.
+        jobs: set while there are jobs, and when the agent ends.
         incidents: returns those in memory.
     """
 
@@ -47,6 +48,8 @@ class Watchers:
         aggregate: Aggregate,
         lock: threading.RLock,
         stop: threading.Event,
+        jobs: threading.Event,
+        *,
         incidents: Callable[[], Iterable[Incident]] = tuple,
     ) -> None:
         self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.history))
@@ -59,13 +62,13 @@ class Watchers:
         activities = Activities(aggregate, lock, incidents=incidents, gpu_busy=self.gpus.busy)
         processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
         self.threads = [
-            Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close),
-            Beside("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close),
+            Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close, jobs=jobs),
+            Beside("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close, jobs=jobs),
             Beside("ras", self.ras.tick, _RAS_S, stop),
-            Beside("network", self.host.tick, _HOST_S, stop),
-            Beside("processes", processes.tick, _PROCESSES_S, stop),
-            Beside("activities", activities.tick, _PROCESSES_S, stop),
-            Beside("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop),
+            Beside("network", self.host.tick, _HOST_S, stop, jobs=jobs),
+            Beside("processes", processes.tick, _PROCESSES_S, stop, jobs=jobs),
+            Beside("activities", activities.tick, _PROCESSES_S, stop, jobs=jobs),
+            Beside("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop, jobs=jobs),
         ]
         #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
         self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)

@@ -38,8 +38,8 @@ def looked_through(path: Path) -> Damaged:
     """What is found where all of it is looked through."""
     damaged = Damaged()
     examination = Examination(path, damaged)
-    while not examination.over:
-        examination.tick()
+    while not examination.tick():
+        pass
     return damaged
 
 

@@ -142,8 +142,8 @@ def lived(known: Known, at_ns: int) -> tuple[Counter[str], bool] | None:
         for n in range(3):
             watch.tick(at_ns + n * S)
         examination = Examination(watch.path, watch.damaged)
-        while not examination.over:
-            examination.tick()
+        while not examination.tick():
+            pass
         list(watch.store.tidy(EPOCH_NS + at_ns, 1 << 30, 1 << 30, 86_400 * S))
         counted: Counter[str] = Counter()
         try:

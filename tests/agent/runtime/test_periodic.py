@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from commwatch_agent.config import load
 from commwatch_agent.daemon import Daemon
-from commwatch_agent.runtime.periodic import Beside, known
+from commwatch_agent.runtime.periodic import OVER, Beside, known
 from commwatch_agent.watchers.nccl import NcclLogs
 from commwatch_collectors.registry import Reading
 from tests.helpers import Trainer, operation, wait_for
@@ -90,3 +90,32 @@ def test_web_server_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     daemon = Daemon(load({}, None, dir=tmp_path / "run", state=tmp_path / "state", port=0))
     monkeypatch.setattr(daemon._server, "run", lambda **_: None)
     assert daemon.run() is False
+
+
+def test_nothing_more_to_do() -> None:
+    """A thread whose work is over ends before the agent does, and closes what it has."""
+    stop, closed = threading.Event(), threading.Event()
+    calls = iter([None, OVER])
+    beside = Beside("once", lambda: next(calls), 0.0, stop, closed.set)
+    beside.thread.start()
+    beside.thread.join(60)
+    assert closed.is_set()
+    assert next(calls, "none left") == "none left"
+
+
+def test_without_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that looks at jobs waits while there is none, calls at once when one begins, and ends at once with the agent."""
+    monkeypatch.setattr("commwatch_agent.runtime.periodic.IDLE_S", 3600.0)
+    stop, jobs, calls = threading.Event(), threading.Event(), threading.Semaphore(0)
+    beside = Beside("jobs", calls.release, 0.0, stop, jobs=jobs)
+    beside.thread.start()
+    assert calls.acquire(timeout=60)
+    assert not calls.acquire(timeout=0.1)
+    jobs.set()
+    assert calls.acquire(timeout=60)
+    assert calls.acquire(timeout=60)
+    jobs.clear()
+    stop.set()
+    jobs.set()
+    beside.thread.join(60)
+    assert not beside.thread.is_alive()
