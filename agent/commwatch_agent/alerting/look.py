@@ -21,7 +21,7 @@ from commwatch_agent.incidents.judging import faults, seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.node import process
 
 #: Nanoseconds between two searches in what has ended, which cover half a minute; seconds between two looks at the metrics and the waits.

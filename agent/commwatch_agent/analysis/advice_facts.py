@@ -10,7 +10,7 @@ from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 #: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).

@@ -28,7 +28,7 @@ from commwatch_agent.core.views import ITERATIONS, GroupView, JobView, RankView,
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Most steps of a job that are read.
 MOST_STEPS = 100_000

@@ -17,10 +17,11 @@ from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, size
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.belonging import OF_FAULTS
-from commwatch_collectors.nccl.checks.findings import SEVERITIES, Finding, findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.facts import Died, Speaks, Ucx, Uncaught, Xid
 from commwatch_collectors.nccl.labels import labels
-from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
+from commwatch_collectors.nccl.topology import choices, hosts, views
+from commwatch_collectors.nccl.views import SEVERITIES, ChoiceView, CommunicatorView, Finding, HostView
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8

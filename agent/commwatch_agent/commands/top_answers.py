@@ -22,7 +22,7 @@ from commwatch_agent.core.views import JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.nodes.merging import JobWide, Nodes
 from commwatch_agent.watchers.gpus import GpuViews
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Seconds of the past that are shown.
 WINDOW_S = 30

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commwatch_collectors.nccl.checks.findings import Finding
-from commwatch_collectors.nccl.topology import ChoiceView, CommunicatorView, HostView
+from commwatch_collectors.nccl.views import ChoiceView, CommunicatorView, Finding, HostView
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import Name
 from commwatch_agent.incidents.metric_window import MetricWindow
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 
 class KnownJob(NamedTuple):

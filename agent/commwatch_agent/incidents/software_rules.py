@@ -8,7 +8,7 @@ from commwatch_agent.core.units import counted, percent
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_agent.incidents.metric_conditions import Name, condition, of_jobs
 from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 _RDMA = ("infiniband", "roce", "rdma")
 _FINDING = ("instance", "job_id", "finding")

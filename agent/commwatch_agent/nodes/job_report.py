@@ -20,8 +20,8 @@ from commwatch_agent.history.operations import Cursor, Operation
 from commwatch_agent.nodes.job_waits import JobWaits
 from commwatch_agent.nodes.merging import merged_jobs
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
-from commwatch_collectors.nccl.checks.findings import SEVERITIES, Finding
 from commwatch_collectors.nccl.checks.rules import RULES
+from commwatch_collectors.nccl.views import SEVERITIES, Finding
 
 #: How far errors are from their causes, by name.
 _DEPTHS = {rule.name: rule.depth for rule in RULES if rule.severity == "error"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from commwatch_agent.core.nccl_views import Topology
-from commwatch_collectors.nccl.topology import MOST_ENTRIES, CommunicatorView
+from commwatch_collectors.nccl.views import MOST_ENTRIES, CommunicatorView
 from commwatch_collectors.spans import gaps, spans
 
 

@@ -16,7 +16,7 @@ from commwatch_agent.core.views import JobView
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.advised import predicted
 from commwatch_agent.whatif.model import Model
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Returns the recorded steps of a job; ``None``: they cannot be replayed.
 Recorded = Callable[[], Model | None]

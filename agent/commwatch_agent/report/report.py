@@ -23,7 +23,7 @@ from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
 from commwatch_agent.report.slowest_parts import MOST_OPERATIONS, MOST_ROWS, PartFigures, slowest
 from commwatch_agent.report.what_happened import happened, last_at, late_ranks, standstill_s
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
 MOST_UNJOINED = 0.1

@@ -31,7 +31,7 @@ from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, forecast_rows, limit
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import spans
 
 #: Most rows of what NCCL chose.

@@ -32,7 +32,7 @@ from commwatch_agent.reference.efficiency import Efficiency, Line
 from commwatch_agent.report.job_advice import lately
 from commwatch_agent.report.job_figures import figures_parts, job_figures
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, known_steps
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Seconds that a question may search the raw history.
 MOST_LOOKING_S = 10.0

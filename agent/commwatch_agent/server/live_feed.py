@@ -32,7 +32,7 @@ from commwatch_agent.server.other_nodes import OtherNodes
 from commwatch_agent.server.report_sources import asked_of_others, own_facts
 from commwatch_agent.server.routes.alerts import view_of
 from commwatch_agent.server.services import Services
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: Seconds of history in the page's plots, and in its table of operations.
 PAST_S, LATELY_S = 3600.0, 60.0

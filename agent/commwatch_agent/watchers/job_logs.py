@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Set
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.evidence import FINISHED, Live
 from commwatch_collectors.nccl.checks.failures import open_inits
-from commwatch_collectors.nccl.checks.findings import Finding, findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.follow import Follower
 from commwatch_collectors.nccl.lives import Warned
+from commwatch_collectors.nccl.views import Finding
 
 #: Seconds without a change of its facts after which an init counts as stuck.
 _INIT_S = 60.0

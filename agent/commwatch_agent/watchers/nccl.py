@@ -26,7 +26,6 @@ from commwatch_agent.watchers.log_requests import LogRequest, requests
 from commwatch_agent.watchers.named_logs import named_by_ranks
 from commwatch_agent.watchers.nccl_groups import groups_of, matching, past, ranks_of
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.checks.findings import Finding
 from commwatch_collectors.nccl.classes import CLASSES, OTHER
 from commwatch_collectors.nccl.communicators import Communicator, communicators
 from commwatch_collectors.nccl.follow import TICK_BYTES
@@ -34,6 +33,7 @@ from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.lives import Warned
 from commwatch_collectors.nccl.matching import LogPattern
 from commwatch_collectors.nccl.topology import choices, hosts, view
+from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.registry import Reading
 
 log = logging.getLogger("commwatch")

@@ -20,8 +20,8 @@ from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.stored import incidents_of
 from commwatch_alerts.model import FIRING, Alert
-from commwatch_collectors.nccl.checks.findings import Evidence as Line
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Evidence as Line
+from commwatch_collectors.nccl.views import Finding
 from tests.agent.incidents.test_job_rules import GROUP, HANG, JOBS, NOW
 from tests.agent.incidents.test_uneven_work import UNEVEN
 from tests.agent.prometheus.test_metrics import samples

@@ -15,7 +15,7 @@ from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import Complaint
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.ingest.why_late import IDLE, NO_CORE, QUOTA
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)

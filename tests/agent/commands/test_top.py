@@ -20,7 +20,7 @@ from commwatch_agent.core.views import InFlight, JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.watchers.gpus import GpuView, GpuViews, RankOnGpu
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.node.gpu import Card, Gpu, Measured
 from tests.agent.core.test_text_table import plain
 from tests.helpers import examples

@@ -10,8 +10,8 @@ from commwatch_agent.incidents.incident import JOB_ENDED
 from commwatch_agent.incidents.lifecycle import Around
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.incidents.software_rules import agent_fault, capture_incomplete, logged_errors, nccl_fault
-from commwatch_collectors.nccl.checks.findings import Evidence as Line
-from commwatch_collectors.nccl.checks.findings import Finding
+from commwatch_collectors.nccl.views import Evidence as Line
+from commwatch_collectors.nccl.views import Finding
 from tests.agent.incidents.metric_series import at_end, variants, windows
 from tests.agent.incidents.test_job_rules import TABLE
 from tests.alerts.cases import MANY, Series, counter, gauge, series

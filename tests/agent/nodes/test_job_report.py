@@ -16,7 +16,7 @@ from commwatch_agent.nodes.job_report import NodeData, ReportPart, ReportQueries
 from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
 from commwatch_agent.nodes.queries import Cells, view_of
 from commwatch_agent.nodes.wait_source import wait_part
-from commwatch_collectors.nccl.checks.findings import Evidence, Finding
+from commwatch_collectors.nccl.views import Evidence, Finding
 from tests.agent.analysis.test_gpu_nic_affinity import GPUS
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring

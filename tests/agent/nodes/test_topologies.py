@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.nodes.topologies import merged_topology
-from commwatch_collectors.nccl.checks.findings import Finding
-from commwatch_collectors.nccl.topology import MOST_ENTRIES, ChoiceView, CommunicatorView, HostView, LinkView
+from commwatch_collectors.nccl.views import MOST_ENTRIES, ChoiceView, CommunicatorView, Finding, HostView, LinkView
 
 COMM = CommunicatorView(
     comm_id="0x1", name="c", nranks=4, pooled=False, parent_comm_id=None, color=None, hosts={"a": [0, 1]}, nnodes=2, complete=False,

@@ -14,9 +14,10 @@ import pytest
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.evidence import Live
-from commwatch_collectors.nccl.checks.findings import MOST_EVIDENCE, SEVERITIES, Finding, findings
+from commwatch_collectors.nccl.checks.findings import MOST_EVIDENCE, findings
 from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.topology import views
+from commwatch_collectors.nccl.views import SEVERITIES, Finding
 
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
 CASES = NCCL / "findings"

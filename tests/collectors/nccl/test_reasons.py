@@ -7,11 +7,12 @@ import re
 import pytest
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.checks.findings import Finding, findings
+from commwatch_collectors.nccl.checks.findings import findings
 from commwatch_collectors.nccl.checks.fitting import fit
 from commwatch_collectors.nccl.checks.order import in_time, time_of
 from commwatch_collectors.nccl.last_errors import LastErrors
 from commwatch_collectors.nccl.lives import Seen
+from commwatch_collectors.nccl.views import Finding
 
 ODD = "the heap of widgets is empty"
 WARNS, FAILS = f"ant:1:2 [0] misc/widgets.cc:9 NCCL WARN {ODD}", "ant:1:2 [0] NCCL INFO misc/widgets.cc:19 -> 3"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_collectors.nccl.checks.findings import SEVERITIES
+from commwatch_collectors.nccl.views import SEVERITIES
 from commwatch_collectors.nccl.vocabulary import known
 from commwatch_collectors.nccl.vocabulary.known import WORDS, words_for
 from commwatch_collectors.nccl.vocabulary.places import PLACES, subsystem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from commwatch_collectors.nccl import facts as f
 from commwatch_collectors.nccl.account import Account
@@ -12,33 +11,10 @@ from commwatch_collectors.nccl.checks.fitting import fit
 from commwatch_collectors.nccl.checks.order import CAUSE, CONSEQUENCE, in_time
 from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.lives import Seen
+from commwatch_collectors.nccl.views import SEVERITIES, Evidence, Finding
 
 #: Most lines that are shown for one finding.
 MOST_EVIDENCE = 5
-SEVERITIES = ("error", "warning", "info")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A log line that shows a finding."""
-
-    file: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem in this log, or another fact worth knowing."""
-
-    name: str
-    severity: str
-    title: str
-    #: Details of this case.
-    says: str
-    means: str
-    do: str
-    evidence: list[Evidence]
 
 
 def findings(account: Account, rules: Iterable[Rule] = RULES, live: Live = FINISHED) -> list[Finding]:
