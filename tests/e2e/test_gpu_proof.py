@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commwatch_agent.commands.gpu_proof import SCENES, Proof, as_json, holds, machine
+from commwatch_agent.proof.gpu_proof import SCENES, Proof, as_json, holds, machine
 from tests import prefork
 from tests.agent.test_config import one_line
 from tests.helpers import clean_env, commwatch

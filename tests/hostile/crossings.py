@@ -42,7 +42,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/cli/command_line.py": {"open": [KERNEL, KERNEL]},
     "agent/commwatch_agent/cli/deploy.py": {"chmod": [TYPED]},
     "agent/commwatch_agent/cli/manifests/prometheus.py": {"read_bytes": [TYPED]},
-    "agent/commwatch_agent/commands/bench.py": {
+    "agent/commwatch_agent/proof/bench.py": {
         "bind": [NETWORK],
         "open": [TYPED],
         "read_text": [TYPED, TYPED],
@@ -50,7 +50,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     },
     "agent/commwatch_agent/commands/doctor.py": {"bind": [NETWORK]},
     "agent/commwatch_agent/commands/explain.py": {"glob": [TYPED]},
-    "agent/commwatch_agent/commands/gpu_proof.py": {
+    "agent/commwatch_agent/proof/gpu_proof.py": {
         "NamedTemporaryFile": [SCRATCH],
         "TemporaryDirectory": [SCRATCH],
         "glob": [SCRATCH],
@@ -59,7 +59,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "run": [PROGRAM],
         "write_text": [SCRATCH],
     },
-    "agent/commwatch_agent/commands/gpu_proof_rows.py": {"run": [PROGRAM]},
+    "agent/commwatch_agent/proof/gpu_proof_rows.py": {"run": [PROGRAM]},
     "agent/commwatch_agent/commands/log_files.py": {"glob": [TYPED], "open": [TYPED], "walk": [TYPED]},
     "agent/commwatch_agent/commands/native_hook.py": {"Popen": [OURS], "open": [TYPED], "run": [OURS]},
     "agent/commwatch_agent/commands/nccl_debug.py": {"read_text": [KERNEL], "rmdir": [STATE, STATE]},

@@ -49,7 +49,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _bench(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.commands import bench, bench_tables
+    from commwatch_agent.proof import bench, bench_tables
 
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if bool(command) + (arguments.file is not None) + arguments.list != 1:
@@ -95,7 +95,7 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
 
 def _conclusions(references: Sequence[Measured]) -> Iterator[str]:
     """Yield what follows the rows of a sweep, which have been printed: the curves, and the backends side by side."""
-    from commwatch_agent.commands import bench_tables
+    from commwatch_agent.proof import bench_tables
 
     for reference in references:
         if len(references) > 1:
@@ -107,7 +107,7 @@ def _conclusions(references: Sequence[Measured]) -> Iterator[str]:
 
 
 def _list_references(config: Config, as_json: bool) -> int:
-    from commwatch_agent.commands import bench, bench_tables
+    from commwatch_agent.proof import bench, bench_tables
     from commwatch_agent.reference import references
 
     there = references.References(references.directory(config.state), config.links)

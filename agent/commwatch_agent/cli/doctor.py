@@ -50,9 +50,9 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _gpu_proof(file: Path, python: str, as_json: bool) -> int:
-    from commwatch_agent.commands import gpu_proof
     from commwatch_agent.commands.native_hook import program
     from commwatch_agent.deploy.probe_folder import on_path
+    from commwatch_agent.proof import gpu_proof
 
     gpu_proof.check_file(file)
     python = program(python)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.reference.nccl_tests import PROGRAMS, Run, parse
+from commwatch_agent.proof.nccl_tests import PROGRAMS, Run, parse
 from tests.helpers import examples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl_tests"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.commands.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, keep, wanted
-from commwatch_agent.commands.bench_tables import Growing, compared, curves, note, table
+from commwatch_agent.proof.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, keep, wanted
+from commwatch_agent.proof.bench_tables import Growing, compared, curves, note, table
 from commwatch_agent.reference.references import Measured, load
 
 sweep: Any = importlib.import_module("commwatch.probe.torch_sweep")

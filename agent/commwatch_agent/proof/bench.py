@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.events import OPS
 from commwatch_agent.commands.run import Signals, Stopped
-from commwatch_agent.reference import nccl_tests, references
+from commwatch_agent.proof import nccl_tests
+from commwatch_agent.reference import references
 from commwatch_agent.reference.references import Measured
 
 log = logging.getLogger("commwatch")

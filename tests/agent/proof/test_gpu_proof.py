@@ -13,9 +13,9 @@ import pytest
 from commwatch import __version__
 from commwatch.wire import events as ev
 from commwatch_agent.cli import doctor
-from commwatch_agent.commands import gpu_proof, gpu_proof_rows
-from commwatch_agent.commands.gpu_proof import CannotProve, JobFailed, Machine, Proof
-from commwatch_agent.commands.gpu_proof_rows import Ran, Records, Row
+from commwatch_agent.proof import gpu_proof, gpu_proof_rows
+from commwatch_agent.proof.gpu_proof import CannotProve, JobFailed, Machine, Proof
+from commwatch_agent.proof.gpu_proof_rows import Ran, Records, Row
 from commwatch_collectors.node.gpu import Gpu, Measured
 from tests.agent.test_config import one_line
 from tests.gpus import card
