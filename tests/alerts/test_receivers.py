@@ -156,7 +156,6 @@ def test_links_to_the_incident() -> None:
     pages = [f"{AGENT}/incidents/{number * 16}" for number in "12"]
     assert [each["generatorURL"] for each in payload.webhook(batch(one, other), "r", AGENT)["alerts"]] == pages
     assert Alertmanager("am", OFTEN, "http://am", AGENT)._alert(one, NOON)["generatorURL"] == pages[0]
-    assert f"incident: {pages[0]}\nrunbook: " in payload.text(batch(one, other), AGENT)
     (said,) = slack(batch(one), AGENT)["attachments"]
     assert (said["title_link"], f"<{pages[0]}|incident>" in said["text"]) == (pages[0], True)
     (said,) = slack(batch(one, other), AGENT)["attachments"]
