@@ -97,9 +97,9 @@ advice: .stamps/venv hook  ## follow each piece of advice in a real job, and com
 pictures: .stamps/venv hook  ## make the pictures of jobs with faults in docs/images (4 min)
 	$(BIN)/python -m tests.faults.pictures docs/images
 
-TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
-hooks: .stamps/venv  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB)
-	$(BIN)/python -m commwatch_agent.deploy.hooks_wheel --out dist $(TORCH_VERSIONS)
+TORCHES ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+hooks: .stamps/venv  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB; TORCHES=DIR: for an installed torch)
+	$(BIN)/python -m commwatch_agent.deploy.hooks_wheel --out dist $(TORCHES)
 
 # The CUDA build of torch, in a separate environment for each version: 7 GB, most of it NVIDIA's libraries.
 CUDA_TORCH ?= 2.14.1

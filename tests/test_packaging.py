@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from commwatch import __version__
 from commwatch_agent.__main__ import NEEDED
+from commwatch_agent.deploy import hooks_wheel
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 TREE = Path(__file__).parents[1]
@@ -123,6 +125,16 @@ def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
         *PACKAGES.values()
     )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in inside)
+
+
+def test_extra_with_hooks(built: tuple[Path, Path]) -> None:
+    """The extra `hooks` requires the wheel of hooks in the version of commwatch: a hook works with the sources that it was built from."""
+    with zipfile.ZipFile(built[1]) as archive:
+        about = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(about).decode().splitlines()
+    (found,) = (Requirement(line.partition(": ")[2]) for line in lines if "extra == 'hooks'" in line)
+    assert found.name == hooks_wheel.NAME
+    assert str(found.specifier) == f"=={__version__}"
 
 
 def test_sdist_has_what_a_build_needs(built: tuple[Path, Path]) -> None:

@@ -3,8 +3,8 @@
 A hook depends on the C++ interface of torch, and not on CUDA: one per version serves the builds of that commit with and without CUDA. It is
 loaded only by the commwatch whose sources it was built from (``collectors/commwatch/probe/native/library.py``).
 
-Run it as ``python -m commwatch_agent.deploy.hooks_wheel --out DIR VERSION ...``. It needs a C++ compiler, objdump, and pip, which downloads the wheels
-of torch (about 800 MB each); only their headers and libraries are unpacked.
+Run it as ``python -m commwatch_agent.deploy.hooks_wheel --out DIR TORCH ...``. A TORCH is a version, whose wheel pip downloads (about 800 MB; only
+its headers and libraries are unpacked), or the folder of an installed torch. It needs a C++ compiler and objdump.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from commwatch.probe.native.build import command_line, plugin_command_line, reci
 #: The name of a function that takes a ``std::string`` of the C++11 ABI.
 _TAKES_NEW_STRING = b"torchInternalAssertFailEPKcS2_jS2_RKNSt7__cxx11"
 _PARTS = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/version.py")
+NAME = "commwatch-hooks"
 _ABOUT = f"commwatch_hooks-{__version__}.dist-info"
 _METADATA = f"""Metadata-Version: 2.1
-Name: commwatch-hooks
+Name: {NAME}
 Version: {__version__}
 Summary: Native hooks of commwatch for environments without a compiler
 License: Apache-2.0
@@ -139,21 +140,21 @@ def main() -> None:
     """Build with each version, one after the other, and write the wheel; exit with code 1 if a build fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder of the wheel; without it, the hooks are only built")
-    parser.add_argument("versions", nargs="+", metavar="VERSION")
+    parser.add_argument("torches", nargs="+", metavar="TORCH", help="a version, or the folder of an installed torch")
     arguments = parser.parse_args()
     files: dict[str, bytes] = {}
     failed, needs = False, (0, 0)
-    for version in arguments.versions:
+    for torch in arguments.torches:
         with tempfile.TemporaryDirectory() as made:
             where = Path(made)
             try:
-                files |= build(unpacked(version, where), where)
+                files |= build(Path(torch) if Path(torch).is_dir() else unpacked(torch, where), where)
             except CannotBuild as error:
                 failed = True
-                print(f"torch {version}: {str(error)[:2000]}", flush=True)
+                print(f"torch {torch}: {str(error)[:2000]}", flush=True)
                 continue
             needs = max(needs, glibc_of([where / "hook.so", where / "nccl.so"]))
-            print(f"torch {version}: builds", flush=True)
+            print(f"torch {torch}: builds", flush=True)
     if arguments.out is not None and not failed:
         print(write(files, needs, arguments.out))
     sys.exit(failed)

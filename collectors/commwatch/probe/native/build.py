@@ -30,7 +30,7 @@ from commwatch.wire.identity import make_private_dir
 COMPILERS = ("c++", "g++", "clang++")
 _BUILD_S, _TRIAL_S = 900.0, 120.0
 #: Printed for a job whose hook is missing.
-_LATER = "this job has the Python hook; the native one, which costs a job less, is being built beside it for later jobs"
+_LATER = "this job has the Python hook; the native one, which costs less, is being built beside it for later jobs"
 #: Exit codes: the hook is available, it is not, or Ctrl-C ended the build.
 AVAILABLE, MISSING, INTERRUPTED = 0, 1, 130
 
@@ -413,7 +413,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb == "build":
         print(path)
     if path is None:
-        print(f"commwatch: {_LATER}", file=sys.stderr)
+        print(f"commwatch: {_LATER} ({library.why_missing(library.torch_facts())})", file=sys.stderr)
     return MISSING if path is None else AVAILABLE
 
 

@@ -191,7 +191,7 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
         found = prebuilt(facts)
         if found is not None:
             return found
-        raise NotAvailable(f"it has not been built for torch {facts['version']}; run: {BUILD}") from None
+        raise NotAvailable(f"{why_missing(facts)}; run: {BUILD}") from None
     except OSError as error:
         raise NotAvailable(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -229,6 +229,15 @@ def prebuilt(facts: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
         if made_for == (facts["git_version"], platform.machine(), source_key()):
             return library, manifest
     return None
+
+
+def why_missing(facts: Mapping[str, Any]) -> str:
+    """Return why there is no hook: it has not been built, or the package ``commwatch_hooks`` is installed, but has none that works here."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return f"it has not been built for torch {facts['version']}"
+    return (
+        f"the installed commwatch-hooks has none that works with torch {facts['version']} and this version of commwatch"
+    )
 
 
 def plugin_beside(library: Path, manifest: Mapping[str, Any]) -> Path | None:

@@ -22,6 +22,7 @@ import torch
 
 from commwatch.probe.native import build, library
 from commwatch.probe.native.library import NotAvailable
+from commwatch_agent.deploy import hooks_wheel
 from commwatch_agent.deploy.hooks_wheel import glibc_of, packed, write
 from tests.e2e.torchjob import read_rings
 from tests.helpers import clean_env, free_port
@@ -139,13 +140,33 @@ def changed(where: Path, **entries: str) -> None:
     ids=["torch", "sources", "machine", "damaged", "manifest", "no_manifest", "writable", "version"],
 )
 def test_not_used(spoil: Callable[[Path], object], installed: Path, tmp_path: Path) -> None:
-    """A hook for another torch, machine or commwatch, a damaged one, and one that others can change are not used."""
+    """A hook for another torch, machine or commwatch, a damaged one, and one that others can change are not used, which the reason says."""
     facts: dict[str, Any] = library.torch_facts()
     assert library.prebuilt(facts) is not None
     spoil(installed)
     assert library.prebuilt(facts) is None
-    with pytest.raises(NotAvailable, match="it has not been built"):
+    with pytest.raises(NotAvailable, match="the installed commwatch-hooks has none that works with torch"):
         library.find(bare_env(tmp_path), facts)
+
+
+def test_for_an_installed_torch(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of an installed torch is built for as it is, and nothing is downloaded."""
+    torch_folder, plugin = Path(torch.__file__).parent, next(native.parent.glob("nccl-*.so"))
+
+    def build(folder: Path, where: Path) -> dict[str, bytes]:
+        for library_file, name in ((native, "hook.so"), (plugin, "nccl.so")):
+            shutil.copy(library_file, where / name)
+        return packed(folder, native.read_bytes(), plugin.read_bytes(), RECIPE, 1.0)
+
+    monkeypatch.setattr(hooks_wheel, "build", build)
+    monkeypatch.setattr(hooks_wheel, "unpacked", None)
+    monkeypatch.setattr(sys, "argv", ["hooks_wheel", "--out", str(tmp_path), str(torch_folder)])
+    with pytest.raises(SystemExit) as ended:
+        hooks_wheel.main()
+    assert ended.value.code == 0
+    (made,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        assert any(name.endswith(f"{torch.__version__.partition('+')[0]}/hook.so") for name in archive.namelist())
 
 
 def test_wheel(wheel: Path, tmp_path: Path) -> None:
