@@ -76,6 +76,13 @@ def place(evidence: Iterable[EvidenceItem]) -> str:
     return next((str(at) for at in (*raised, *stacks) if at), "")
 
 
+def why_no_place(evidence: Iterable[EvidenceItem]) -> str:
+    """Return why it is not known where in the code a culprit was, although the agent looked; empty: it is known, or the agent did not look."""
+    items = list(evidence)
+    looks = (item.text for item in items if item.source == "stack" and not item.data.get("stack"))
+    return "" if place(items) else next(looks, "")
+
+
 def stack(evidence: Iterable[EvidenceItem]) -> str:
     """Return the Python stack of the first culprit of which one was taken; empty: there is none."""
     return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")

@@ -12,7 +12,7 @@ from commwatch.wire.concurrency import at_once
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import WAITED_FOR, EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import counted, longer_at, place_of, shares, stack_at
-from commwatch_agent.watchers.stack_capture import NO_PY_SPY, stack, stacks_over_time
+from commwatch_agent.watchers.stack_capture import stack, stacks_over_time, why_no_stack
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
@@ -148,7 +148,7 @@ def taken(rank: int, pid: int, at: float) -> Iterator[EvidenceItem]:
         yield EvidenceItem("process", at, f"rank {rank}: process {pid} {kernel}", {"rank": rank, "pid": pid})
     text = stack(pid)
     if text is None:
-        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {NO_PY_SPY}", {"rank": rank, "pid": pid})
+        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {why_no_stack()}", {"rank": rank, "pid": pid})
         return
     place = place_of(text)
     where = f"rank {rank} is in {place}" if place else f"rank {rank}: Python stack"
@@ -166,7 +166,7 @@ def longer(
     """
     about = {"rank": rank, "pid": pid}
     if not stacks:
-        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {NO_PY_SPY}", about)
+        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {why_no_stack()}", about)
         return
     own = shares(stacks)
     place = longer_at(own, other)

@@ -22,10 +22,11 @@ from commwatch_agent.core.views import RankView
 from commwatch_collectors.node.flight_recorder import BadDump
 
 _STACK_S = 20.0
-#: Why there may be no stack, with the remedy.
-NO_PY_SPY = (
-    "install py-spy beside the agent (`pip install py-spy`); in a container the agent needs the capability SYS_PTRACE, "
-    "elsewhere the same user or root"
+#: Why there is no stack, with the remedy.
+_NO_PY_SPY = "py-spy is not installed: put it beside the agent, or on its PATH (`pip install py-spy`)"
+_NOT_READ = (
+    "py-spy could not read the process: the agent must run as its user or as root, in a container with the capability SYS_PTRACE; "
+    "where the sysctl kernel.yama.ptrace_scope is not 0, only as root"
 )
 #: Trainers captured at a time.
 _AT_ONCE = 16
@@ -95,8 +96,17 @@ def stacks_over_time(pid: int) -> str | None:
     return _by_py_spy("record", *what, *how, on_stderr=True)
 
 
+def why_no_stack() -> str:
+    """Return why a process has no stack, with the remedy."""
+    return _NO_PY_SPY if _py_spy() is None else _NOT_READ
+
+
+def _py_spy() -> str | None:
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+
+
 def _by_py_spy(*arguments: str, on_stderr: bool = False) -> str | None:
-    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    program = _py_spy()
     if program is None:
         return None
     try:
