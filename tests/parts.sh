@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what the tests start beside Python: Prometheus with promtool, Alertmanager with amtool, openssl, the network
-# tools for the slow link, Chromium, npm for Grafana's types, what verifies units of systemd, and Slurm.
+# tools for the slow link, Chromium, npm for Grafana's types, what verifies units of systemd, Slurm, and two shells.
 set -eu
 missing=""
 command -v promtool >/dev/null || missing="$missing prometheus"
@@ -16,6 +16,9 @@ for part in slurmctld slurmd munge; do
 done
 command -v srun >/dev/null || missing="$missing slurm-client"
 command -v shellcheck >/dev/null || missing="$missing shellcheck"
+for part in fish zsh; do
+    command -v "$part" >/dev/null || missing="$missing $part"
+done
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "not installed:$missing (needs root and apt-get); the tests that use them will skip"
