@@ -156,7 +156,7 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> 
 
     Those of some seconds ago remain while they still cost as much, so that a verdict does not flicker with the scatter of the steps.
     """
-    if not late.late_ns.size:
+    if len(late.ranks) < 2 or not late.late_ns.size:
         return []
     periods = _periods(late, steps)
     culprits, window = _judged(periods, now_ns, rules)

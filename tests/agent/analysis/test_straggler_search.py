@@ -239,6 +239,15 @@ def test_ever_later(work_ms: float, seed: int) -> None:
         loop.run(0.5, delay)
 
 
+def test_one_rank() -> None:
+    """A rank that is compared with no other one is not late: its peers have no steps yet, or have left."""
+    loop = Loop(2, 30.0)
+    loop.run(30, late(1))
+    for rank in range(2):
+        assert stragglers_in(loop.window, loop.now_ns, loop.steps, ranks={rank}) == []
+        assert stragglers_in(loop.window, loop.now_ns, stepping=False, turns=loop.steps, ranks={rank}) == []
+
+
 def test_cost() -> None:
     """A straggler's cost is what the others waited for it: 60 ms of each step of 92 ms."""
     loop = Loop(delay=late(2), noise_ms=0.1)
