@@ -45,6 +45,12 @@ DOCUMENTS = (
     TREE / "bench" / "README.md",
     TREE / "tests" / "cuda_rig" / "README.md",
 )
+#: What docs/api.md names beside fields and parameters: values, settings, parts of rules, annotations and events.
+VALUES_IN_API = (
+    "all bound ca_file client_cert covered_s critical ddp deepspeed desync done evidence_url firing for fsdp gone hang incident info init_incomplete "
+    "insecure iterations keep_firing_for left megatron null open pipelines replay report require_token resolved retry runbook_url stalled summary "
+    "token_file warning"
+)
 ALERTS = catalogue.read(catalogue.shipped("rules.yaml"))
 
 
@@ -140,6 +146,20 @@ def test_every_route() -> None:
     routes = {f"{method.upper()} {path}" for path, methods in openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes
+
+
+def test_fields_that_are_named() -> None:
+    """Each field and parameter that docs/api.md names exists in the API, or is one of the values and settings that it names."""
+    described = openapi()
+    fields = {name for schema in described["components"]["schemas"].values() for name in schema.get("properties", ())}
+    parameters = [
+        each
+        for methods in described["paths"].values()
+        for method in methods.values()
+        for each in method.get("parameters", ())
+    ]
+    named = set(re.findall(r"`([a-z_]+)`", (TREE / "docs" / "api.md").read_text(encoding="utf-8")))
+    assert named - fields - {each["name"] for each in parameters} == set(VALUES_IN_API.split())
 
 
 def test_runbook_has_every_alert() -> None:
