@@ -113,16 +113,10 @@ def _stored(config: Config, job: str | None, command: str, error: UsageError | N
 
 def _taken(seen: Diagnosis) -> list[Evidence]:
     """Return what incidents lack: stacks of culprits that no agent could take, and dumps of the Flight Recorder."""
+    from commwatch_agent.commands.diagnosis import without_look
     from commwatch_agent.watchers.stack_capture import evidence
 
-    known = {(each.job_id, rank) for each in seen.open for rank in each.waiting}
-    known |= {
-        (each.job_id, int(str(item.data["rank"])))
-        for each in seen.open
-        for item in each.evidence
-        if item.source == "stack" and item.data.get("stack")
-    }
-    return evidence(seen.open, seen.ranks, socket.gethostname(), known)
+    return evidence(seen.open, seen.ranks, socket.gethostname(), without_look(seen.open))
 
 
 def _flight_recorder(arguments: argparse.Namespace) -> int:

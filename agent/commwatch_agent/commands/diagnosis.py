@@ -58,6 +58,24 @@ class Diagnosis:
         return [each for each in self.incidents if each.state == "open"]
 
 
+def without_look(incidents: Iterable[IncidentDetails]) -> set[tuple[str, int]]:
+    """Return the ranks, by job and number, whose stacks `diagnose` does not take itself.
+
+    They wait, have a stack already, or are only late: a late rank works all the time, so one look finds any place of a step.
+    """
+    found = list(incidents)
+    waiting = {(each.job_id, rank) for each in found for rank in each.waiting}
+    late = {(each.job_id, rank) for each in found if each.kind == "straggler" for rank in each.ranks}
+    still = {(each.job_id, rank) for each in found if each.kind != "straggler" for rank in each.ranks}
+    evidence = ((each.job_id, item) for each in found for item in each.evidence)
+    seen = {
+        (job, int(str(item.data["rank"])))
+        for job, item in evidence
+        if item.source == "stack" and item.data.get("stack")
+    }
+    return waiting | (late - still) | seen
+
+
 class Doubt(NamedTuple):
     """Why a job is not healthy for certain."""
 

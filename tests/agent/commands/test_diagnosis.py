@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text
+from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text, without_look
 from commwatch_agent.core.units import time_of_day
 from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
@@ -124,6 +124,16 @@ def test_for_information() -> None:
     """An open incident for information is shown; the exit code is that of nothing wrong, as no verdict says otherwise."""
     code, lines = said(seen(two(), details("waiting", 1, severity="info")))
     assert (code, lines[0]) == (0, "INFO  waiting: rank 1 (train)")
+
+
+def test_one_look_shows_nothing_of_a_late_rank() -> None:
+    """Stacks are taken of culprits of which no agent has one; not of a rank that is only late, which is somewhere else in each moment."""
+    taken = EvidenceItem("stack", NOW, "rank 3 is in load", {"rank": 3, "stack": "load"})
+    hang = details("hang", 2, 3, evidence=(taken,), waiting=[0, 1])
+    job = hang.job_id
+    assert without_look([hang]) == {(job, 0), (job, 1), (job, 3)}
+    assert without_look([details("straggler", 1)]) == {(job, 1)}
+    assert without_look([details("straggler", 2), details("hang", 2)]) == set()
 
 
 def test_block() -> None:
