@@ -70,10 +70,13 @@ class Rule(NamedTuple):
 def _about(facts: Facts, kind: Kind) -> list[str]:
     share = percent(kind.seconds / facts.step_s)
     exposed = "not known" if facts.exposed is None else percent(facts.exposed)
-    left_out = f", excluding the {percent(facts.left_out)} spent waiting for late ranks" if facts.left_out else ""
+    apart = (
+        f"apart from the {percent(facts.left_out)} of a step spent waiting for late ranks, " if facts.left_out else ""
+    )
+    whole = "the rest" if facts.left_out else "a step"
     return [
-        f"communication takes {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
-        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
+        f"{apart}communication takes {percent(facts.comm)} of {whole} (exposed: {exposed})",
+        f"{kind.named()}: {share} of {whole}, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
     ]
 
 

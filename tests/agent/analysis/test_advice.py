@@ -358,7 +358,7 @@ def test_what_remains_without_waiting() -> None:
     assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
     assert (
         overlap.because[0]
-        == "communication takes 25% of a step (exposed: 25%), excluding the 20% spent waiting for late ranks"
+        == "apart from the 20% of a step spent waiting for late ranks, communication takes 25% of the rest (exposed: 25%)"
     )
     assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
 

@@ -136,7 +136,7 @@ function show(moment) {
   document.title = `${open ? "! " : ""}${plain(job.job_id)} · commwatch`;
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
   const halted = still(moment);
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${momentOf(job.started_at)}, on ${where(moment)}.${halted && ` ${halted}.`}`);
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, ${job.state === "running" ? "since" : "began"} ${momentOf(job.started_at)}, on ${where(moment)}.${halted && ` ${halted}.`}`);
   const several = moment.nodes.answered > 1;
   // These come from the agent's own node alone.
   for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");
