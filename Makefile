@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Containers often set it. Then each of the thousands of processes of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes faults-links advice pictures image-proof lengths
+.PHONY: help demo test test-long lint editor format bench parts dashboards dashboards-types dist docs clean frameworks hooks newcomer test-cuda test-gpu test-nccl-example test-traces bench-cuda mutations faults faults-nodes faults-links advice pictures image-proof lengths
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -100,6 +100,11 @@ pictures: .stamps/venv hook  ## make the pictures of jobs with faults in docs/im
 TORCHES ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 hooks: .stamps/venv  ## build the wheel with the native hooks for many versions of torch (downloads 9 GB; TORCHES=DIR: for an installed torch)
 	$(BIN)/python -m commwatch_agent.deploy.hooks_wheel --out dist $(TORCHES)
+
+# With a wheel of `make hooks` in the folder HOOKS, else without.
+newcomer: .stamps/venv  ## play a newcomer and an ML engineer from a fresh clone and an empty home, and print how long each step takes (HOOKS=DIR)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m tests.first_minutes.play $(if $(HOOKS),--hooks $(HOOKS)) --starts 5
 
 # The CUDA build of torch, in a separate environment for each version: 7 GB, most of it NVIDIA's libraries.
 CUDA_TORCH ?= 2.14.1
