@@ -34,7 +34,10 @@ pre { white-space: pre-wrap }
   th, td { padding: .25rem .4rem }
   .ranks :is(th, td):is(:nth-child(3), :nth-child(4)) { display: none }
   .operations :is(th, td):is(:nth-child(3), :nth-child(4), :nth-child(5), :nth-child(7), :nth-child(8)) { display: none }
-  .ranks, .operations { font-size: .8rem }
+  .parts :is(th, td):is(:nth-child(2), :nth-child(4), :nth-child(5)) { display: none }
+  .parts td:first-child { overflow-wrap: anywhere }
+  .changes :is(th, td):is(:nth-child(3), :nth-child(6)) { display: none }
+  .numbers { font-size: .8rem }
 }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }
 pre code { display: block; padding: .5rem .75rem }

@@ -74,7 +74,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     else:
         body.append("<p>No operations were seen.</p>")
     if report.slowest_parts:
-        slowest = html_frame.table(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), "numbers")
+        slowest = html_frame.table(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), "numbers parts")
         body += ["<h2>Slowest parts of the model</h2>", slowest, f"<p>{slowest_parts.LEGEND}</p>"]
     body += _section("what NCCL chose", partial(_chosen, material.choices))
     body.append(
@@ -109,7 +109,7 @@ def _study(study: Study) -> list[str]:
         f"<p>The replay of the latest {basis}; a recorded step takes {seconds(study.measured_s)}, replayed "
         f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; / 4 after a step time means that the step has 4 micro-steps.</p>"
     )
-    parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers")]
+    parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers changes")]
     if study.forecast is not None:
         scaling = list(forecast_rows(study.forecast))
         assumes = html_frame.text(study.forecast.assumes[:1].upper() + study.forecast.assumes[1:])

@@ -88,6 +88,10 @@ def test_page(chromium: Chromium, watch: Watch, tmp_path: Path, width: int) -> N
         visit.picture(f"slowest-parts-{width}")
         visit.assert_readable()
         expect(visit.page.locator("h2:text('Slowest parts of the model') + div tbody tr")).to_have_count(3)
+        for head in ("part", "op", "p50", "wait", "busbw"):
+            box = visit.page.locator(".parts th", has_text=head).bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width
 
 
 def test_in_timelines(watch: Watch) -> None:
