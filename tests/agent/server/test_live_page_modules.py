@@ -350,12 +350,12 @@ def test_an_ended_job_has_its_own_time(visit: Visit) -> None:
 
 
 def test_narrow_rank_table(visit: Visit) -> None:
-    """In a window of 400 pixels the table of ranks shows exposed and waits without scrolling."""
+    """In a window of 400 pixels the table of ranks shows exposed and waits without scrolling, also beside the longest state."""
     visit.page.set_viewport_size({"width": 400, "height": 900})
     late = {"incidents": [incident("1", "Late rank: rank 1", kind="straggler", ranks=[1])]}
     show_job(
         visit.page,
-        ranks=[line(0, comm=0.4, exposed=0.3, wait=0.2, step=1234, step_s=0.12), line(1, state="gone", comm=0.1)],
+        ranks=[line(0, comm=0.4, exposed=0.3, wait=0.2, step=1234, step_s=0.12), line(1, comm=0.1, exposed=0.1, wait=0.1, verdict="straggler")],
         **late,
     )
     fits(visit, "#ranks", ("comm", "exposed", "waits"))
