@@ -6,7 +6,8 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,9 +59,28 @@ class Host(NamedTuple):
         switch, _, number = self.name.rpartition("-")
         _shape(_there(switch, None), f"port{number}", rate)
 
+    def free_received(self) -> None:
+        """Let others send to it as fast as they can again."""
+        switch, _, number = self.name.rpartition("-")
+        subprocess.run([*_there(switch, None), "tc", "qdisc", "del", "dev", f"port{number}", "root"], check=True)
+
     def free(self) -> None:
         """Let it send as fast as it can again."""
         subprocess.run([*self.there, "tc", "qdisc", "del", "dev", self.device, "root"], check=True)
+
+    def lose(self, percent: int) -> None:
+        """Lose a part of the packets that it sends, between it and the switch, as long as it exists."""
+        switch, _, number = self.name.rpartition("-")
+        # Else one loss is that of a piece of 64 KiB, which the sender cuts no earlier than at its device.
+        subprocess.run([*self.there, "ip", "link", "set", "dev", self.device, "gso_max_segs", "1"], check=True)
+        hook = f"type filter hook ingress device port{number} priority 0"
+        rule = f"table netdev loss {{ chain lost {{ {hook}; numgen random mod 100 < {percent} drop; }}; }}"
+        subprocess.run([*_there(switch, None), "nft", rule], check=True)
+
+    def lose_nothing(self) -> None:
+        """Pass all packets on again."""
+        switch = self.name.rpartition("-")[0]
+        subprocess.run([*_there(switch, None), "nft", "delete table netdev loss"], check=True)
 
 
 def _shape(there: Sequence[str], device: str, rate: str) -> None:
@@ -69,11 +89,14 @@ def _shape(there: Sequence[str], device: str, rate: str) -> None:
 
 
 @contextmanager
-def joined_hosts(count: int, ahead_s: Sequence[int] = ()) -> Iterator[list[Host]]:
+def joined_hosts(
+    count: int, ahead_s: Sequence[int] = (), delays_s: Mapping[int, float] | None = None
+) -> Iterator[list[Host]]:
     """10.77.9.1, .2 and so on.
 
     Args:
         ahead_s: by how many seconds the monotonic clock of each host is ahead of this machine's; empty: all have this machine's.
+        delays_s: how much later than at once what a host sends arrives, by the host's number from 0.
     """
     needs(os.geteuid() == 0 and shutil.which("tc"), "root and iproute2, for network namespaces")
     switch = f"commwatch{os.getpid()}"
@@ -89,7 +112,11 @@ def joined_hosts(count: int, ahead_s: Sequence[int] = ()) -> Iterator[list[Host]
             process = _idle(stack, _there(name, clock))
             host = Host(name, f"cw{os.getpid()}-{number}", f"10.77.9.{number}", process, clock)
             port = f"port{number}"
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.name)
+            delay_s = (delays_s or {}).get(number - 1)
+            if delay_s is None:
+                _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", host.name)
+            else:
+                _delayed_wire(stack, host, switch, port, delay_s)
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
             _ip("-n", host.name, "link", "set", host.device, "up")
@@ -125,6 +152,15 @@ def _idle(stack: ExitStack, there: tuple[str, ...]) -> int:
     assert process.stdout is not None
     assert process.stdout.readline() == b"\n"
     return process.pid
+
+
+def _delayed_wire(stack: ExitStack, host: Host, switch: str, port: str, delay_s: float) -> None:
+    forwarder = (sys.executable, str(Path(__file__).with_name("forwarder.py")))
+    command = [*forwarder, host.name, host.device, switch, port, str(delay_s)]
+    process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
 
 
 def _clock(stack: ExitStack, ahead_s: int) -> Path:

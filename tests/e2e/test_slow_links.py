@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.hosts import joined_hosts
-from tests.faults.links import CASES, JOB, open_incidents, running
+from tests.faults.links import CASES, JOB, hosts_of, open_incidents, running
 from tests.helpers import RunningAgent, wait_for
 
 
@@ -18,7 +17,7 @@ def kinds(agents: list[RunningAgent]) -> dict[str, dict[str, Any]]:
 def test_slow_link(tmp_path: Path) -> None:
     """One link of three at a tenth of the others is named by its ends and its device; nothing else is wrong, and each agent says the same."""
     case = next(each for each in CASES if each.name == "a tenth of three")
-    with joined_hosts(len(case.rates)) as hosts, running(case, hosts, tmp_path) as agents:
+    with hosts_of(case) as hosts, running(case, hosts, tmp_path) as agents:
         found = wait_for(lambda: kinds(agents).get("slow_link"), "the slow link")
         sender, receiver = hosts[1], hosts[0]
         assert f"({sender.address}) to " in found["says"]

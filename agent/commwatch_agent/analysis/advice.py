@@ -197,7 +197,10 @@ def _compression(facts: Facts) -> Iterator[Found]:
 def _faster_network(facts: Facts) -> Iterator[Found]:
     linked = [kind for kind in facts.kinds if kind.spans_nodes] or ([] if facts.on_one_cpu else facts.kinds)
     bound = [kind for kind in linked if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
-    if facts.comm <= BOTTLENECK_SHARE or not bound:
+    if facts.comm <= BOTTLENECK_SHARE:
+        return
+    if not bound:
+        yield from _full_links(facts)
         return
     kind = max(bound, key=lambda kind: kind.transport_s)
     # Groups that communicate at the same time share it.
@@ -209,6 +212,18 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
         gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce communication to {rest} of it"
         because = [*_about(facts, kind), "it is bandwidth-bound (α-β model)"]
         yield Found(because, gain, saves, remedies=[Remedy("", {"link": "2x"}, saves)])
+
+
+def _full_links(facts: Facts) -> Iterator[Found]:
+    """Where the speed of the links is not known, they limit a job if data waits for them during most of its communication."""
+    sending = facts.sending
+    if sending is not None and facts.kinds and 2 * sending.busy >= facts.comm:
+        # Ranks in several pods of one node have links between them, too.
+        wide = [kind for kind in facts.kinds if kind.spans_nodes] or facts.kinds
+        saves = facts.saves(min(sending.busy, facts.comm) * facts.step_s / 2)
+        full = f"the links between ranks have data to send {percent(sending.busy)} of the time, and send {rate(sending.speed)} meanwhile"
+        because = [*_about(facts, max(wide, key=lambda kind: kind.seconds)), full]
+        yield Found(because, f"twice the bandwidth would save {UP_TO}{percent(saves)} of a step", saves)
 
 
 def _below_the_link(facts: Facts) -> Iterator[Found]:
@@ -237,13 +252,13 @@ def _straggler(facts: Facts) -> Iterator[Found]:
         if facts.waits:
             cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
-        why = common_why(facts.whys, late)
+        why = common_why(facts.whys.late, late)
         do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
         yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
 
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
-    if facts.late or facts.pipeline:
+    if facts.late or facts.pipeline or 2 * facts.whys.slow_link >= facts.comm > 0:
         return
     transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
     found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed, facts.for_cores))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.analysis.waits.links import Sending
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
@@ -81,6 +82,18 @@ class Kind(NamedTuple):
         return f"{self.op} of group {self.group}"
 
 
+class Whys(NamedTuple):
+    """Why ranks wait, as incidents say."""
+
+    #: Of late ranks: codes of ``ingest.why_late``, where that is known.
+    late: Mapping[int, str]
+    #: Share of the time (0 to 1) in which they wait for a slow link; 0: none is known.
+    slow_link: float = 0.0
+
+
+NO_WHYS = Whys({})
+
+
 class Facts(NamedTuple):
     """The facts about a job that the rules use; all shares are 0 to 1."""
 
@@ -100,8 +113,7 @@ class Facts(NamedTuple):
     choices: Sequence[NcclOperations] = ()
     #: The stragglers by rank, with the share of time that the others wait for each: the current ones, else those of the steps.
     late: Mapping[int, float] = MappingProxyType({})
-    #: Why ranks are late, as codes of ``ingest.why_late``, where that is known.
-    whys: Mapping[int, str] = MappingProxyType({})
+    whys: Whys = NO_WHYS
     #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0
     #: The exposed share before that; ``None``: not known, or ``exposed`` has it.
@@ -110,6 +122,8 @@ class Facts(NamedTuple):
     pipeline: bool = False
     #: Share of the latest half minute in which main threads waited for a core, on average; ``None``: not known, as after the job.
     for_cores: float | None = None
+    #: How busy the links between the nodes are; ``None``: not known, or data does not wait for them.
+    sending: Sending | None = None
     #: False: its steps are iterations, perhaps of inference, so that nothing is known of gradients.
     trains: bool = True
 
@@ -131,9 +145,8 @@ class Facts(NamedTuple):
     @property
     def on_one_cpu(self) -> bool:
         """Whether all operations are known to pass through the CPU and the memory of one node, so that no link limits them."""
-        return bool(self.kinds) and all(
-            kind.backend == framework_settings.GLOO and not kind.spans_nodes for kind in self.kinds
-        )
+        of_one = (kind.backend == framework_settings.GLOO and not kind.spans_nodes for kind in self.kinds)
+        return bool(self.kinds) and self.sending is None and all(of_one)
 
     @property
     def waiting(self) -> float:
@@ -152,6 +165,7 @@ class Facts(NamedTuple):
             exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
             kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
             left_out=waiting,
+            sending=self.sending and self.sending._replace(busy=min(1.0, self.sending.busy / rest)),
             exposed_at_first=self.exposed,
         )
 

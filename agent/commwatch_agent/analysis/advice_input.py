@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean
-from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
-from commwatch_agent.analysis.advice_facts import Facts, Kind
+from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Kind, Whys
 from commwatch_agent.analysis.framework_settings import in_use, is_model
 from commwatch_agent.analysis.gpu_nic_affinity import places
 from commwatch_agent.analysis.nccl_operations import nccl_operations_of
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.waits.links import links, sending
 from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, longer, waited_share
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import SLOT_NS
@@ -191,7 +191,7 @@ def facts(
     network: Network | None = None,
     late: Mapping[int, float] | None = None,
     for_cores: float | None = None,
-    whys: Mapping[int, str] = MappingProxyType({}),
+    whys: Whys = NO_WHYS,
 ) -> Facts | None:
     """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
 
@@ -199,7 +199,7 @@ def facts(
         network: the state of the nodes' networks, if agents watch them right now.
         late: the stragglers by rank, with the share of time (0 to 1) that the others wait for each; the recorded steps show how long one was late
             before that was known. ``None``: no agent watches the job now, and those of the recorded steps count.
-        whys: why ranks are or were late, as codes of ``ingest.why_late``, where that is known.
+        whys: why ranks wait, or did.
         for_cores: as in ``Facts``.
     """
     if not counts.enough:
@@ -225,6 +225,7 @@ def facts(
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
         for_cores=for_cores,
+        sending=sending(links(agent.ranks(job.job_id))),
         trains=trains,
     )
 

@@ -155,7 +155,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         absence=_absence(totals, now_ns),
         steps=totals.marked,
         activity=_lately(totals, totals.activity, now_ns),
-        traffic=_lately(totals, totals.traffic, now_ns),
+        traffic=_lately(totals, totals.traffic, now_ns) if totals.alive else totals.traffic and totals.traffic[1],
         outside=_outside(totals, now_ns),
         begun=_begun(totals),
         world_size=int(identity["world_size"]),

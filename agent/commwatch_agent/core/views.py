@@ -301,7 +301,7 @@ class RankView:
     steps: bool | None = None
     #: What it does while others wait for it; ``None``: none waits, or not known.
     activity: Activity | None = None
-    #: Its TCP connections; ``None``: communication takes little of its time, or all ranks are on its node.
+    #: Its TCP connections, after its end the last that was known of them; ``None``: communication takes little of its time, or all ranks are in one network.
     traffic: RankTraffic | None = None
     #: Where it waits for others outside operations.
     outside: list[OutsideCall] = field(default_factory=list)

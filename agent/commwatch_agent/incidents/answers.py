@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from commwatch_agent.analysis.advice_facts import Whys
 from commwatch_agent.incidents.incident import EvidenceItem, Incident, with_new
 from commwatch_agent.incidents.words import place, title, what_to_do, why_late
 from commwatch_alerts.model import SEVERITIES
@@ -89,10 +90,13 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
 
 
-def whys_late(incidents: Iterable[IncidentDetails]) -> dict[int, str]:
-    """Return why ranks were late, by rank, as codes of ``ingest.why_late``, where that is known."""
-    late = (each for each in incidents if each.kind == "straggler")
-    return {rank: why for each in late if (why := why_late(each.evidence)) for rank in each.ranks}
+def whys_of(incidents: Iterable[IncidentDetails]) -> Whys:
+    """Return why ranks waited, where that is known."""
+    every = list(incidents)
+    late = (each for each in every if each.kind == "straggler")
+    of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
+    of_ranks = {rank: why for each in late if (why := why_late(each.evidence)) for rank in each.ranks}
+    return Whys(of_ranks, max(of_links, default=0.0))
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,15 @@ wait for data. While it is busy, each link shows its speed, and one that is far 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
+from commwatch_agent.analysis.waits.links import Link, links, of_role
 from commwatch_agent.core.units import percent, rate, seconds
 from commwatch_agent.core.views import RankTraffic, RankView
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
-from commwatch_collectors.node.tcp_peers import TcpPeer
 
 #: Least part of the time in which a slow link is busy, and most part of the speed of the others that it has.
 _BUSY, _SLOW = 0.3, 0.6
@@ -26,41 +25,9 @@ _DEVIATIONS, _PER_MAD = 3.0, 1.4826
 _LEAST_COST = 0.1
 #: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
 _DISTINCT, _DISTINCT_OF_QUEUE, _LEAST_OTHERS = 0.8, 0.5, 2
-#: Links that send less than this part of what the one sends that sends most have another role.
-_ALIKE = 0.25
-#: Part of the samples in which a slow link has data to send: others are busy while they wait for acknowledgements, which may be delayed by 40 ms.
-_UNSENT = 0.33
-#: Part of the busy time from which on the receiver, and not the link, is slow.
-_BY_RECEIVER = 0.5
 #: Part of the sent bytes that is sent again from which on a link loses data; and how many times the round trip of the others, and at least so
 #: many seconds, make a delay.
 _LOSS, _DELAY, _LEAST_DELAY_S = 0.005, 5.0, 0.001
-
-
-@dataclass(frozen=True)
-class Link:
-    """What all connections of a job from one address to one other do."""
-
-    local: str
-    remote: str
-    device: str
-    #: Names of the nodes of both addresses.
-    nodes: tuple[str, str]
-    #: For how long it was looked at.
-    seconds: float
-    #: Bytes per second over all of the time, and parts of the time (0 to 1), as of ``TcpPeer``.
-    sent: float
-    busy: float
-    window_limited: float
-    unsent: float
-    retransmitted: float | None
-    rtt_s: float | None
-    min_rtt_s: float | None
-
-    @property
-    def speed(self) -> float:
-        """Bytes per second while it is busy."""
-        return self.sent / self.busy if self.busy else 0.0
 
 
 class Slow(NamedTuple):
@@ -90,49 +57,23 @@ def slow_links(evidence: Evidence) -> Iterator[Condition]:
                 yield condition
 
 
-def links(views: Iterable[RankView]) -> list[Link]:
-    """Return the links between nodes of a job: other addresses may be those of a file system."""
-    known = [(view.host, peer) for view in views if view.traffic is not None for peer in view.traffic.peers]
-    hosts = {peer.local: host for host, peer in known}
-    of_link: dict[tuple[str, str], list[TcpPeer]] = {}
-    for _, peer in known:
-        if peer.remote in hosts:
-            of_link.setdefault((peer.local, peer.remote), []).append(peer)
-    return [_link(peers, (hosts[local], hosts[remote])) for (local, remote), peers in of_link.items()]
-
-
-def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
-    most = max(peers, key=lambda peer: peer.sent_bytes)
-    known = [(peer.sent_bytes, peer.retransmitted) for peer in peers if peer.retransmitted is not None]
-    total = sum(sent for sent, _ in known)
-    return Link(
-        most.local,
-        most.remote,
-        most.device,
-        nodes,
-        max(peer.seconds for peer in peers),
-        sum(peer.sent_bytes / peer.seconds for peer in peers),
-        max(peer.busy for peer in peers),
-        max(peer.window_limited for peer in peers),
-        max(peer.unsent for peer in peers),
-        sum(sent * part for sent, part in known) / total if total else None,
-        most.rtt_s,
-        most.min_rtt_s,
-    )
-
-
 def slow_link(found: Collection[Link]) -> Slow | None:
     """Return the link that is slow, or the node whose links are; ``None``: there is none, or too little is known."""
-    most = max((link.sent for link in found), default=0.0)
-    of_role = [link for link in found if link.sent >= _ALIKE * most]
-    slowest = min((link for link in of_role if link.busy >= _BUSY), key=lambda link: link.speed, default=None)
-    if slowest is None or slowest.unsent < _UNSENT or _by_receiver(slowest):
+    peers = of_role(found)
+    slowest = min((link for link in peers if link.busy >= _BUSY), key=lambda link: link.speed, default=None)
+    if slowest is None or slowest.by_receiver:
         return None
-    others = [link for link in of_role if link is not slowest and not _by_receiver(link)]
+    others = [link for link in peers if link is not slowest and not link.by_receiver]
+    is_delayed = _is_delayed(slowest, others)
+    if not slowest.is_full and not is_delayed:
+        return None
     is_whole = any(link.local == slowest.remote for link in others)
     if len(others) < _LEAST_OTHERS or not is_whole:
         return None
-    alike = [slowest, *(link for link in others if _is_alike(slowest, link))]
+    alike = [
+        slowest,
+        *(each for each in others if _is_alike(slowest, each) or (is_delayed and _is_delayed(each, others))),
+    ]
     node = "" if len(alike) == 1 else _common(alike)
     if len(alike) > 1 and not node:
         return None
@@ -144,6 +85,16 @@ def _is_alike(slowest: Link, other: Link) -> bool:
     """Return whether another link is as slow; links of one sender, or to one receiver, share a queue, but not evenly."""
     shares = slowest.local == other.local or slowest.remote == other.remote
     return slowest.speed > (_DISTINCT_OF_QUEUE if shares else _DISTINCT) * other.speed
+
+
+def _is_delayed(slowest: Link, others: Iterable[Link]) -> bool:
+    """Return whether a link waits for acknowledgements that take far longer than those of another one, even the quickest."""
+    known = [link.min_rtt_s for link in others if link.min_rtt_s is not None]
+    return slowest.min_rtt_s is not None and bool(known) and _is_long(slowest.min_rtt_s, min(known))
+
+
+def _is_long(trip_s: float, usual_s: float) -> bool:
+    return trip_s >= max(_LEAST_DELAY_S, _DELAY * usual_s)
 
 
 def _common(alike: Iterable[Link]) -> str:
@@ -172,10 +123,6 @@ def _is_slower(slowest: Link, usual: list[Link]) -> bool:
     deviation = _PER_MAD * median(abs(each - middle) for each in logs)
     below = middle - math.log(slowest.speed)
     return below >= -math.log(_SLOW) and below > _DEVIATIONS * deviation
-
-
-def _by_receiver(link: Link) -> bool:
-    return link.busy > 0 and link.window_limited >= _BY_RECEIVER * link.busy
 
 
 def _condition(found: Slow, views: list[RankView], run: str, now: float) -> Condition:
@@ -263,7 +210,7 @@ def _cause(slow: Link, peers: list[Link]) -> str:
     if slow.retransmitted is not None and slow.retransmitted >= max(_LOSS, 3 * median([0.0, *again])):
         return "loss"
     trips = [link.min_rtt_s for link in peers if link.min_rtt_s is not None]
-    if slow.min_rtt_s is not None and trips and slow.min_rtt_s >= max(_LEAST_DELAY_S, _DELAY * median(trips)):
+    if slow.min_rtt_s is not None and trips and _is_long(slow.min_rtt_s, median(trips)):
         return "delay"
     return ""
 

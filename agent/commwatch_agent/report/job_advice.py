@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 from commwatch_agent.analysis.advice import advice_on
-from commwatch_agent.analysis.advice_facts import Facts
+from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Whys
 from commwatch_agent.analysis.advice_input import count_last, facts
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
@@ -30,7 +29,7 @@ def advice_on_end(
     last_s: float | None,
     *,
     late: Callable[[float], Mapping[int, float] | None],
-    whys: Mapping[int, str],
+    whys: Whys,
     recorded: Recorded,
     parts: ReportParts,
 ) -> tuple[list[Advice], float | None]:
@@ -60,7 +59,7 @@ def lately(
     network: Network,
     late: Mapping[int, float] | None,
     for_cores: float | None = None,
-    whys: Mapping[int, str] = MappingProxyType({}),
+    whys: Whys = NO_WHYS,
     recorded: Recorded,
 ) -> list[Advice]:
     """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.

@@ -15,7 +15,7 @@ from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, us
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice, Row
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
-from commwatch_agent.incidents.answers import IncidentDetails, whys_late
+from commwatch_agent.incidents.answers import IncidentDetails, whys_of
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
@@ -166,7 +166,7 @@ def build(
     def late(since: float) -> dict[int, float] | None:
         return late_ranks(found, since, job.started_at + duration_s) or ({} if watched else None)
 
-    whys = whys_late(each for one in found for each in one.every)
+    whys = whys_of(each for one in found for each in one.every)
     facts_of = partial(facts, agent, job, counts, findings, late=late(job.started_at), whys=whys)
     known = parts.part("advice", facts_of, None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)

@@ -10,7 +10,7 @@ from commwatch_agent.core.endings import exit_says, state_in_words
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
 from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
 from commwatch_agent.core.views import ITERATIONS, JobView
-from commwatch_agent.incidents.answers import whys_late
+from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.reference.missing import how_to_judge
@@ -164,7 +164,9 @@ def _share(report: Report) -> str:
     late = awaited(report.late, waiting)
     waits = waiting, messages, late
     made_of = split(report.comm_share, *waits)
-    why = bottleneck(report.comm_share, report.exposed_share, *waits, why=common_why(whys_late(report.incidents), late))
+    why = bottleneck(
+        report.comm_share, report.exposed_share, *waits, why=common_why(whys_of(report.incidents).late, late)
+    )
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
 

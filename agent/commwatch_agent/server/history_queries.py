@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.wire.errors import CommwatchError
+from commwatch_agent.analysis.advice_facts import Whys
 from commwatch_agent.analysis.advice_input import network_of
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.time_buckets import FINE, Lengths, SlotSums
@@ -300,7 +301,7 @@ def advice(
     host: HostView,
     late: dict[int, float] | None,
     for_cores: float | None,
-    whys: dict[int, str],
+    whys: Whys,
     last_s: float | None,
 ) -> list[Advice]:
     """Return advice for a job from its last ``last_s`` s (``None``: all of it).

@@ -19,7 +19,7 @@ from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.core.views import JobView
-from commwatch_agent.incidents.answers import IncidentDetails, merged, whys_late
+from commwatch_agent.incidents.answers import IncidentDetails, merged, whys_of
 from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.nodes.job_report import (
     MOST_STEPS,
@@ -126,7 +126,7 @@ def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None,
     network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
     late = _late([own.late, *(each.part.late for each in others)], asked)
     theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
-    whys = whys_late(merged([own.incidents, *theirs]))
+    whys = whys_of(merged([own.incidents, *theirs]))
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
     view = _job(every, job)
     recorded = _recorded(agent, view, last_s, asked)

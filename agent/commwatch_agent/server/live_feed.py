@@ -22,7 +22,7 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ba
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.incidents.answers import IncidentView, latest_of, merged, whys_late
+from commwatch_agent.incidents.answers import IncidentView, latest_of, merged, whys_of
 from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes, own_records
@@ -224,7 +224,7 @@ class LiveFeed:
             asked = asked_of_others(self._services, job_id, LAST_S, live=True)
             advice = self._worker.find("job_advice", job=job_id, own=own, last_s=LAST_S, asked=asked).data
         else:
-            now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_late(own.incidents)}
+            now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_of(own.incidents)}
             known = {"findings": findings, "host": own.host, **now}
             advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from commwatch.wire.identity import network_namespace
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.views import RankTraffic
 from commwatch_agent.ingest.jobs import Aggregate, Job
@@ -34,7 +35,7 @@ class _Look(NamedTuple):
 
 
 class Connections:
-    """Samples the connections of ranks that communicate much with other nodes, and keeps in their totals what they do; one thread calls ``tick``.
+    """Samples the connections of ranks that communicate much over a network, and keeps in their totals what they do; one thread calls ``tick``.
 
     Args:
         lock: guards the totals.
@@ -62,7 +63,8 @@ class Connections:
         with self._lock:
             looks = list(self._looks(now_ns))
             for totals in self._samples.keys() - {look.totals for look in looks}:
-                totals.traffic = None
+                if totals.alive:  # of an ended rank, a report still needs it
+                    totals.traffic = None
         self._samples = {look.totals: self._samples.get(look.totals, deque()) for look in looks}
         if not looks or now_ns - self._sampled_ns < _EVERY_NS:
             return
@@ -75,7 +77,7 @@ class Connections:
                 totals.traffic = None if known is None else (now_ns, known)
 
     def _looks(self, now_ns: int) -> Iterator[_Look]:
-        """Yield the ranks to look at: of jobs that have ranks on other nodes."""
+        """Yield the ranks to look at: of jobs whose ranks are not all in one network."""
         before, self._periods = self._periods, {}
         for job in self._aggregate.jobs.values():
             for totals in _spanning(job):
@@ -101,9 +103,11 @@ class Connections:
 
 
 def _spanning(job: Job) -> Collection[RankTotals]:
-    """Return the live ranks of a job that has ranks on other nodes, else none."""
+    """Return the live ranks of a job that has ranks on other nodes or in other networks of this one, as pods have, else none."""
     alive = [totals for totals in live_ranks.of_this_run(job) if totals.alive]
-    return alive if alive and int(alive[0].identity["world_size"]) > len(alive) else ()
+    networks = {network_namespace(totals.identity) for totals in alive}
+    is_wide = bool(alive) and (len(networks) > 1 or int(alive[0].identity["world_size"]) > len(alive))
+    return alive if is_wide else ()
 
 
 def _is_inside_long(totals: RankTotals, now_ns: int) -> bool:

@@ -166,6 +166,7 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
         "local_world_size": _count(env, "LOCAL_WORLD_SIZE"),
         "host": socket.gethostname(),
         **this_process(),
+        "network_namespace": _namespace("net"),
         **_origin(env),
         "boot_id": boot_id(),
         "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
@@ -222,7 +223,7 @@ def _in_range(value: int, time: bool) -> bool:
 
 def this_process() -> dict[str, Any]:
     """Return the fields of an identity by which ``process_of`` finds this process."""
-    return {"pid": os.getpid(), "pid_namespace": _pid_namespace(), "started_ticks": _start_ticks(os.getpid())}
+    return {"pid": os.getpid(), "pid_namespace": _namespace("pid"), "started_ticks": _start_ticks(os.getpid())}
 
 
 def process_of(identity: Mapping[str, Any], uid: int) -> int:
@@ -231,7 +232,7 @@ def process_of(identity: Mapping[str, Any], uid: int) -> int:
     Args:
         uid: the user who wrote it; processes of other users do not match.
     """
-    pid, here = identity.get("pid"), _pid_namespace()
+    pid, here = identity.get("pid"), _namespace("pid")
     if type(pid) is not int or not here or identity.get("pid_namespace") != here:
         return 0
     try:
@@ -243,7 +244,7 @@ def process_of(identity: Mapping[str, Any], uid: int) -> int:
 
 def has_ended(identity: Mapping[str, Any]) -> bool:
     """Return whether the process that wrote an identity has certainly ended: it would be visible in this pid namespace."""
-    pid, here = identity.get("pid"), _pid_namespace()
+    pid, here = identity.get("pid"), _namespace("pid")
     if type(pid) is not int or pid <= 0 or not here or identity.get("pid_namespace") != here:
         return False
     if ticks := _start_ticks(pid):
@@ -268,10 +269,16 @@ def process_began_ns(identity: Mapping[str, Any]) -> int:
     return min(ring_ns, int(ticks) * _TICK_NS)  # the ticks also count while the machine sleeps
 
 
-def _pid_namespace() -> int:
-    """Return the inode number of this process's pid namespace; 0 if it is not known."""
+def network_namespace(identity: Mapping[str, Any]) -> int:
+    """Return the inode number of the network namespace of the process that wrote an identity; 0: not known."""
+    found = identity.get("network_namespace")
+    return found if type(found) is int and found > 0 else 0
+
+
+def _namespace(kind: str) -> int:
+    """Return the inode number of this process's namespace of a kind, ``pid`` or ``net``; 0 if it is not known."""
     try:
-        return Path("/proc/self/ns/pid").stat().st_ino
+        return Path(f"/proc/self/ns/{kind}").stat().st_ino
     except OSError as error:
         if raised_by_handler(error):
             raise

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.advice import RULES, advice_on
-from commwatch_agent.analysis.advice_facts import Facts, Kind
+from commwatch_agent.analysis.advice_facts import Facts, Kind, Whys
 from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch_agent.analysis.network_advice import Network
+from commwatch_agent.analysis.waits.links import Sending
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import Complaint
@@ -311,6 +312,28 @@ def test_only_what_is_on_the_network() -> None:
     assert given("faster_network", facts(tensor, kind(seconds=0.005, local=2, curve=CURVE))) is None
 
 
+def test_ranks_that_wait_for_a_link() -> None:
+    """Where ranks wait for a slow link during half of their communication, no work is uneven."""
+    uneven = facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3})
+    assert given("uneven_work", uneven._replace(whys=Whys({}, slow_link=0.05))) is not None
+    assert given("uneven_work", uneven._replace(whys=Whys({}, slow_link=0.3))) is None
+
+
+def test_full_links() -> None:
+    """Without a reference the network limits a job if data waits for its links during most of the communication: half of that time is saved."""
+    full = facts(kind(backend="gloo"), sending=Sending(0.3, 24e6))
+    found = given("faster_network", full)
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.15)
+    assert found.because[-1] == "the links between ranks have data to send 30% of the time, and send 24 MB/s meanwhile"
+    assert gain("faster_network", full._replace(sending=Sending(0.95, 24e6))) == pytest.approx(0.2)
+    assert given("faster_network", full._replace(sending=Sending(0.15, 24e6))) is None
+    assert given("faster_network", full._replace(sending=None)) is None
+    # Ten of the 40 ms are waiting for a late rank: of the rest, 90 ms, the links are full a third.
+    late = full._replace(kinds=[kind(backend="gloo", waiting_s=0.01)])
+    assert gain("faster_network", late) == pytest.approx(0.3 / 2 / 0.9)
+
+
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
     """Ten all_reduces of 1 MB among four at 50 us and 1 GB/s take 10 x (0.3 + 1.5) ms in the node, 40 ms now."""
     about = SPEAKS["tensor_parallel_in_node"][0]
@@ -385,13 +408,13 @@ def test_two_late_ranks() -> None:
 def test_a_known_reason_is_in_the_advice() -> None:
     """If a late rank lacks CPU time, the first advice is how to give it more. For other reasons the advice keeps its general text."""
     late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
-    starved, *_ = advice_on(facts(**late, whys={1: NO_CORE}))
+    starved, *_ = advice_on(facts(**late, whys=Whys({1: NO_CORE})))
     assert starved.title == "rank 1 is late, waiting for a CPU core, and the others wait for it"
     assert starved.do.startswith("Give that rank a core of its own")
-    plain, *_ = advice_on(facts(**late, whys={1: IDLE, 0: NO_CORE}))
+    plain, *_ = advice_on(facts(**late, whys=Whys({1: IDLE, 0: NO_CORE})))
     assert plain.title == "rank 1 is late and the others wait for it"
     assert plain.do.startswith("Find out what it does before its collectives")
-    (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, whys={1: QUOTA, 2: QUOTA}))
+    (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, whys=Whys({1: QUOTA, 2: QUOTA})))
     assert both.title == "ranks 1-2 are late, stopped by a CPU quota, and the others wait for them"
 
 

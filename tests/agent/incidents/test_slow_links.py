@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from commwatch_agent.analysis.waits.links import links
 from commwatch_agent.core.views import RankTraffic, RankView
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, WholeJob
 from commwatch_agent.incidents.incident import Condition, Incident
 from commwatch_agent.incidents.lifecycle import Around
-from commwatch_agent.incidents.slow_links import links, slow_link, slow_links
+from commwatch_agent.incidents.slow_links import slow_link, slow_links
 from commwatch_collectors.node.tcp_peers import TcpPeer
 from tests.agent.incidents.test_job_rules import JOBS, NOW, TABLE, rank
 
@@ -120,6 +121,20 @@ def test_node_among_all() -> None:
     assert (one.subject, one.says.partition(" is slow")[0]) == (("10.0.0.2",), "sending on node2 (10.0.0.2) over eth0")
     assert "6 others send 15 MB/s (15 MB/s to 15 MB/s)" in one.says
     assert found(ring((2.1, 0.1), (2.1, 0.95), (2.1, 0.1), (2.1, 0.95))) == []
+
+
+def test_delay() -> None:
+    """A node whose links wait for acknowledgements that take far longer than those of others is named, although all data is sent at once."""
+    sent = [(3.5, 0.17), (3.9, 0.93), (3.8, 0.94), (3.7, 0.2)]
+    views = ring(*sent)
+    for number, (unsent, trip_s) in enumerate([(0.17, 15e-6), (0.17, 0.098), (0.3, 0.1), (0.0, 7e-6)]):
+        views = changed(views, number, unsent=unsent, min_rtt_s=trip_s)
+    (one,) = found(views)
+    assert (one.subject, one.cause) == (("10.0.0.1",), "delay")
+    assert one.says.startswith("sending and receiving on node1 (10.0.0.1) over eth0 is slow and has a long delay: ")
+    for number in range(4):
+        views = changed(views, number, min_rtt_s=0.1)
+    assert found(views) == []
 
 
 def test_scattered() -> None:

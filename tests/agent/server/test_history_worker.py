@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from commwatch_agent.analysis.advice_facts import Whys
 from commwatch_agent.analysis.host_rates import answer
 from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
@@ -83,7 +84,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "host": answer(None, None),
         "late": {},
         "for_cores": None,
-        "whys": {},
+        "whys": Whys({}),
         "last_s": None,
     },
     "job_figures": {"most": 5},

@@ -76,6 +76,20 @@ def test_nothing_otherwise() -> None:
     assert scene.asked == []
 
 
+def test_pods_of_one_node() -> None:
+    """Ranks of one node in two networks, as pods have, are looked at; what was known of them when they end is kept."""
+    scene = Scene(world_size=2)
+    for number, book in enumerate(scene.ranks):
+        book.identity = {**book.identity, "network_namespace": 4_026_531_840 + number}
+    scene.go_on(20)
+    found = scene.traffic(scene.ranks[0])
+    assert found is not None
+    for book in scene.ranks:
+        lost(book)
+    scene.go_on(20)
+    assert scene.traffic(scene.ranks[0]) == found
+
+
 def test_long_operation() -> None:
     """A rank that is inside one long transfer is looked at before it ends."""
     scene = Scene(share=0.0)

@@ -19,6 +19,7 @@ from commwatch.wire.identity import (
     describe,
     job_id,
     make_private_dir,
+    network_namespace,
     restart_count,
     ring_path,
     run_dir,
@@ -140,6 +141,20 @@ def test_job_of_a_rank_that_starts_the_others() -> None:
 def test_restarts(value: str | None, count: int) -> None:
     """The launcher's count of restarts; what is no count is none."""
     assert restart_count({} if value is None else {"TORCHELASTIC_RESTART_COUNT": value}) == count
+
+
+def test_network_namespace() -> None:
+    """An identity has the number of the process's network namespace; what is no number is not known."""
+    assert network_namespace(describe({}, 0, 1)) == Path("/proc/self/ns/net").stat().st_ino
+    assert [network_namespace({"network_namespace": each}) for each in (7, 0, -7, True, "7", None)] == [
+        7,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert network_namespace({}) == 0
 
 
 def test_describe() -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.durations import LAST
-from commwatch_agent.incidents.answers import whys_late
+from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
@@ -56,7 +56,7 @@ def job_advice(
         asked = asked_of_others(services, named, last_s, live=True)
         return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
     findings = [] if own.topology is None else own.topology.findings
-    now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_late(own.incidents)}
+    now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_of(own.incidents)}
     known = {"findings": findings, "host": own.host, **now}
     return answered(worker.text("advice", job=named, **known, last_s=last_s))
 
