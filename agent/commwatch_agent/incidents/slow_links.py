@@ -25,9 +25,13 @@ _DEVIATIONS, _PER_MAD = 3.0, 1.4826
 _LEAST_COST = 0.1
 #: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
 _DISTINCT, _DISTINCT_OF_QUEUE, _LEAST_OTHERS = 0.8, 0.5, 2
-#: Part of the sent bytes that is sent again from which on a link loses data; and how many times the round trip of the others, and at least so
-#: many seconds, make a delay.
-_LOSS, _DELAY, _LEAST_DELAY_S = 0.005, 5.0, 0.001
+#: Part of the sent bytes that is sent again from which on a link loses data, and how many times as much as of the others.
+_LOSS, _OF_OTHERS = 0.005, 3
+#: A sender that loses a part p of its packets has 1.22/√p of them on their way (Mathis, Semke, Mahdavi, Ott: "The Macroscopic Behavior of the TCP
+#: Congestion Avoidance Algorithm", 1997), here with a margin; and bytes of a packet.
+_MATHIS, _MORE_THAN_MATHIS, _PACKET = 1.22, 1.5, 1460
+#: How many times the round trip of the others, and at least how many seconds, make a delay.
+_DELAY, _LEAST_DELAY_S = 5.0, 0.001
 
 
 class Slow(NamedTuple):
@@ -65,7 +69,7 @@ def slow_link(found: Collection[Link]) -> Slow | None:
         return None
     others = [link for link in peers if link is not slowest and not link.by_receiver]
     is_delayed = _is_delayed(slowest, others)
-    if not slowest.is_full and not is_delayed:
+    if not (slowest.is_full or is_delayed or _is_lossy(slowest, others)):
         return None
     is_whole = any(link.local == slowest.remote for link in others)
     if len(others) < _LEAST_OTHERS or not is_whole:
@@ -91,6 +95,18 @@ def _is_delayed(slowest: Link, others: Iterable[Link]) -> bool:
     """Return whether a link waits for acknowledgements that take far longer than those of another one, even the quickest."""
     known = [link.min_rtt_s for link in others if link.min_rtt_s is not None]
     return slowest.min_rtt_s is not None and bool(known) and _is_long(slowest.min_rtt_s, min(known))
+
+
+def _is_lossy(slowest: Link, others: Iterable[Link]) -> bool:
+    """Return whether a link is slow because it loses data: far more than others, and it has no more on its way than a sender that loses so much.
+
+    A link of little bandwidth loses data, too, where its queue overflows; but then the queue is on its way.
+    """
+    lost, trip_s = slowest.retransmitted, slowest.rtt_s
+    again = [link.retransmitted for link in others if link.retransmitted is not None]
+    if lost is None or trip_s is None or lost < max(_LOSS, _OF_OTHERS * median([0.0, *again])):
+        return False
+    return slowest.speed * trip_s <= _MORE_THAN_MATHIS * _MATHIS * _PACKET / math.sqrt(lost)
 
 
 def _is_long(trip_s: float, usual_s: float) -> bool:
@@ -206,8 +222,7 @@ _HOW = {"": "is slow", "loss": "is slow and loses data", "delay": "is slow and h
 
 
 def _cause(slow: Link, peers: list[Link]) -> str:
-    again = [link.retransmitted for link in peers if link.retransmitted is not None]
-    if slow.retransmitted is not None and slow.retransmitted >= max(_LOSS, 3 * median([0.0, *again])):
+    if _is_lossy(slow, peers):
         return "loss"
     trips = [link.min_rtt_s for link in peers if link.min_rtt_s is not None]
     if slow.min_rtt_s is not None and trips and _is_long(slow.min_rtt_s, median(trips)):

@@ -137,6 +137,29 @@ def test_delay() -> None:
     assert found(views) == []
 
 
+def test_loss() -> None:
+    """A link that loses data and waits for what is sent again is named, although all data has been sent once."""
+    views = ring((4.1, 0.28), (3.9, 0.28), (4.2, 0.9), (4.1, 0.32))
+    for number in range(4):
+        views = changed(views, number, unsent=0.2)
+    assert found(views) == []
+    (one,) = found(changed(views, 2, retransmitted=0.0096))
+    assert (one.subject, one.cause) == (("10.0.0.2", "10.0.0.1"), "loss")
+
+
+def test_queue() -> None:
+    """A link whose queue overflows is slow and does not lose data for another reason: as much as before it was lost is on its way."""
+    for again, trip_s, cause in (
+        (0.097, 0.001, "loss"),
+        (0.1, 0.0004, "loss"),
+        (0.07, 0.009, ""),
+        (0.11, 0.006, ""),
+        (0.02, 0.0094, ""),
+    ):
+        (one,) = found(changed(ring((2.26, 0.1), (2.33, 0.98), (2.3, 0.12)), 1, retransmitted=again, rtt_s=trip_s))
+        assert one.cause == cause
+
+
 def test_scattered() -> None:
     """Speeds scatter by factors: among links of 8 to 23 MB/s, one of 1 MB/s is slow, and one of 6 MB/s is not."""
     speeds = (16.5, 1.0, 11.4, 8.0, 23.1, 11.7, 21.5, 10.0)

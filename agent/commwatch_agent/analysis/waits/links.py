@@ -85,10 +85,11 @@ def sending(found: Collection[Link]) -> Sending | None:
     for link in of_role(found):
         known = busiest.setdefault(link.local, link)
         busiest[link.local] = max(known, link, key=lambda each: each.busy)
-    full = sum(link.is_full for link in busiest.values())
-    if 2 * full <= len(busiest):
+    of_nodes = [link for link in busiest.values() if not link.by_receiver]
+    busy = sum(link.busy for link in of_nodes)
+    if 2 * len(of_nodes) <= len(busiest) or sum(link.unsent for link in of_nodes) < _UNSENT * busy:
         return None
-    return Sending(median(link.busy for link in busiest.values()), median(link.speed for link in busiest.values()))
+    return Sending(median(link.busy for link in busiest.values()), median(link.speed for link in of_nodes))
 
 
 def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
