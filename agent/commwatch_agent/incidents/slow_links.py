@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.links import Link, links, of_role
 from commwatch_agent.core.units import percent, rate, seconds
 from commwatch_agent.core.views import RankTraffic, RankView
@@ -56,9 +57,14 @@ def slow_links(evidence: Evidence) -> Iterator[Condition]:
         job = evidence.jobs.get(job_id)
         found = None if job is None else slow_link(links(views))
         if job is not None and found is not None:
-            condition = _condition(found, views, job.run, evidence.now)
+            late = (verdict.cost_share or 0.0 for verdict in evidence.verdicts if _is_late(verdict, job_id))
+            condition = _condition(found, views, job.run, evidence.now, max(late, default=0.0))
             if (condition.share or 0.0) >= _LEAST_COST:
                 yield condition
+
+
+def _is_late(verdict: Verdict, job_id: str) -> bool:
+    return (verdict.kind, verdict.job_id) == ("straggler", job_id)
 
 
 def slow_link(found: Collection[Link]) -> Slow | None:
@@ -141,11 +147,11 @@ def _is_slower(slowest: Link, usual: list[Link]) -> bool:
     return below >= -math.log(_SLOW) and below > _DEVIATIONS * deviation
 
 
-def _condition(found: Slow, views: list[RankView], run: str, now: float) -> Condition:
+def _condition(found: Slow, views: list[RankView], run: str, now: float, late: float) -> Condition:
     slow, peers = found.link, found.peers
     traffic = [view.traffic for view in views if view.traffic is not None]
     usual = median(link.speed for link in peers)
-    cost, cause = _cost(slow, usual, traffic), _cause(slow, peers)
+    cost, cause = _cost(found, usual, traffic, late), _cause(slow, peers)
     steps = [each.step_s for each in traffic if each.step_s is not None]
     lost = f", {seconds(cost * median(steps))} of a step of {seconds(median(steps))}" if steps else ""
     device = _device(found, traffic)
@@ -209,12 +215,25 @@ def _behind(slow: Link, views: Iterable[RankView]) -> list[int]:
     return sorted(view.rank for view in views if view.rank in at and view.gpu_timing)
 
 
-def _cost(slow: Link, usual: float, traffic: list[RankTraffic]) -> float:
-    """Return the part of the time (0 to 1) that ranks lose: what the link is busy for longer than at the speed of the others."""
-    longer = slow.busy * (1 - slow.speed / usual)
+def _busy(found: Slow) -> float:
+    """Return the part of the time (0 to 1) in which a link is busy, or at most the links from or to a node, which may take turns."""
+    if not found.node:
+        return found.link.busy
+    sends = sum(link.busy for link in found.alike if link.local == found.node)
+    receives = sum(link.busy for link in found.alike if link.remote == found.node)
+    return min(1.0, max(sends, receives))
+
+
+def _cost(found: Slow, usual: float, traffic: list[RankTraffic], late: float) -> float:
+    """Return the part of the time (0 to 1) that ranks lose: what the link is busy for longer than at the speed of the others.
+
+    Args:
+        late: part of the time in which ranks wait for a late one: what the link sends meanwhile costs nothing.
+    """
+    longer = min(_busy(found), 1 - late) * (1 - found.link.speed / usual)
     waits = [each.comm if each.exposed is None else each.exposed for each in traffic]
     known = [wait for wait in waits if wait is not None]
-    return min(longer, median(known)) if known else longer
+    return max(0.0, min(longer, median(known) - late)) if known else longer
 
 
 #: By cause.

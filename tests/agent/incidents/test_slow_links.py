@@ -15,7 +15,7 @@ from commwatch_agent.incidents.incident import Condition, Incident
 from commwatch_agent.incidents.lifecycle import Around
 from commwatch_agent.incidents.slow_links import slow_link, slow_links
 from commwatch_collectors.node.tcp_peers import TcpPeer
-from tests.agent.incidents.test_job_rules import JOBS, NOW, TABLE, rank
+from tests.agent.incidents.test_job_rules import HANG, JOBS, NOW, TABLE, rank
 
 #: Recorded of rings on links of 200 Mbit/s, one of them slower: by rank, MB/s over all of the time, and the part of it in which it was busy.
 TENTH_OF_THREE = ((2.6, 0.15), (2.35, 0.99), (2.35, 0.15))
@@ -213,6 +213,38 @@ def test_loss_and_delay(about: dict[str, float | None], cause: str, words: str) 
         about.get("retransmitted", 0) is not None,
         about.get("rtt_s", 0) is not None,
     )
+
+
+def test_cost_beside_a_late_rank() -> None:
+    """What a link sends while ranks wait for a late one costs nothing: both costs together are at most what the ranks wait."""
+    late = replace(HANG, kind="straggler", cause="late", cost_share=0.28)
+    views = ring((4.4, 0.3), (4.45, 0.94), (4.4, 0.3), (4.4, 0.2))
+    (one,) = slow_links(Evidence(NOW, JOBS, [late], ranks=views))
+    assert one.share == pytest.approx(0.72 * (1 - 4.734 / 22), rel=0.01)
+    (one,) = slow_links(
+        Evidence(NOW, JOBS, [late], ranks=ring((4.4, 0.3), (4.45, 0.94), (4.4, 0.3), (4.4, 0.2), exposed=0.6))
+    )
+    assert one.share == pytest.approx(0.32)
+    (one,) = slow_links(Evidence(NOW, JOBS, [replace(late, job_id="other")], ranks=views))
+    assert one.share == pytest.approx(0.94 * (1 - 4.734 / 22), rel=0.01)
+
+
+def test_cost_of_a_node() -> None:
+    """The links from a node may be busy in turn: all of them together take the time."""
+    views = ring((1.2, 0.14), (1.24, 0.12), (1.24, 0.6), (1.23, 0.2))
+    back = [
+        replace(peer(number, 4, 1.06, busy), remote=f"10.0.0.{(number + 1) % 4}")
+        for number, busy in enumerate((0.16, 0.2, 0.5, 0.12))
+    ]
+    both = [
+        replace(view, traffic=replace(view.traffic, peers=[*view.traffic.peers, back[number]]))
+        for number, view in enumerate(views)
+        if view.traffic
+    ]
+    (one,) = found(both)
+    assert one.subject == ("10.0.0.2",)
+    assert one.share is not None
+    assert 0.7 < one.share < 0.9
 
 
 def test_slow_receiver() -> None:
