@@ -20,7 +20,7 @@ from commwatch.api.client import get, keys_of, local_agents
 from commwatch.wire import nccl_debug_file as debug
 from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.commands.network_checks import FAIL, PASS, WARN, Check, connections, network_checks
+from commwatch_agent.commands.network_checks import FAIL, PASS, WARN, Check, connections, gpu_links, network_checks
 from commwatch_agent.config import Config
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, size
@@ -134,8 +134,10 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         yield _scraping(about)
     yield from _pushing(about)
     yield from _peers(get("peers"))
-    yield from _gpus(get("gpus"))
-    yield from network_checks(get("host"))
+    gpus, host = get("gpus"), get("host")
+    yield from _gpus(gpus)
+    yield from gpu_links(gpus, host)
+    yield from network_checks(host)
     jobs = [job for job in get("jobs") if job["state"] == "running"]
     if not jobs:
         remedy = (

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from commwatch_agent.analysis.traffic import NOT_COUNTED
@@ -15,6 +16,8 @@ from commwatch_collectors.node.tcp_peers import is_local
 from commwatch_collectors.spans import ranks as named
 
 _STUCK_S = 30.0
+#: Errors of an NVLink, of packets that were sent again, from which on it stands out; and how many times as many as the others of its GPU have.
+_ERRORS, _OF_OTHERS = 100, 10
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
 
@@ -51,6 +54,39 @@ def network_checks(host: dict[str, Any]) -> Iterator[Check]:
             "run the agent in the trainer's network namespace, so that it can compare sent bytes with expected bytes"
         )
         yield Check(WARN, "traffic", f"collectives across nodes: {NOT_COUNTED}", remedy)
+
+
+def gpu_links(gpus: dict[str, Any], host: dict[str, Any]) -> Iterator[Check]:
+    """Check the links of the GPUs in answers of ``/api/v1/gpus`` and ``/api/v1/host``: NVLinks that differ from the others of a GPU, and lost lanes."""
+    for view in gpus["gpus"]:
+        name, links = f"GPU {view['gpu']['card']['index']}", view["gpu"]["measured"]["nvlinks"]
+        down = [link["number"] for link in links if link["up"] is False]
+        if down and any(link["up"] for link in links):
+            says = f"{name}: {counted(len(down), 'NVLink')} of {len(links)} down: {', '.join(map(str, down))}"
+            yield Check(WARN, "links", says, "check nvidia-smi nvlink -s and the fabric manager's log; reset the GPU")
+        for link in links:
+            if (link["errors"].get("recovery") or 0) > 0 or _stands_out(link, links):
+                errors = ", ".join(f"{number} {kind}" for kind, number in link["errors"].items() if number)
+                remedy = "check nvidia-smi nvlink -e and the fabric manager's log; if the errors grow, have the link inspected"
+                yield Check(WARN, "links", f"{name}: NVLink {link['number']} has had errors: {errors}", remedy)
+    for gpu in host["gpus"]:
+        pci = gpu["pci"]
+        lanes, most = _lanes(pci["link"]), _lanes(pci["most"])
+        if lanes is not None and most is not None and lanes < most:
+            remedy = "reseat the GPU, check its riser and the firmware settings of its slot"
+            yield Check(WARN, "links", f"GPU {pci['address']} has {lanes} of {most} PCI Express lanes", remedy)
+
+
+def _stands_out(link: dict[str, Any], links: list[dict[str, Any]]) -> bool:
+    """Return whether a link has far more errors than the others of its GPU."""
+    own, *others = (sum(each["errors"].values()) for each in (link, *(each for each in links if each is not link)))
+    return bool(others) and own >= _ERRORS and own >= _OF_OTHERS * median(others)
+
+
+def _lanes(link: str | None) -> int | None:
+    """Return the lanes of a link such as ``16 GT/s x8``."""
+    lanes = (link or "").rpartition(" x")[2]
+    return int(lanes) if lanes.isdecimal() else None
 
 
 def _named(nic: dict[str, Any]) -> str:

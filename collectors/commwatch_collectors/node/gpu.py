@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from commwatch_collectors.node.nvlinks import NvLink
 from commwatch_collectors.registry import Reading
 
 #: Why a card may run below its clock; NVIDIA's bits and AMD's violations share these names.
@@ -80,6 +81,8 @@ class Measured:
     nvlink_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Counters by kind of error.
     nvlink_errors: Mapping[str, int] = field(default_factory=dict)
+    #: Each link by itself, read every tenth time.
+    nvlinks: tuple[NvLink, ...] = ()
     pcie_replays: int | None = None
     #: ``corrected`` and ``uncorrected``, since the driver was loaded.
     ecc_errors: Mapping[str, int] = field(default_factory=dict)

@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import importlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from commwatch_collectors.node.gpu import (
@@ -25,6 +27,7 @@ from commwatch_collectors.node.gpu import (
     Xid,
     plain_bus_id,
 )
+from commwatch_collectors.node.nvlinks import NvLink, read_links
 
 _LIBRARY = "libnvidia-ml.so.1"
 # Errors by consequence. Numbers of nvmlReturn_t, because older versions of pynvml do not name all.
@@ -41,8 +44,8 @@ _ALL_LINKS = 0xFFFFFFFF
 _XID_EVENT = 8
 #: Samples of a card between two reads of its MIG instances, and between two retries of the calls that it refused.
 _MIG_EVERY, _RETRY_EVERY = 30, 600
-#: Samples per read of PCIe rates on cards without counters: it blocks the driver for 20 ms a direction.
-_PCIE_EVERY = 10
+#: Samples per read of PCIe rates on cards without counters, which blocks the driver for 20 ms a direction; and of the single NVLinks.
+_PCIE_EVERY, _LINKS_EVERY = 10, 10
 _MOST_EVENTS = 64
 
 _REASONS = {
@@ -89,6 +92,7 @@ class _Watched:
     refused: set[Any] = field(default_factory=set)
     looks: int = 0
     pcie: dict[str, float] = field(default_factory=dict)
+    nvlinks: tuple[NvLink, ...] = ()
     #: The latest error of a call that may succeed next time.
     error: str = ""
 
@@ -236,6 +240,10 @@ class NvidiaSource:
         }
         fields = self._fields(watched)
         rates_of_pcie = {} if fields.get("pcie_bytes") else self._pcie(watched)
+        if watched.looks % _LINKS_EVERY == 0 and fields.get("nvlink_bytes"):
+            watched.nvlinks = read_links(
+                partial(self._values, watched), partial(self._ask, watched, "nvmlDeviceGetNvLinkState")
+            )
         watched.looks += 1
         return Measured(
             utilization=None if rates is None else rates.gpu / 100,
@@ -251,6 +259,7 @@ class NvidiaSource:
             pcie_bytes_per_second=rates_of_pcie,
             nvlink_bytes=fields.get("nvlink_bytes", {}),
             nvlink_errors=fields.get("nvlink_errors", {}),
+            nvlinks=watched.nvlinks,
             pcie_replays=self._ask(watched, "nvmlDeviceGetPcieReplayCounter"),
             ecc_errors={name: value for name, value in ecc.items() if value is not None},
             energy_joules=_scaled(energy, 1e-3),
@@ -287,9 +296,17 @@ class NvidiaSource:
             known = found.setdefault(name, {})
             if value.nvmlReturn in _NEVER or label in known:
                 watched.refused.add((number, scope))  # not supported, or a better candidate is
-            elif value.nvmlReturn == 0 and value.valueType < len(_UNION):
-                known[label] = int(getattr(value.value, _UNION[value.valueType])) * factor
+            elif (number_of := _number(value)) is not None:
+                known[label] = number_of * factor
         return found
+
+    def _values(self, watched: _Watched, pairs: Sequence[tuple[int, int]]) -> list[int | None]:
+        """Return field values by id and scope; ``None``: not supported, or not now."""
+        wanted = [pair for pair in pairs if pair not in watched.refused]
+        values = self._ask(watched, "nvmlDeviceGetFieldValues", wanted) if wanted else None
+        found = dict(zip(wanted, values or (), strict=False))
+        watched.refused.update(pair for pair, value in found.items() if value.nvmlReturn in _NEVER)
+        return [_number(found[pair]) if pair in found else None for pair in pairs]
 
     def _renew_instances(self, watched: _Watched) -> None:
         try:
@@ -349,6 +366,13 @@ class NvidiaSource:
             if uuid is not None and event.eventType == _XID_EVENT:
                 found.append(Xid(uuid, int(event.eventData)))
         return tuple(found)
+
+
+def _number(value: Any) -> int | None:
+    """Return the number of a field value; ``None``: there is none."""
+    if value.nvmlReturn != 0 or value.valueType >= len(_UNION):
+        return None
+    return int(getattr(value.value, _UNION[value.valueType]))
 
 
 def _error_text(error: Any) -> str:

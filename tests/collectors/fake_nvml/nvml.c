@@ -5,6 +5,7 @@
  *     count 2
  *     0.nvmlDeviceGetPowerUsage 312000
  *     0.field.138 8 3            second number: valueType, by default 3 (unsigned long long)
+ *     0.field.138.4 9            of one scope, here link 4; a field without one is that of the card and of all links
  *     1.nvmlDeviceGetUUID !15    an error, here NVML_ERROR_GPU_IS_LOST
  *     1.* !15                    of every call about this card
  *     sleep_ms 5000              how long every call takes
@@ -223,6 +224,7 @@ static int narrow(card_t *c, const char *call, unsigned argument, unsigned *out)
 
 int nvmlDeviceGetTemperature(card_t *c, unsigned sensor, unsigned *out) { return narrow(c, "nvmlDeviceGetTemperature", sensor, out); }
 int nvmlDeviceGetClockInfo(card_t *c, unsigned kind, unsigned *out) { return narrow(c, "nvmlDeviceGetClockInfo", kind, out); }
+int nvmlDeviceGetNvLinkState(card_t *c, unsigned link, unsigned *out) { return narrow(c, "nvmlDeviceGetNvLinkState", link, out); }
 int nvmlDeviceGetPcieThroughput(card_t *c, unsigned way, unsigned *out) { return narrow(c, "nvmlDeviceGetPcieThroughput", way, out); }
 
 int nvmlDeviceGetTotalEccErrors(card_t *c, unsigned kind, unsigned counter, unsigned long long *out)
@@ -239,8 +241,12 @@ int nvmlDeviceGetFieldValues(card_t *c, int count, field_t *fields)
     for (field_t *at = fields; at < fields + count; at++) {
         char key[64];
         unsigned type = 3;
-        snprintf(key, sizeof key, "%d.field.%u", c->number, at->field);
+        snprintf(key, sizeof key, "%d.field.%u.%u", c->number, at->field, at->scope);
         value = find(key);
+        if (value == NULL && (at->scope == 0 || at->scope == ~0u)) {
+            snprintf(key, sizeof key, "%d.field.%u", c->number, at->field);
+            value = find(key);
+        }
         at->result = value == NULL ? NOT_SUPPORTED : *value == '!' ? (unsigned)atoi(value + 1) : SUCCESS;
         if (at->result == SUCCESS) {
             snprintf(key, sizeof key, "%.*s", (int)strcspn(value, "\n"), value);

@@ -17,6 +17,7 @@ import pytest
 
 from commwatch_collectors.node.gpu import Driver, DriverTrouble, Gpu, Measured, NoGpus, Xid
 from commwatch_collectors.node.gpu_nvidia import NvidiaSource
+from commwatch_collectors.node.nvlinks import NvLink
 from tests.gpus import LIBRARY, UUIDS, Script, build, full
 from tests.helpers import clean_env
 
@@ -78,6 +79,40 @@ def test_two_cards(load: Load) -> None:
     source.close()
 
 
+def test_single_links(load: Load, tmp_path: Path) -> None:
+    """Each NVLink is read by itself, every tenth time: whether it is up, its bytes and its errors; what a link does not count is missing."""
+    script = load()
+    script.say(
+        "0.field.91 3",
+        "0.nvmlDeviceGetNvLinkState.0 1",
+        "0.nvmlDeviceGetNvLinkState.1 0",
+        "0.nvmlDeviceGetNvLinkState.2 !999",
+    )
+    script.say(
+        "0.field.138.0 7",
+        "0.field.139.0 8",
+        "0.field.161.0 1",
+        "0.field.162.0 0",
+        "0.field.163.0 12",
+        "0.field.208.0 !3",
+    )
+    script.say("0.field.202.2 99", "0.field.138.2 !3", "0.field.215.2 4")
+    source = opened()
+    first, second = gpus(source)
+    assert first.measured.nvlinks == (
+        NvLink(0, True, {"transmit": 7 * 1024, "receive": 8 * 1024}, {"crc": 12, "replay": 1, "recovery": 0}),
+        NvLink(1, False),
+        NvLink(2, None, {"transmit": 99}, {"recovery": 4}),
+    )
+    assert second.measured.nvlinks == ()
+    script.say("0.field.138.0 9")
+    for _ in range(9):
+        assert gpus(source)[0].measured.nvlinks == first.measured.nvlinks
+    assert gpus(source)[0].measured.nvlinks[0].bytes["transmit"] == 9 * 1024
+    calls = Counter((tmp_path / "calls").read_text().split())
+    assert calls["nvmlDeviceGetNvLinkState.0"] == 2
+
+
 def test_what_a_card_does_not_support(load: Load, tmp_path: Path) -> None:
     """A value that is not supported or not allowed is absent, the others stay; it is not queried in every reading."""
     script = load()
@@ -94,7 +129,7 @@ def test_what_a_card_does_not_support(load: Load, tmp_path: Path) -> None:
     calls = Counter((tmp_path / "calls").read_text().split())
     assert calls["nvmlDeviceGetPowerUsage"] == 1 + 5
     assert calls["nvmlDeviceGetTotalEccErrors.0"] == 1 + 5
-    assert calls["nvmlDeviceGetFieldValues"] == 2 * 5
+    assert calls["nvmlDeviceGetFieldValues"] == 2 * 5 + 2  # and the number of links, once
 
 
 def test_asked_again_in_time(load: Load) -> None:
