@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire import crossing, variables
 from commwatch.wire.identity import run_dir
-from commwatch_agent.config_checks import FILES, GPUS_AUTO, ConfigError, checked
+from commwatch_agent.config_checks import FILES, GPUS_AUTO, JOB_INFO, LOG_INFO, LOG_TEXT, ConfigError, checked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,6 +42,9 @@ class Config:
     host: str = "127.0.0.1"
     #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
     port: int | None = None
+    #: ``text`` or ``json``; and the least level of what the agent logs.
+    log_format: str = LOG_TEXT
+    log_level: str = LOG_INFO
     #: Seconds between two looks at the trainers; every second look drains the rings.
     interval: float = 0.25
     #: File with the token for requests that make the agent act; not set: the agent makes its own.
@@ -93,6 +96,8 @@ class Config:
     kinds: Mapping[str, KindSettings] = field(default_factory=dict)
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: Which of user, script and node every ``commwatch_job_info`` names.
+    job_info: tuple[str, ...] = JOB_INFO
     #: Base URL to which metrics and incidents are pushed over OTLP/HTTP; not set: nothing is pushed.
     otlp_endpoint: str | None = None
     #: File with headers of these requests, ``Name: value`` in each line.
@@ -156,6 +161,9 @@ _ENVIRONMENT = {
     "node": "COMMWATCH_NODE",
     "host": "COMMWATCH_HOST",
     "port": "COMMWATCH_PORT",
+    "log_format": "COMMWATCH_LOG_FORMAT",
+    "log_level": "COMMWATCH_LOG_LEVEL",
+    "job_info": "COMMWATCH_JOB_INFO",
     "token_file": "COMMWATCH_TOKEN_FILE",
     "ca_file": "COMMWATCH_CA_FILE",
     "client_cert": "COMMWATCH_CLIENT_CERT",
@@ -168,8 +176,9 @@ _ENVIRONMENT = {
 }
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
-    "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "kinds", "labels", "links", "peers", "raw_bytes", "receivers",
-    "require_token", "require_token_for_metrics", "summary_bytes", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
+    "allowed_hosts", "ca_file", "client_cert", "interval", "job_info", "keep_days", "kinds", "labels", "links", "log_format", "log_level",
+    "peers", "raw_bytes", "receivers", "require_token", "require_token_for_metrics", "summary_bytes", "thresholds", "tls_cert",
+    "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
 
 
@@ -286,7 +295,7 @@ def _from_text(key: str, text: str, variable: str) -> Any:
         if not text.isdecimal():
             raise ConfigError(f"{variable}={text}: not a {'port number' if key == 'port' else 'whole number'}")
         return int(text)
-    if key == "peers":
+    if key in ("peers", "job_info"):
         return [part.strip() for part in text.split(",") if part.strip()]
     if key == "thresholds":
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from commwatch_alerts.receivers.settings import ReceiverConfig
 
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
+LOG_TEXT, LOG_JSON = LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", LOG_INFO := "info", "warning", "error")
+JOB_INFO = ("user", "script", "node")
 
 
 class ConfigError(CommwatchError):
@@ -76,10 +80,16 @@ def _checked_number(key: str, value: Any, where: str) -> int | float:
     return value
 
 
-def _checked_gpus(value: Any, where: str) -> str:
-    if value not in GPUS:
-        raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
+def _checked_choice(choices: tuple[str, ...], value: Any, where: str) -> str:
+    if value not in choices:
+        raise ConfigError(f"{where}: needs one of {', '.join(choices)}, not {value!r}")
     return str(value)
+
+
+def _checked_job_info(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(each in JOB_INFO for each in value):
+        raise ConfigError(f"{where}: needs a list of any of {', '.join(JOB_INFO)}, not {value!r}")
+    return tuple(value)
 
 
 def _checked_switch(value: Any, where: str) -> bool:
@@ -203,7 +213,10 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "allowed_hosts": _checked_hosts,
     "node": _checked_node,
     "peers": _checked_peers,
-    "gpus": _checked_gpus,
+    "gpus": partial(_checked_choice, GPUS),
+    "log_format": partial(_checked_choice, LOG_FORMATS),
+    "log_level": partial(_checked_choice, LOG_LEVELS),
+    "job_info": _checked_job_info,
     "links": _checked_links,
     "thresholds": _checked_thresholds,
     "kinds": _checked_kinds,
