@@ -29,6 +29,7 @@ from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
 from commwatch_agent.core.runs import renamed
+from commwatch_agent.core.units import counted
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
@@ -43,6 +44,7 @@ from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.reload import Change, change
+from commwatch_agent.runtime.agent_log import about, set_up
 from commwatch_agent.runtime.ending import Ending
 from commwatch_agent.runtime.memory import share_one_heap
 from commwatch_agent.runtime.peers import Peers
@@ -287,14 +289,19 @@ class Daemon:
                 PEER_ADDRESS: self._reachable,
             },
         )
-        log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
+        log.info(
+            "commwatch %s at %s: watching %s, history in %s", __version__, self.url, self.config.dir, self.config.history,
+            **about("started", url=self.url, dir=str(self.config.dir), history=str(self.config.history)),
+        )  # fmt: skip
         notify(READY, os.environ)
         while not self._stop.is_set():
-            if ending.requested(_SIGNALS_S):
+            if why := ending.requested(_SIGNALS_S):
+                log.info("stopping: %s", why, **about("stopping", signal=why))
                 self._stop.set()
             elif hangup is None or not hangup.heard():
                 continue
             elif hangup.terminal_is_gone:
+                log.info("stopping: the terminal was closed", **about("stopping"))
                 self._stop.set()
             else:
                 self._reload()
@@ -313,6 +320,13 @@ class Daemon:
                 self._profiles.close()
         self._store.close()
         (self.config.dir / FILE).unlink(missing_ok=True)
+        read, lost = self._intake.read, self._intake.lost
+        log.info(
+            "stopped: %s read, %d lost",
+            counted(read, "record"),
+            lost,
+            **about("stopped", records=read, records_lost=lost),
+        )
         os.close(self._alerts_lock_fd)
         os.close(self._lock_fd)
         return not self._failed
@@ -356,12 +370,13 @@ class Daemon:
         try:
             changed, apply = self._changed(self._reread())
         except CommwatchError as error:
-            log.error("settings not changed: %s", error)
+            log.error("settings not changed: %s", error, **about("not_reloaded"))
         else:
             for each in apply:
                 each()
             self.config = changed.config
-            log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
+            level = logging.WARNING if changed.left else logging.INFO
+            log.log(level, "settings read again: %s", changed.says, **about("reloaded"))
         notify(READY, os.environ)
 
     def _changed(self, wanted: Config) -> tuple[Change, list[Callable[[], object]]]:
@@ -377,6 +392,7 @@ class Daemon:
         new_receivers = receivers(config.receivers, self._address)
 
         def apply() -> None:
+            set_up(config)
             self._references.links = config.links
             self._exporter.relabel(config.labels)
             self._delivery.change(new_receivers, _FAREWELL_S)

@@ -21,6 +21,8 @@ log = logging.getLogger("commwatch")
 #: Least seconds between writes of the file while more messages are due.
 _WRITE_S = 1.0
 _VERSION = 1
+#: Most alerts of a message that the log names.
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,17 @@ class Delivery:
     def close(self, timeout_s: float) -> None:
         """Try once to send what is waiting, for at most ``timeout_s`` seconds, and end the threads."""
         _end(self._lanes, timeout_s, self._clock)
+
+
+def _named(alerts: Sequence[Alert]) -> str:
+    """Return the alerts of a message for a line of the log; beyond some, their number."""
+    names = [
+        f"{each.name} {each.state}" + (f" of job {job}" if (job := each.labels.get("job_id")) else "")
+        for each in alerts
+    ]
+    return ", ".join(names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
 
 
 def _end(lanes: Sequence[_Lane], timeout_s: float, clock: Callable[[], float]) -> None:
@@ -272,10 +285,13 @@ class _Lane:
     def _note(self, batch: Batch, failure: CannotSend | None) -> None:
         now = self._clock()
         if failure is None:
-            self._outbox.sent(batch, now)
+            news = self._outbox.sent(batch, now)
             self._failures = 0
             if self._trouble is not None:
                 log.info("receiver %s: works again", self.receiver.name)
+            if news:
+                about = {"event": "delivered", "receiver": self.name, "alerts": len(news)}
+                log.info("receiver %s: sent %s", self.name, _named(news), extra={"about": about})
             self._trouble = None
             return
         self._outbox.failed(batch, now, failure.again)

@@ -192,10 +192,10 @@ class Outbox:
 
     # -- results of messages ------------------------------------------------------------------
 
-    def sent(self, batch: Batch, now_s: float) -> None:
-        """Record that the receiver accepted a message."""
+    def sent(self, batch: Batch, now_s: float) -> list[Alert]:
+        """Record that the receiver accepted a message; return what of it was news, and no repetition."""
         self.sent_count += len(batch.alerts) + len(batch.truncated)
-        self._mark_sent(batch, now_s)
+        return self._mark_sent(batch, now_s)
 
     def failed(self, batch: Batch, now_s: float, again: bool) -> None:
         """Record that a message was not delivered; its alerts stay due (``again``), or wait for the next repeat."""
@@ -203,8 +203,8 @@ class Outbox:
         if not again:
             self._mark_sent(batch, now_s)
 
-    def _mark_sent(self, batch: Batch, now_s: float) -> None:
-        group = self._groups.get(batch.group, {})
+    def _mark_sent(self, batch: Batch, now_s: float) -> list[Alert]:
+        group, news = self._groups.get(batch.group, {}), list[Alert]()
         for alert in batch.alerts + batch.truncated:
             key = tuple(sorted(alert.labels.items()))
             entry = group.get(key)
@@ -212,9 +212,12 @@ class Outbox:
                 continue
             entry.sent_s = now_s
             if alert.state == FIRING:
+                news += [alert] * (entry.sent_id != alert.id)
                 entry.sent_id = alert.id
             elif entry.alert.state == RESOLVED and entry.alert.id == alert.id:
+                news += [alert] * (not entry.ended)
                 entry.ended = True
+        return news
 
     @property
     def waiting(self) -> int:

@@ -90,7 +90,7 @@ class Scene:
 
         def said() -> str | None:
             found = re.search(
-                r"commwatch: (settings not changed|settings read again): (.*)\n",
+                r"Z (?:INFO|WARNING|ERROR) (settings not changed|settings read again): (.*)\n",
                 self._log.read_text()[before:],
             )
             return found and found[2]

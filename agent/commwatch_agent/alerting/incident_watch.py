@@ -12,6 +12,7 @@ from socket import gethostname
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from commwatch_agent.alerting.journal import Journal
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.alerts import alerts_of, is_explained
 from commwatch_agent.incidents.conclude import FINDERS, Finder, conclude
@@ -73,6 +74,7 @@ class IncidentWatch(Collector):
         self._offset_s = wall() - clock()
         self._lock = threading.Lock()
         self._incidents: list[Incident] = list(incidents_of(kept))
+        self._journal = Journal(self._incidents)
         #: By id: those that are to be stored, and since when they wait (monotonic).
         self._unstored: dict[str, tuple[Incident, float]] = {}
         #: By id: what was stored last, and when.
@@ -108,6 +110,7 @@ class IncidentWatch(Collector):
             self._incidents = after
             self._note_changes(now_s)
             self._looked_s = now_s
+        self._journal(look, after)
         self._deliver(now_s, look.led_elsewhere)
         self._seconds += self._clock() - now_s
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.concurrency import wait_until
+from commwatch.wire.errors import CommwatchError
 from commwatch_agent.cli.common_flags import settings_of
 from commwatch_agent.config import Config
+from commwatch_agent.config_checks import LOG_JSON
+from commwatch_agent.runtime import agent_log
 
 if TYPE_CHECKING:
     from commwatch_agent.daemon import Daemon
 
+log = logging.getLogger("commwatch")
 #: Most seconds that an agent that ends with its parent goes on for the other ranks of this node.
 _TRAINERS_S = 15.0
 
@@ -27,7 +32,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="watch the jobs of this node (the sidecar)",
         description="Watch the jobs of this node until SIGTERM.",
     )
-    agent.add_argument("--quiet", action="store_true", help="log only warnings and errors")
+    agent.add_argument(
+        "--quiet", dest="log_level", action="store_const", const="warning", help="log only warnings and errors"
+    )
     agent.add_argument(
         "--until-stdin-closes", action="store_true", help="exit when standard input closes (with the parent)"
     )
@@ -37,9 +44,16 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.daemon import Daemon
 
+    agent_log.set_up(config, plain=arguments.until_stdin_closes)
     # An agent that ends with its parent does not read the settings again at SIGHUP.
     reread = None if arguments.until_stdin_closes else partial(settings_of, arguments)
-    daemon = Daemon(config, reread=reread)
+    try:
+        daemon = Daemon(config, reread=reread)
+    except CommwatchError as error:
+        if config.log_format != LOG_JSON or arguments.until_stdin_closes:
+            raise
+        log.error("%s", error)
+        return error.exit_code
     if arguments.until_stdin_closes:
         threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
     return 0 if daemon.run() else 1

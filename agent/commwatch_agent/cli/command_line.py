@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     log = logging.StreamHandler()
     log.setFormatter(OneLine("commwatch: %(message)s"))
-    logging.basicConfig(handlers=[log], level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO)
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     try:
         with common_flags.explained_if_deleted():
             code: int = arguments.command(common_flags.settings_of(arguments), arguments)

@@ -78,7 +78,7 @@ def settings_of(arguments: argparse.Namespace) -> Config:
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that flags of the command gave; ``None``: not given."""
-    return {name: getattr(arguments, name, None) for name in ("dir", "state", "host", "port", *_ACCESS)}
+    return {name: getattr(arguments, name, None) for name in ("dir", "state", "host", "port", "log_level", *_ACCESS)}
 
 
 @contextlib.contextmanager

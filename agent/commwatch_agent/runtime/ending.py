@@ -21,10 +21,9 @@ class Ending:
     def _note(self, number: int, _frame: object) -> None:
         self._requests.put(number)
 
-    def requested(self, within_s: float) -> bool:
-        """Wait for a request, at most so many seconds; return whether there was one."""
+    def requested(self, within_s: float) -> str:
+        """Wait for a request, at most so many seconds; return the name of its signal, empty if there was none."""
         try:
-            self._requests.get(timeout=within_s)
+            return signal.Signals(self._requests.get(timeout=within_s)).name
         except Empty:
-            return False
-        return True
+            return ""

@@ -17,6 +17,7 @@ from typing import Any
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.reference.references import References
+from commwatch_agent.runtime import agent_log
 from commwatch_agent.server.history_queries import ApiError, Text
 from commwatch_agent.server.history_worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
@@ -145,7 +146,7 @@ class Worker:
             self._connection = ours
             self._check_open()
             with contextlib.suppress(OSError):
-                ours.send(Begin(self._agent.path.absolute(), self._references.where.absolute()))
+                ours.send(Begin(self._agent.path.absolute(), self._references.where.absolute(), *agent_log.in_use()))
         return self._connection, self._process
 
     def _check_open(self) -> None:

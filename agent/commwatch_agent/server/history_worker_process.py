@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged, Piece
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.reference.references import References
+from commwatch_agent.runtime import agent_log
 from commwatch_agent.server.history_queries import QUESTIONS, ApiError, text_of
 from commwatch_agent.server.job_questions import JOB_QUESTIONS
 from commwatch_agent.server.job_reports import REPORT_QUESTIONS
@@ -43,6 +45,9 @@ class Begin(NamedTuple):
 
     history: Path
     references: Path
+    #: How it logs, and from which level on: as the agent does.
+    formatter: logging.Formatter
+    log_level: str
 
 
 class Question(NamedTuple):
@@ -139,6 +144,7 @@ def serve(connection: Connection) -> None:
     """Answer questions until the agent closes the connection."""
     with contextlib.suppress(EOFError, OSError):
         begin: Begin = connection.recv()
+        agent_log.use(begin.formatter, begin.log_level)
         while True:
             question: Question = connection.recv()
             try:

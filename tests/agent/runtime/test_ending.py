@@ -22,7 +22,7 @@ assert not ending.requested(0)
 sys.settrace(send)
 found = ending.requested(60)
 sys.settrace(None)
-assert found
+assert found == "SIGTERM", found
 signal.raise_signal(signal.SIGINT)
 assert ending.requested(0)
 print("over")

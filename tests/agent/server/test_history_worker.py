@@ -26,6 +26,7 @@ from commwatch_agent.reference.references import References
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page
+from commwatch_agent.runtime import agent_log
 from commwatch_agent.server import history_queries, history_worker, history_worker_process
 from commwatch_agent.server.history_queries import ApiError, Wanted, text_of
 from commwatch_agent.server.history_worker import Worker
@@ -189,7 +190,7 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self) -> None:
             self.said: list[Any] = []
-            begin = history_worker_process.Begin(watch.path, Path("none"))
+            begin = history_worker_process.Begin(watch.path, Path("none"), *agent_log.in_use())
             self._asked = [
                 begin,
                 history_worker_process.Question("huge", {}, {}, True),
