@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.addresses import DNS, BadAddress, hosts_and_ports, url_of
 from commwatch.wire.errors import CommwatchError
-from commwatch_agent.prometheus.metrics import METRICS
+from commwatch_agent.prometheus.metrics import METRICS, NAMED
 from commwatch_agent.reference.links import UnknownLink, find
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
 LOG_TEXT, LOG_JSON = LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", LOG_INFO := "info", "warning", "error")
-JOB_INFO = ("user", "script", "node")
+JOB_INFO = NAMED
 
 
 class ConfigError(CommwatchError):
@@ -172,7 +172,7 @@ def _checked_kinds(value: Any, where: str) -> dict[str, KindSettings]:
 def _checked_labels(value: Any, where: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: needs a table of labels and texts, not {value!r}")
-    taken = ("job", "instance", *METRICS["job_info"].labels)
+    taken = {"job", "instance", *METRICS["job_info"].labels} - {*NAMED}
     for name, text in value.items():
         if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             raise ConfigError(

@@ -42,6 +42,8 @@ MISTAKES = {
     "state_as_number": "state",
     "host_as_list": "host",
     "gpus_unknown": "auto, required, off",
+    "peers_with_no_port": "node1:abc: needs a host, or HOST:PORT with a port from 1 to 65535",
+    "peers_out_of_range": "agents:65536: needs a host",
     "log_format_unknown": "text, json",
     "log_level_unknown": "debug, info, warning, error",
     "job_info_unknown": "user, script, node",

@@ -118,10 +118,12 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
 def _check(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.alerting.alert_rules import catalogue
     from commwatch_agent.otlp import opening
+    from commwatch_agent.runtime.run_lock import check_folders
     from commwatch_agent.server import listener
 
     check_variables(os.environ)
     catalogue(config)
+    check_folders(config)
     listener.check(config)
     opening.check(config)
     print("the settings are valid")

@@ -16,6 +16,7 @@ from commwatch.wire.concurrency import wait_until
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import make_private_dir
 from commwatch_agent.config import Config
+from commwatch_agent.config_checks import ConfigError
 
 #: Limit of open files that the agent requests.
 _MOST_FILES = 8192
@@ -90,6 +91,23 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
     raise CannotStart(
         f"another agent keeps its alerts in {config.state} and {config.dir}; choose another place with --state"
     )
+
+
+def check_folders(config: Config) -> None:
+    """Check, without a change, that this user can write to the run directory and the state directory, or create them.
+
+    Raises:
+        ConfigError: one of them cannot be written.
+    """
+    for name, folder in (("dir", config.dir), ("state", config.state)):
+        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        if not there.is_dir():
+            raise ConfigError(f"{name} {folder}: {there} is not a directory")
+        if not os.access(there, os.W_OK | os.X_OK):
+            reason = (
+                "it is on a read-only file system" if os.statvfs(there).f_flag & os.ST_RDONLY else "permission denied"
+            )
+            raise ConfigError(f"{name} {folder}: this user (uid {os.getuid()}) cannot write to {there}: {reason}")
 
 
 def _locked(fd: int) -> bool:

@@ -6,6 +6,7 @@ A client that is slow to send or to read is disconnected, sooner if others need 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import sys
 from collections.abc import Iterable
@@ -26,6 +27,11 @@ MOST_CONNECTIONS = 128
 MOST_HEADER_BYTES = 16 << 10
 #: Seconds that a request may take from its first byte (the first one: from the start of the connection) to its last.
 REQUEST_S = 10.0
+#: The answer to a request without TLS, where the agent listens with it.
+_NOT_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"this agent listens with TLS: ask with https:// instead of http://\n"
+)
 #: Seconds that a client may take to read what was sent.
 TAKE_S = 60.0
 
@@ -135,7 +141,7 @@ class Connection(H11Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection during its TLS handshake: counted and limited like others.
+    """A connection during its TLS handshake: counted and limited like others. One that begins with HTTP instead gets an answer.
 
     Args:
         context: TLS context of the server.
@@ -146,7 +152,7 @@ class Handshake(asyncio.Protocol):
         self._context, self._then = context, then
         self._connections: set[Any] = then.connections
         self.waits_since_s: float | None = None
-        self.began_s = 0.0
+        self.began_s, self._answered = 0.0, False
 
     @cached_property
     def owner(self) -> str:
@@ -157,6 +163,7 @@ class Handshake(asyncio.Protocol):
         """Begin the handshake if there is room, else close."""
         self._transport, self.waits_since_s = transport, self._then.loop.time()
         self.began_s = self.waits_since_s
+        self._arrived = self._then.loop.create_future()
         self._connections.add(self)
         if make_room(self._connections, self):
             self._task = self._then.loop.create_task(self._shake())
@@ -164,7 +171,9 @@ class Handshake(asyncio.Protocol):
             self.give_way()
 
     async def _shake(self) -> None:
-        if self._transport.is_closing():
+        if (await self._first_byte()).isalpha() and not self._transport.is_closing():
+            self._answer_http()
+        if self._answered or self._transport.is_closing():
             return
         early = _Early()
         try:
@@ -182,9 +191,40 @@ class Handshake(asyncio.Protocol):
         if early.data:
             self._then.data_received(bytes(early.data))
 
+    async def _first_byte(self) -> bytes:
+        """Return the first byte from the client, and leave it to be read; empty: there is none."""
+        loop, transport = self._then.loop, self._transport
+        if transport.is_closing():
+            return b""
+        transport.pause_reading()
+        with transport.get_extra_info("socket").dup() as peeking:
+            loop.add_reader(peeking, self._wake)
+            timer = loop.call_later(REQUEST_S, transport.abort)
+            try:
+                await self._arrived
+                return bytes(peeking.recv(1, socket.MSG_PEEK))
+            except OSError:
+                return b""
+            finally:
+                timer.cancel()
+                loop.remove_reader(peeking)
+
+    def _wake(self) -> None:
+        if not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _answer_http(self) -> None:
+        """Answer a request without TLS, and drop what still comes of it: an answer is lost if there is something unread at the close."""
+        self._answered = True
+        self._transport.write(_NOT_TLS)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._then.loop.call_later(REQUEST_S, self._transport.abort)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the connection, which ended before the handshake did."""
         self._connections.discard(self)
+        self._wake()
 
     def give_way(self) -> None:
         """Close at once, to make room for another connection."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from urllib.parse import urlsplit
+
 from commwatch.wire.errors import UsageError
 
 DEFAULT_PORT = 9477
@@ -29,10 +32,19 @@ def url_of(name: str, secure: bool) -> str:
     if separator:
         if scheme.lower() not in ("http", "https"):  # urllib would also read files
             raise BadAddress(f"{name}: not an agent's address; give HOST, HOST:PORT, or an http or https URL")
+        _port_of(name, name)
         return name.rstrip("/")
-    host, colon, port = name.rpartition(":")
-    is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
-    return f"http{'s' * secure}://{name}{'' if is_port else f':{DEFAULT_PORT}'}"
+    url = f"http{'s' * secure}://{name}"
+    return url if _port_of(url, name) is not None else f"{url}:{DEFAULT_PORT}"
+
+
+def _port_of(url: str, name: str) -> int | None:
+    """Return the port of a URL; ``None``: it has none. Raises ``BadAddress``, with the name, for what is no port."""
+    with contextlib.suppress(ValueError):  # a port that is no number, or too large; brackets that do not fit
+        port = urlsplit(url).port
+        if port != 0:
+            return port
+    raise BadAddress(f"{name}: needs a host, or HOST:PORT with a port from 1 to 65535; IPv6 addresses in brackets")
 
 
 def hosts_and_ports(text: str) -> list[tuple[str, int]] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from commwatch_agent.config import Config, load
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.prometheus.exporter import Exporter
-from tests.helpers import Watch, clean_env, commwatch, write_ring
+from commwatch_agent.runtime.run_lock import check_folders
+from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, write_ring
 
 EVERYTHING = """
 interval = 1
@@ -177,16 +179,48 @@ def test_right(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("setting", ["dir", "state"])
+def test_folder_that_cannot_be_made(tmp_path: Path, setting: str) -> None:
+    """A folder below a file is found by its name; one that can be made is fine, and not made by the check."""
+    (tmp_path / "file").touch()
+    config = Config(tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=f"^{setting} {tmp_path}/file/a: {tmp_path}/file is not a directory$"):
+        check_folders(replace(config, **{setting: tmp_path / "file" / "a"}))
+    check_folders(replace(config, **{setting: tmp_path / "a" / "b"}))
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_folder_of_another_user() -> None:
+    """``config check`` finds a folder to which its user cannot write, in one line."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        done = commwatch_as_nobody("config", "check", "--dir", f"{folder}/run", "--state", "/tmp")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"dir {folder}/run: this user (uid {NOBODY}) cannot write to {folder}: permission denied" in done.stderr
+
+
 def test_labels_of_jobs(tmp_path: Path) -> None:
-    """The labels of the settings appear on ``commwatch_job_info``, so that PromQL can join them, and on no other metric."""
+    """User, script and node, and the labels of the settings, which win, are on ``commwatch_job_info``, so that PromQL can join them, and on no other metric."""
     config = load({"HOME": "/home/someone", "COMMWATCH_LABEL_CLUSTER": "east", "COMMWATCH_LABEL_USER": "ann"})
     watch = Watch(tmp_path)
     write_ring(watch.rings, [])
     watch.tick()
     registry = CollectorRegistry()
-    registry.register(Exporter(watch.aggregate, threading.RLock(), lambda: 0, list, labels=config.labels))
+    registry.register(
+        Exporter(
+            watch.aggregate,
+            threading.RLock(),
+            lambda: 0,
+            list,
+            labels=config.labels,
+            owner_of=lambda job: ("bob", "train.py"),
+            node="node1",
+        )
+    )
     lines = [line for line in generate_latest(registry).decode().splitlines() if "east" in line]
-    assert lines == ['commwatch_job_info{cluster="east",job_id="job",restart="0",user="ann",world_size="2"} 1.0']
+    assert lines == [
+        'commwatch_job_info{cluster="east",job_id="job",node="node1",restart="0",script="train.py",user="ann",world_size="2"} 1.0'
+    ]
 
 
 def test_empty_label_variable_is_none() -> None:

@@ -102,10 +102,7 @@ def test_tls(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Pat
         assert served.ask("/", context=believing(ours), cookie=name).status == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             served.ask(context=believing(theirs))
-        with served.connect() as plain:
-            plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            with suppress(ConnectionResetError):
-                assert not plain.recv(65536).startswith(b"HTTP")
+        assert served.ask().status == 400
     assert listening(*node, None).minimum_version == ssl.TLSVersion.TLSv1_2
 
 
@@ -211,7 +208,7 @@ def test_request_right_behind_the_handshake(tmp_path: Path, ours: Authority, nod
             assert said.startswith(b"HTTP/1.1 200")
         with served.connect() as plain, suppress(ConnectionError):
             plain.sendall(request + b"\x16\x03\x01")
-            assert b"HTTP" not in plain.recv(65536)
+            assert b"HTTP/1.1 200" not in plain.recv(65536)
 
 
 # -- commands -------------------------------------------------------------------------------------
@@ -282,6 +279,26 @@ def test_renewal_for_requests(
         both.write_text("no certificate")
         assert get(url, "jobs", keys) == 0
         assert [record.message.partition(":")[0] for record in caplog.records] == ["certificate not changed"]
+
+
+def test_plain_http(tmp_path: Path, ours: Authority, node: tuple[Path, Path]) -> None:
+    """A request in plain HTTP, also a large one or one that comes in pieces, gets a 400 with one plain line; TLS goes on."""
+    with serving(tmp_path / "run", settings=settings_of(node)) as served:
+        for parts in (
+            (b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",),
+            (b"P", b"OST / HTTP/1.1\r\n\r\n" + b"x" * 500_000),
+        ):
+            with served.connect() as client:
+                for part in parts:
+                    client.sendall(part)
+                answer = b"".join(iter(lambda: client.recv(4096), b""))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert body == b"this agent listens with TLS: ask with https:// instead of http://\n"
+        for silent in (b"", b"\x00", b"\x16\x03"):
+            with served.connect() as client:
+                client.sendall(silent)
+        assert served.ask(context=believing(ours)).status == 200
 
 
 # -- nothing is open by mistake -------------------------------------------------------------------
