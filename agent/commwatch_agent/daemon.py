@@ -162,7 +162,7 @@ class Daemon:
             handover=handover,
             damaged=self._damaged,
         )
-        self._verdicts = Verdicts(queries, partial(watchers.ras.verdicts, None))
+        self._verdicts = Verdicts(queries, partial(watchers.ras.verdicts, None), config.job_info)
         self._exporter = self._exporter_of(config, self._verdicts)
         self._registry = CollectorRegistry()
         self._registry.register(self._exporter)
@@ -208,6 +208,8 @@ class Daemon:
             gpu_of=self._watchers.gpus.label,
             verdicts=verdicts,
             labels=config.labels,
+            owner_of=verdicts.owner,
+            node=config.node_name if "node" in config.job_info else "",
         )
 
     def _readings(self) -> list[tuple[str, list[Reading] | None]]:
@@ -394,7 +396,8 @@ class Daemon:
         def apply() -> None:
             set_up(config)
             self._references.links = config.links
-            self._exporter.relabel(config.labels)
+            self._verdicts.named = config.job_info
+            self._exporter.relabel(config.labels, config.node_name if "node" in config.job_info else "")
             self._delivery.change(new_receivers, _FAREWELL_S)
             self._peers.change(config)
             self._incidents.change(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
+from commwatch_agent.config_checks import JOB_INFO
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.judging import faults, seen_here, with_waits
@@ -42,10 +43,13 @@ class Verdicts:
     Args:
         queries: holds the jobs in memory.
         more: returns verdicts of other sources, such as NCCL's RAS.
+        named: what of a job is named, as in the setting ``job_info``.
     """
 
-    def __init__(self, queries: QueryService, more: Callable[[], Iterable[Verdict]] = tuple) -> None:
-        self._queries, self._more = queries, more
+    def __init__(
+        self, queries: QueryService, more: Callable[[], Iterable[Verdict]] = tuple, named: Collection[str] = JOB_INFO
+    ) -> None:
+        self._queries, self._more, self.named = queries, more, named
         self._lock = threading.Lock()
         self._ended = _Ended()
         #: By run: who runs it, and its script.
@@ -80,16 +84,20 @@ class Verdicts:
     def _known(self, job: Job, ranks: Iterable[RankView]) -> KnownJob:
         run, size = live_ranks.run_key(job), int(next(live_ranks.of_this_run(job)).identity["world_size"])
         ended = is_ended((view for view in ranks if view.job_id == job.id), size)
-        return KnownJob(run, size, ended, *self._owner(job, run))
+        return KnownJob(run, size, ended, *self.owner(job))
 
-    def _owner(self, job: Job, run: str) -> tuple[str, str]:
-        """Return who runs a job, and its script; looked up once."""
+    def owner(self, job: Job) -> tuple[str, str]:
+        """Return who runs a job, and its script, as far as they are to be named; empty: not known.
+
+        They are those of a rank's process. Where the agent does not see that, the user is the owner of the ring. The caller locks the jobs.
+        """
+        run = live_ranks.run_key(job) or job.id
         if run not in self._owners:
             pid = next((totals.pid for totals in live_ranks.of_this_run(job) if totals.alive and totals.pid), None)
-            if pid is None:
-                return "", ""
-            self._owners[run] = process.user(pid), process.script(pid)
-        return self._owners[run]
+            if pid is not None:
+                self._owners[run] = process.user(pid), process.script(pid)
+        user, script = self._owners.get(run) or (", ".join(map(process.account, sorted(job.owners))), "")
+        return user if "user" in self.named else "", script if "script" in self.named else ""
 
     def _of_ended(self, held: list[Job], now_ns: int, *, fresh: bool) -> list[Verdict]:
         """Return verdicts on what has ended."""

@@ -24,6 +24,7 @@ from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
+from commwatch_agent.prometheus.metrics import NAMED
 from commwatch_agent.reference.efficiency import Find, Yardstick, by_kind, conclusive, finder
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import GpuPlace
@@ -57,6 +58,8 @@ class Exporter(Collector):
         gpu_of: returns the index of the GPU that a rank computes on, as a label.
         verdicts: returns what ranks do wrong right now.
         labels: additional labels of every ``job_info``.
+        owner_of: returns who runs a job, and its script; empty: not known, or not to be named.
+        node: this node's name; empty: not to be named.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Exporter(Collector):
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
         verdicts: Callable[[], list[Verdict]] = list,
         labels: Mapping[str, str] | None = None,
+        owner_of: Callable[[Job], tuple[str, str]] = lambda job: ("", ""),
+        node: str = "",
     ) -> None:
-        self._of_jobs = labels or {}
+        self._of_jobs, self._owner_of, self._node = labels or {}, owner_of, node
         self._gpu_of, self._verdicts = gpu_of, verdicts
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
@@ -82,10 +87,10 @@ class Exporter(Collector):
         self._beyond: dict[str, dict[str, int]] = {}
         self._dropped = 0
 
-    def relabel(self, labels: Mapping[str, str]) -> None:
-        """Replace the additional labels of every ``job_info``."""
+    def relabel(self, labels: Mapping[str, str], node: str) -> None:
+        """Replace the additional labels of every ``job_info``, and the node's name."""
         with self._lock:
-            self._of_jobs = labels
+            self._of_jobs, self._node = labels, node
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that the registry does not collect at registration."""
@@ -96,7 +101,7 @@ class Exporter(Collector):
         due = self._efficiency_at is None or self._now_ns() - self._efficiency_at > _EFFICIENCY_NS
         find = conclusive(finder(self._references)) if due else None  # outside the lock: it may read files
         with self._lock:
-            families = Families({"job_info": tuple(self._of_jobs)})
+            families = Families({"job_info": tuple(name for name in self._of_jobs if name not in NAMED)})
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
             self._efficiencies(families, find)
@@ -156,7 +161,8 @@ class Exporter(Collector):
         _operations(families, job.id, sums)
         latest = max(live_ranks.of_this_run(job), key=live_ranks.order)
         size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
-        families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
+        named = dict(zip(NAMED, (*self._owner_of(job), self._node), strict=True)) | dict(self._of_jobs)
+        families.add("job_info", (job.id, size, restart, *named.values()), 1)
         if checks := sum(join.checks for join in job.replicas.values()):
             families.count("replica_checks_total", (job.id,), checks)
         if compared := sum(checks.compared for checks in job.checked.values()):

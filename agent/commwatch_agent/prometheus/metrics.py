@@ -10,6 +10,8 @@ _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
 _RANK_SOURCE = (*_RANK, "source")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
+#: Labels of ``commwatch_job_info`` that the setting ``job_info`` chooses, and that labels of one's own may replace.
+NAMED = ("user", "script", "node")
 _CHOICE = (*_RANK, "algorithm", "protocol")
 
 METRICS = {
@@ -246,7 +248,7 @@ METRICS = {
             "commwatch_job_info",
             "gauge",
             "A metric with a constant value of 1 for each job known to the agent.",
-            ("job_id", "world_size", "restart"),
+            ("job_id", "world_size", "restart", *NAMED),
         ),
         Spec(
             "commwatch_rank_info",

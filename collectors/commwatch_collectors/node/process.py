@@ -7,6 +7,7 @@ faults and the scheduler's times.
 from __future__ import annotations
 
 import pwd
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +47,16 @@ def user(pid: int, proc: Path = Path("/proc")) -> str:
     """Return the name of the user who runs a process, or the number of a user without a name; empty if not known."""
     status = files.text(f"{proc}/{pid}/status") or ""
     uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "")
+    return account(int(uid)) if uid.isdecimal() else uid
+
+
+@lru_cache(maxsize=1024)
+def account(uid: int) -> str:
+    """Return the name of a user, or the number of a user without a name; looked up once, because that may ask a directory service."""
     try:
-        return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError, OverflowError):
-        return uid
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
 
 
 def script(pid: int, proc: Path = Path("/proc")) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 from commwatch_agent.alerting.look import METRICS_S, NodeLook, Verdicts
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_collectors.node import process
 from tests.agent.analysis.test_uneven_work import RANKS, Loop, S, in_turn
+from tests.helpers import identity
 
 
 def test_waits(tmp_path: Path) -> None:
@@ -22,3 +26,22 @@ def test_waits(tmp_path: Path) -> None:
     aggregate.jobs.clear()
     assert look(1001.0, 51.0).waits == waits
     assert not look(1000.0 + METRICS_S, 50.0 + METRICS_S).waits
+
+
+def test_owner(tmp_path: Path) -> None:
+    """A job's user and script are those of a rank's process; of one that the agent does not see, the ring's owner; the setting leaves them out."""
+    aggregate = Aggregate()
+    totals = aggregate.open("a", identity(), os.getuid(), run="key")
+    job = aggregate.jobs["job"]
+    verdicts = Verdicts(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock()))
+    assert verdicts.owner(job) == (getpass.getuser(), "")
+    totals.pid = os.getpid()
+    user, script = verdicts.owner(job)
+    assert user == getpass.getuser()
+    assert script == process.script(os.getpid())
+    totals.pid = None
+    assert verdicts.owner(job) == (user, script)
+    verdicts.named = ("script",)
+    assert verdicts.owner(job) == ("", script)
+    verdicts.named = ()
+    assert verdicts.owner(job) == ("", "")
