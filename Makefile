@@ -162,6 +162,9 @@ bench:  ## measure costs against the budgets, and against DeepSpeed's logger and
 dashboards: .stamps/venv  ## generate the JSON of the dashboards
 	$(BIN)/python -m commwatch_dashboards.build dashboards/commwatch_dashboards
 
+settings: .stamps/venv  ## generate the table of docs/settings.md from the declarations of the settings
+	$(BIN)/python -m docs.settings_table
+
 # The daemonset and the sidecar of the Kustomize bases share rules and dashboards.
 K8S := $(BIN)/commwatch manifest k8s
 .PHONY: chart

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from bench.common import emit, last_json, memory_mb, scratch
 from commwatch.wire import events as ev
 from commwatch_agent import cli
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
 from commwatch_agent.history.opening import Transaction, connect

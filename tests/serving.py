@@ -16,7 +16,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from commwatch.wire import tokens
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.server.listener import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 

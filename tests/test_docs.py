@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
+from commwatch.probe.torch_nccl_plugin import CHAIN
 from commwatch_agent.alerting.alert_rules import labels_by_series
 from commwatch_agent.analysis import advice
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.config import RELOADED, Config
+from commwatch_agent.config import SETTINGS
 from commwatch_agent.prometheus.exporter import MOST_GROUPS
 from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.server.web import application
@@ -33,6 +33,7 @@ from commwatch_collectors.node.gpu import THROTTLE_REASONS
 from commwatch_collectors.node.gpu_xids import XIDS
 from commwatch_collectors.node.infiniband import EVENTS, HW_EVENTS
 from commwatch_collectors.node.nics import LINK_DOWNED
+from docs.settings_table import table
 from tests.helpers import commwatch, idle_services, needs
 
 TREE = Path(__file__).parents[1]
@@ -110,30 +111,23 @@ def test_queries_are_promql(tmp_path: Path) -> None:
 
 
 def test_every_setting() -> None:
-    """Every setting is in docs/settings.md with its default, flag, variable and the effect of a reload, and no other is."""
-    documented = {row[0]: row[1:] for row in rows("settings.md") if not row[0].startswith("COMMWATCH")}
-    assert set(documented) == {field.name for field in fields(Config)}
+    """The table of docs/settings.md is that of the declarations, and the flags in it are those of the command."""
+    assert table() in (DOCS / "settings.md").read_text(encoding="utf-8"), "run make settings"
     usage = commwatch("agent", "--help").stdout
-    for field in fields(Config):
-        default, flag, variable, reload = (cell.strip("`") for cell in documented[field.name][:4])
-        assert reload == ("yes" if field.name in RELOADED else "restart")
-        if field.default is not MISSING:
-            assert default == ("not set" if field.default is None else str(field.default))
-        assert flag == (name if f"{(name := '--' + field.name.replace('_', '-'))} " in usage else "")
-        assert variable in ("", f"COMMWATCH_{field.name.upper()}")
+    for key, setting in SETTINGS.items():
+        assert setting.flag == (f"--{key.replace('_', '-')} " in usage), key
 
 
 def test_every_variable() -> None:
-    """Every environment variable of ours that the code reads is in docs/settings.md, and no other is."""
+    """Every environment variable of ours that the code reads is in docs/settings.md, and no other is; those of settings follow from their keys."""
+    name = r"\bCOMMWATCH(?:_[A-Z]+)*\b"
     code = [file for folder in ("agent", "collectors") for file in (TREE / folder).rglob("*.py")]
-    read = {
-        name
-        for file in code
-        for name in re.findall(r"""["'](COMMWATCH(?:_[A-Z]+)?)["']""", file.read_text(encoding="utf-8"))
-    }
-    assert {"COMMWATCH", "COMMWATCH_DIR", "COMMWATCH_DISABLE", "COMMWATCH_PORT"} <= read
-    documented = set(re.findall(r"\bCOMMWATCH(?:_[A-Z]+)?\b", (DOCS / "settings.md").read_text(encoding="utf-8")))
-    assert documented == read
+    read = {each for file in code for each in re.findall(f"""["']({name})["']""", file.read_text(encoding="utf-8"))}
+    assert {"COMMWATCH", "COMMWATCH_DIR", "COMMWATCH_DISABLE", "COMMWATCH_CONFIG"} <= read
+    documented = set(re.findall(name, (DOCS / "settings.md").read_text(encoding="utf-8")))
+    of_settings = {each.variable for each in SETTINGS.values()}
+    entries = tuple(each.prefix for each in SETTINGS.values() if each.prefix)
+    assert {each for each in documented - of_settings if not each.startswith(entries)} == read - of_settings - {CHAIN}
 
 
 def openapi() -> dict[str, Any]:

@@ -24,7 +24,7 @@ PACKAGES = {
 #: Rooms of the agent, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("incidents",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
-    ("config", "config_checks", "reload"), ("runtime",),
+    ("config", "config_checks", "config_sources"), ("runtime",),
     ("watchers",), ("alerting",), ("otlp",), ("deploy",), ("commands",), ("proof",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -1,114 +1,268 @@
-"""Settings from defaults, ``commwatch.toml``, environment and flags; later ones override earlier ones. Errors name the key."""
+"""The settings of the agent. Each is declared once: type, default, text, and what follows from a change while the agent runs.
+
+Parsing, checks, environment variables, ``commwatch config``, the table in ``docs/settings.md`` and the values of the Helm chart follow
+from these declarations.
+"""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from commwatch.wire import crossing, variables
-from commwatch.wire.identity import run_dir
-from commwatch_agent.config_checks import FILES, GPUS_AUTO, JOB_INFO, LOG_INFO, LOG_TEXT, ConfigError, checked
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-if TYPE_CHECKING:
-    from commwatch_alerts.model import KindSettings
-    from commwatch_alerts.receivers.settings import ReceiverConfig
+from commwatch_agent import config_checks as checks
+from commwatch_agent.config_checks import GPUS_AUTO
+from commwatch_agent.prometheus.metrics import NAMED
+from commwatch_alerts.model import KindSettings
+from commwatch_alerts.receivers.settings import RECEIVERS, ReceiverConfig
+from commwatch_alerts.values import SWITCH, Type, number, whole_number
 
 
-#: Bytes of a settings file.
-_MOST_BYTES = 1 << 20
+def setting(
+    kind: Type,
+    default: Any = MISSING,
+    text: str = "",
+    *,
+    reload: bool = False,
+    flag: bool = False,
+    prefix: str | None = None,
+    shown: str | None = None,
+) -> Any:
+    """Return the field of a setting.
+
+    Args:
+        default: or a function that returns it.
+        text: what it does, for ``docs/settings.md``.
+        reload: it takes effect when a running agent reads its settings again; otherwise it needs a restart.
+        flag: commands have a flag of this name.
+        prefix: of a table: begins variables of single entries, before the entry's name in capitals.
+        shown: the default in the documentation, if it depends on the environment.
+    """
+    about = {"kind": kind, "text": text, "reload": reload, "flag": flag, "prefix": prefix, "shown": shown}
+    return field(**{"default_factory" if callable(default) else "default": default}, metadata=about)
 
 
+# fmt: off
 @dataclass(frozen=True)
 class Config:
     """All settings of the agent. Each can be set in ``commwatch.toml`` under its own name."""
 
-    #: Run directory, shared by trainers and agent.
-    dir: Path
-    #: Directory of the history.
-    state: Path
-    #: Name of the node in the names of the agent's files; not set: the host name.
-    node: str | None = None
-    #: Address the agent listens on.
-    host: str = "127.0.0.1"
-    #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
-    port: int | None = None
-    #: ``text`` or ``json``; and the least level of what the agent logs.
-    log_format: str = LOG_TEXT
-    log_level: str = LOG_INFO
-    #: Seconds between two looks at the trainers; every second look drains the rings.
-    interval: float = 0.25
-    #: File with the token for requests that make the agent act; not set: the agent makes its own.
-    token_file: Path | None = None
-    #: Reading requires the token, too, except for ``/metrics`` and health.
-    require_token: bool = False
-    #: Reading ``/metrics`` requires the token.
-    require_token_for_metrics: bool = False
-    #: Names by which the agent may be called, in addition to those of its machine; ``.example.org``: all that end so.
-    allowed_hosts: tuple[str, ...] = ()
-    #: Allows the agent to listen beyond loopback without TLS.
-    insecure: bool = False
-    #: Certificate (with intermediate ones) and key of the agent, PEM; if set, it listens with TLS.
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    #: CA of client certificates; if set, a client needs one.
-    tls_client_ca: Path | None = None
-    #: For requests to agents: CA of their certificates; not set: the CAs that the system trusts.
-    ca_file: Path | None = None
-    #: For requests to agents: a client certificate with its key, for agents that require one.
-    client_cert: Path | None = None
-    #: The agents of other nodes: addresses, target files in Prometheus' ``file_sd`` format, ``dns+NAME:PORT``.
-    peers: tuple[str, ...] = ()
-    #: Agents that listen beyond loopback find each other through the jobs of their nodes.
-    discover_peers: bool = True
-    #: Raw records kept, in bytes on disk.
-    raw_bytes: int = 256 * 1024 * 1024
-    #: Roll-ups, steps and all else of the history, in bytes on disk.
-    summary_bytes: int = 1024 * 1024 * 1024
-    #: One step in so many is profiled, to measure the exposed share of ranks for which it is not known otherwise; 0: none.
-    profile_every: int = 0
-    #: Days that rollups and steps are kept.
-    keep_days: float = 7.0
-    #: Seconds the metrics of an ended job stay in /metrics.
-    keep_ended: float = 300.0
-    #: ``auto``: read GPUs if there are any; ``required``: none to read is a fault; ``off``: the driver is not used.
-    gpus: str = GPUS_AUTO
-    #: Label of a group, or ``*`` for all others, to the key of its link in the catalogue.
-    links: Mapping[str, str] = field(default_factory=dict)
-    #: A folder with NCCL Inspector's files, in addition to those that probes report.
-    inspector_dir: Path | None = None
-    #: Addresses of NCCL's RAS to poll, comma-separated; not set: none.
-    ras: str | None = None
-    #: Receivers of alerts; their secrets are stored elsewhere.
-    receivers: tuple[ReceiverConfig, ...] = field(default_factory=tuple)
-    #: Thresholds of alerts that differ from the default, by the names in the list of alerts.
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    #: Settings of kinds of incidents that differ from the default, by the names in the list of alerts.
-    kinds: Mapping[str, KindSettings] = field(default_factory=dict)
-    #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
-    labels: Mapping[str, str] = field(default_factory=dict)
-    #: Which of user, script and node every ``commwatch_job_info`` names.
-    job_info: tuple[str, ...] = JOB_INFO
-    #: Base URL to which metrics and incidents are pushed over OTLP/HTTP; not set: nothing is pushed.
-    otlp_endpoint: str | None = None
-    #: File with headers of these requests, ``Name: value`` in each line.
-    otlp_headers_file: Path | None = None
-    #: CA of the endpoint's certificate (not set: the CAs that the system trusts), and a client certificate with its key.
-    otlp_ca_file: Path | None = None
-    otlp_client_cert: Path | None = None
-    #: Seconds between two pushes.
-    otlp_interval: float = 15.0
-    #: Alerts and verdicts are pushed, too, as log records.
-    otlp_logs: bool = True
+    dir: Path = setting(
+        checks.DIRECTORY, MISSING,
+        "run directory, shared by trainers and agent. Only its owner (or the group `COMMWATCH_GROUP`) has access",
+        flag=True, shown="/dev/shm/commwatch-<uid>",
+    )
+    state: Path = setting(
+        checks.DIRECTORY, MISSING,
+        "directory of the history. If `dir` is set and `state` is not set, it is the value of `dir`",
+        flag=True, shown="$XDG_STATE_HOME/commwatch",
+    )
+    node: str | None = setting(
+        checks.NODE, None,
+        "name of the node in the names of the agent's files. Not set: the host name",
+    )
+    host: str = setting(
+        checks.ADDRESS, "127.0.0.1",
+        "address on which the agent listens. An address that other machines can reach requires `tls_cert` or "
+        "`insecure`",
+        flag=True,
+    )
+    port: int | None = setting(
+        whole_number(0, 65535), None,
+        "not set: 9477, or any free port if 9477 is taken; 0: any free port; any other value: only this port",
+        flag=True,
+    )
+    token_file: Path | None = setting(
+        checks.FILE, None,
+        "file with the [token](security.md#the-token) that the agent accepts and that commands send. Not set: "
+        "`agent.token` in the run directory; the agent creates this file",
+        reload=True, flag=True,
+    )
+    require_token: bool = setting(
+        SWITCH, False,
+        "`true`: reading also requires the token, except for `/metrics`, `/healthz` and `/readyz`",
+        reload=True, flag=True,
+    )
+    require_token_for_metrics: bool = setting(
+        SWITCH, False,
+        "`true`: `/metrics` requires the token, too",
+        reload=True,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        checks.HOSTS, (),
+        "list of additional host names that the agent accepts, besides its address and the name of its machine; "
+        "`.example.org` covers all names with this ending",
+        reload=True,
+    )
+    insecure: bool = setting(
+        SWITCH, False,
+        "`true`: the agent may listen without TLS on addresses that other machines can reach",
+        flag=True,
+    )
+    tls_cert: Path | None = setting(
+        checks.FILE, None,
+        "certificate of the agent, with the intermediate certificates, in PEM format: the agent [listens with "
+        "TLS](security.md#tls). To switch TLS on or off, restart the agent",
+        reload=True,
+    )
+    tls_key: Path | None = setting(
+        checks.FILE, None,
+        "private key of `tls_cert`, without a password",
+        reload=True,
+    )
+    tls_client_ca: Path | None = setting(
+        checks.FILE, None,
+        "CA certificates: only clients with a certificate that one of these CAs has signed can connect",
+        reload=True,
+    )
+    ca_file: Path | None = setting(
+        checks.FILE, None,
+        "for requests of commands and of the agent to other agents: certificate of the CA that signs the agents' "
+        "certificates. Not set: the CAs that the system trusts",
+        reload=True, flag=True,
+    )
+    client_cert: Path | None = setting(
+        checks.FILE, None,
+        "for the same requests: one file with a client certificate and its key, for agents that require a client "
+        "certificate",
+        reload=True, flag=True,
+    )
+    peers: tuple[str, ...] = setting(
+        checks.PEERS, (),
+        "list of the agents of the other nodes, for [answers about the whole job](api.md#the-whole-job): host names, "
+        "`host:port`, URLs, target files (`.json`) in Prometheus' `file_sd` format, and `dns+host:port` for all "
+        "addresses of a DNS name",
+        reload=True,
+    )
+    discover_peers: bool = setting(
+        SWITCH, True,
+        "an agent that listens beyond loopback tells the ranks of its node its address, and they exchange the "
+        "addresses of all nodes through the TCPStore of `torch.distributed` ([details](api.md#the-whole-job)). "
+        "`false`: only `peers` counts",
+    )
+    log_format: str = setting(
+        checks.LOG_FORMAT, checks.LOG_TEXT,
+        "format of [the agent's log](deploy.md#the-agents-log): `text`, or `json` with one object in each line",
+        reload=True,
+    )
+    log_level: str = setting(
+        checks.LOG_LEVEL, checks.LOG_INFO,
+        "least important lines of the log: `debug`, `info`, `warning` or `error`. `--quiet` means `warning`",
+        reload=True, flag=True,
+    )
+    interval: float = setting(
+        number(0.01, 60), 0.25,
+        "seconds between two looks at the trainers, from 0.01 to 60; every second look reads the records in the rings",
+        reload=True,
+    )
+    raw_bytes: int = setting(
+        whole_number(1 << 20, 1 << 50), 256 << 20,
+        "maximum size of the raw records on disk, in bytes; at least 1 MiB. Users, and the jobs of a user, [share "
+        "it](reliability.md#bounds). One million records take about 12 MB",
+        reload=True,
+    )
+    summary_bytes: int = setting(
+        whole_number(1 << 20, 1 << 50), 1 << 30,
+        "maximum size of the rest of the history on disk, most of it steps and roll-ups, in bytes; at least 1 MiB. "
+        "Users, and the jobs of a user, [share it](reliability.md#bounds); the oldest of those with more than their "
+        "share are deleted first. Eight ranks with a step a second take about 0.1 GB a day",
+        reload=True,
+    )
+    profile_every: int = setting(
+        whole_number(0, 10**9), 0,
+        "the agent has one in so many steps [profiled](definitions.md#regular-profiles), to know the exposed share of "
+        "ranks for which it is not measured otherwise; the number grows while profiles take more than 0.1% of the "
+        "time. 0: none",
+    )
+    keep_days: float = setting(
+        number(0.01, 3650), 7.0,
+        "days after their [arrival](reliability.md#clocks) after which the agent deletes raw records, roll-ups, "
+        "steps, [incidents](incidents.md), profiles, and the NCCL logs that commwatch has created; from 0.01 to 3650",
+        reload=True,
+    )
+    keep_ended: float = setting(
+        number(0, 86400), 300.0,
+        "seconds for which the metrics of an ended job stay in `/metrics`, from 0 to 86400",
+    )
+    gpus: str = setting(
+        checks.GPU_USE, GPUS_AUTO,
+        "`auto`: the agent reads [GPUs](gpus.md) if there are any; `required`: the agent reports a fault if there are "
+        "none; `off`: the agent does not use the driver",
+    )
+    inspector_dir: Path | None = setting(
+        checks.DIRECTORY, None,
+        "folder with the dumps of [NCCL Inspector](witnesses.md#nccl-inspector), in addition to the folders that "
+        "probes report",
+    )
+    ras: str | None = setting(
+        checks.RAS, None,
+        "addresses of [NCCL's RAS](witnesses.md#nccls-ras) that the agent polls, such as `localhost:28028`, separated "
+        "by commas. Not set: none",
+    )
+    links: Mapping[str, str] = setting(
+        checks.LINKS, dict,
+        "table: the label of a group, or `*` for all other groups, and the [link](links.md) that the group uses, or "
+        "several parallel links (`8 x ib-ndr`). commwatch derives expected times from the link if there is [no "
+        "measurement](references.md)",
+        reload=True,
+    )
+    receivers: tuple[ReceiverConfig, ...] = setting(
+        RECEIVERS, (),
+        "tables: the [receivers of alerts](receivers.md)",
+        reload=True,
+    )
+    thresholds: Mapping[str, float] = setting(
+        checks.THRESHOLDS, dict,
+        "table: [thresholds of alerts](alerts.md#thresholds) that differ from the default.",
+        reload=True, prefix="COMMWATCH_THRESHOLD_",
+    )
+    kinds: Mapping[str, KindSettings] = setting(
+        checks.KINDS, dict,
+        "tables: [settings of kinds of incidents](alerts.md#kinds): whether a kind is enabled, its highest severity, "
+        "its duration",
+        reload=True,
+    )
+    labels: Mapping[str, str] = setting(
+        checks.LABELS, dict,
+        "table: labels of every `commwatch_job_info` of this agent, such as `cluster` or `team`. "
+        "See [how to join them](metrics.md#labels-of-your-own)",
+        reload=True, prefix="COMMWATCH_LABEL_",
+    )
+    job_info: tuple[str, ...] = setting(
+        checks.JOB_INFO, NAMED,
+        "what `commwatch_job_info` names of a job: any of `user`, `script` and `node`. An empty list: "
+        "[none of them](metrics.md#labels-of-your-own), also in alerts and the log",
+        reload=True,
+    )
+    otlp_endpoint: str | None = setting(
+        checks.ENDPOINT, None,
+        "base URL of a receiver to which the agent pushes metrics and incidents over [OTLP](otlp.md). Needs the extra "
+        "`commwatch[otlp]`",
+    )
+    otlp_headers_file: Path | None = setting(
+        checks.FILE, None,
+        "file with headers of these requests, one `Name: value` in each line; the agent reads it for each push",
+    )
+    otlp_ca_file: Path | None = setting(
+        checks.FILE, None,
+        "certificate of the CA that signs the receiver's certificate. Not set: the CAs that the system trusts",
+    )
+    otlp_client_cert: Path | None = setting(
+        checks.FILE, None,
+        "one file with a client certificate and its key, for a receiver that requires a client certificate",
+    )
+    otlp_interval: float = setting(
+        number(1, 3600), 15.0,
+        "seconds between two pushes, from 1 to 3600",
+    )
+    otlp_logs: bool = setting(
+        SWITCH, True,
+        "`false`: the agent pushes only metrics",
+    )
+
+    # fmt: on
 
     @property
     def rings(self) -> Path:
@@ -141,165 +295,28 @@ class Config:
         return self.state / f"told-{self.node_name}.json"
 
 
-#: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
-_TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of a setting; the fields are the arguments of ``setting``."""
+
+    key: str
+    default: Any
+    kind: Type
+    text: str
+    reload: bool
+    flag: bool
+    prefix: str | None
+    shown: str | None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"COMMWATCH_{self.key.upper()}"
+
+
+SETTINGS = {each.name: Setting(each.name, each.default, **each.metadata) for each in fields(Config)}
 #: Settings that no longer exist, and what to do instead.
 REMOVED = {
     "rules": "commwatch no longer reads lists of alerts; put rules of your own into Prometheus (rule_files), "
     "and change ours with [thresholds] and [kinds.NAME]"
 }
-#: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
-_OF_THE_PROBE = (
-    "COMMWATCH_BUDGET", "COMMWATCH_CHECKSUMS", "COMMWATCH_CHECKSUM_BUDGET", "COMMWATCH_CHECKSUM_EVERY", "COMMWATCH_DISABLE", "COMMWATCH_GROUP",
-    "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_JOB_OUTPUT", "COMMWATCH_NCCL_PLUGIN", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
-)  # fmt: skip
-#: Variables that Kubernetes sets in every container if there is a Service called commwatch.
-_OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
-_ENVIRONMENT = {
-    "dir": "COMMWATCH_DIR",
-    "state": "COMMWATCH_STATE",
-    "node": "COMMWATCH_NODE",
-    "host": "COMMWATCH_HOST",
-    "port": "COMMWATCH_PORT",
-    "log_format": "COMMWATCH_LOG_FORMAT",
-    "log_level": "COMMWATCH_LOG_LEVEL",
-    "job_info": "COMMWATCH_JOB_INFO",
-    "token_file": "COMMWATCH_TOKEN_FILE",
-    "ca_file": "COMMWATCH_CA_FILE",
-    "client_cert": "COMMWATCH_CLIENT_CERT",
-    "peers": "COMMWATCH_PEERS",
-    "profile_every": "COMMWATCH_PROFILE_EVERY",
-    "otlp_endpoint": "COMMWATCH_OTLP_ENDPOINT",
-    "otlp_headers_file": "COMMWATCH_OTLP_HEADERS_FILE",
-    "otlp_ca_file": "COMMWATCH_OTLP_CA_FILE",
-    "otlp_client_cert": "COMMWATCH_OTLP_CLIENT_CERT",
-}
-#: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
-RELOADED = frozenset({
-    "allowed_hosts", "ca_file", "client_cert", "interval", "job_info", "keep_days", "kinds", "labels", "links", "log_format", "log_level",
-    "peers", "raw_bytes", "receivers", "require_token", "require_token_for_metrics", "summary_bytes", "thresholds", "tls_cert",
-    "tls_client_ca", "tls_key", "token_file",
-})  # fmt: skip
-
-
-def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
-    """Return the settings; arguments and errors as for ``explained``."""
-    return explained(env, file, **flags)[0]
-
-
-def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> tuple[Config, dict[str, str]]:
-    """Return the settings, and the source of each.
-
-    Args:
-        file: ``commwatch.toml``; ``None``: ``./commwatch.toml`` if it exists.
-        flags: from the command line; ``None``: not given.
-
-    Returns:
-        The settings; and the flag, variable or file of each that is not the default. An entry from another source than its
-        table is ``TABLE.ENTRY``.
-
-    Raises:
-        ConfigError: unknown key, wrong type or range, unreadable file.
-    """
-    given: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    found = settings_file(file)
-    if found is not None:
-        given.update(_read(found))
-        origins.update(dict.fromkeys(given, str(found)))
-    for key, instead in REMOVED.items():
-        if env.get(variable := f"COMMWATCH_{key.upper()}"):
-            raise ConfigError(f"{variable}: {instead}")
-    for key, variable in _ENVIRONMENT.items():
-        if env.get(variable):
-            given[key] = checked(key, _from_text(key, env[variable], variable), variable)
-            origins[key] = variable
-    for table, prefix in _TABLE_VARIABLES.items():
-        entries = {
-            name.removeprefix(prefix).lower(): name for name, text in env.items() if name.startswith(prefix) and text
-        }
-        for entry, variable in entries.items():
-            value = _from_text(table, env[variable], variable)
-            given[table] = {**given.get(table, {}), **checked(table, {entry: value}, variable)}
-            origins[f"{table}.{entry}"] = variable
-    for key, value in flags.items():
-        if value is not None:
-            flag = f"--{key.replace('_', '-')}"
-            given[key], origins[key] = checked(key, value, flag), flag
-    directory = Path(given.get("dir", run_dir(env))).absolute()
-    if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
-        origins["state"] = origins["dir"]
-    # The default is on disk: the default run directory may be in memory.
-    state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
-    rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
-    rest |= {key: rest[key].absolute() for key in ("inspector_dir", *FILES) if key in rest}
-    return replace(Config(dir=directory, state=state.absolute()), **rest), origins
-
-
-def check_variables(env: Mapping[str, str]) -> None:
-    """Check for invalid variables of the probe, and for unknown ones that begin with ``COMMWATCH_``.
-
-    Raises:
-        ConfigError: there are some; the message names valid values, or the nearest known name.
-    """
-    if bad := variables.wrong(env):
-        raise ConfigError("; ".join(bad))
-    known = {*_ENVIRONMENT.values(), *_OF_THE_PROBE}
-    for name in sorted(env):
-        ours = name.startswith("COMMWATCH_") and not name.startswith(tuple(_TABLE_VARIABLES.values()))
-        if ours and name not in known and not _OF_KUBERNETES.match(name):
-            raise ConfigError(f"{name}: no such variable; {_nearest(name, sorted(known))}")
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    meant = "".join(f"did you mean {near}? " for near in get_close_matches(name, known, 1))
-    return f"{meant}known are {', '.join(known)}"
-
-
-def settings_file(file: Path | None) -> Path | None:
-    """Return the file of the settings: ``file``, else ``./commwatch.toml`` if it exists; ``None``: there is none."""
-    default = Path("commwatch.toml")
-    return file or (default if default.is_file() else None)
-
-
-def _state_home(env: Mapping[str, str]) -> Path:
-    if env.get("XDG_STATE_HOME"):
-        return Path(env["XDG_STATE_HOME"])
-    try:
-        return Path.home() / ".local" / "state"
-    except RuntimeError:
-        raise ConfigError("this user has no home directory for the history; choose a directory with --state") from None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(crossing.read(file, _MOST_BYTES, crossing.operator()).decode())
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    known = [one.name for one in fields(Config)]
-    for key in table:
-        if key in REMOVED:
-            raise ConfigError(f"{file}: {key}: {REMOVED[key]}")
-        if key not in known:
-            raise ConfigError(f"{file}: unknown key '{key}'; {_nearest(key, known)}")
-    for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
-        if key in table and other not in table:
-            raise ConfigError(f"{file}: {key} is set and {other} is not; TLS needs tls_cert and tls_key")
-    return {key: checked(key, value, f"{file}: {key}") for key, value in table.items()}
-
-
-def _from_text(key: str, text: str, variable: str) -> Any:
-    if key in ("port", "profile_every"):
-        if not text.isdecimal():
-            raise ConfigError(f"{variable}={text}: not a {'port number' if key == 'port' else 'whole number'}")
-        return int(text)
-    if key in ("peers", "job_info"):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if key == "thresholds":
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f"{variable}={text}: not a number") from None
-    return text

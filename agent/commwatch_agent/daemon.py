@@ -43,12 +43,12 @@ from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.reference.references import References, directory
-from commwatch_agent.reload import Change, change
 from commwatch_agent.runtime.agent_log import about, set_up
 from commwatch_agent.runtime.ending import Ending
 from commwatch_agent.runtime.memory import share_one_heap
 from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.runtime.periodic import OVER, Beside, known
+from commwatch_agent.runtime.reload import Change, change
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import Hangup
@@ -63,7 +63,7 @@ from commwatch_agent.watchers.profiles import Profiles, kept_in
 from commwatch_agent.watchers.regular_profiles import RegularProfiles
 from commwatch_agent.watchers.watchers import GPUS_S, Watchers
 from commwatch_alerts.model import Alert
-from commwatch_alerts.receivers.settings import receivers
+from commwatch_alerts.receivers.opening import receivers
 from commwatch_collectors.registry import Reading
 
 log = logging.getLogger("commwatch")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationInfo, model_validator
 
-from commwatch_alerts.durations import Duration
+from commwatch_alerts.durations import seconds
 from commwatch_alerts.kind_settings import kind_with, rules_with
 from commwatch_alerts.model import SEVERITIES, Kind, KindSettings, OneLineError, Record, Rule
 from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
@@ -59,6 +59,11 @@ def _limit(name: Any, known: ValidationInfo) -> float:
     return _threshold(name, known)
 
 
+def _seconds(value: Any) -> float | None:
+    return seconds(value) if isinstance(value, str) else None
+
+
+_Duration = Annotated[float, BeforeValidator(_seconds), needs("a duration such as 90s or 5m")]
 _Number = Annotated[float, needs("a number", math.isfinite)]
 _Text = Annotated[str, AfterValidator(str.strip), needs("a text", bool)]
 _Flag = Annotated[bool, needs("true or false")]
@@ -113,8 +118,8 @@ class _Kind(BaseModel):
     model_config = TABLE
 
     severity: _Severity
-    opens_after_s: Duration | None = Field(None, alias="opens_after")
-    ends_after_s: Duration = Field(alias="ends_after")
+    opens_after_s: _Duration | None = Field(None, alias="opens_after")
+    ends_after_s: _Duration = Field(alias="ends_after")
     help: _Text
     runbook: _Text
 
@@ -142,8 +147,8 @@ class _Alert(BaseModel):
     severity: _Severity
     summary: _Template
     description: _Template
-    for_s: Duration = Field(0.0, alias="for")
-    keep_firing_for_s: Duration = Field(0.0, alias="keep_firing_for")
+    for_s: _Duration = Field(0.0, alias="for")
+    keep_firing_for_s: _Duration = Field(0.0, alias="keep_firing_for")
     also: Annotated[dict[_Name, _Expr], needs("a table")] = Field(default_factory=dict)
     on: Annotated[tuple[_Label, ...], Strict(False), needs("a list of labels")] = Field((), alias="also_on")
     prometheus_only: _Flag = False

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
-
-from commwatch_alerts.tables import needs
 
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", re.ASCII)
 
@@ -26,11 +21,3 @@ def duration(duration_s: float) -> str:
     whole = int(duration_s)
     parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
-
-
-def _read(value: Any) -> float | None:
-    return seconds(value) if isinstance(value, str) else None
-
-
-#: The type of such a key of a table.
-Duration = Annotated[float, BeforeValidator(_read), needs("a duration such as 90s or 5m")]

@@ -1,45 +1,19 @@
-"""The tables ``[kinds.NAME]`` of the settings: read, and applied to kinds and rules. Pure."""
+"""The tables ``[kinds.NAME]`` of the settings: their type, and what they change of kinds and rules. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
-
-from commwatch_alerts.durations import Duration
 from commwatch_alerts.model import SEVERITIES, Kind, KindSettings, Rule
-from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
+from commwatch_alerts.values import DURATION, SWITCH, Keys, one_of
 
 _UNCHANGED = KindSettings()
-
-
-class _Table(BaseModel):
-    """The keys of a table; the fields are those of ``KindSettings``."""
-
-    model_config = TABLE
-
-    enabled: Annotated[bool, needs("true or false")] = True
-    severity: Annotated[str, one_of(SEVERITIES)] | None = None
-    for_s: Duration | None = Field(None, alias="for")
-
-
-def checked(tables: Any) -> dict[str, KindSettings]:
-    """Return the settings of kinds, by name; the names are checked where the list is read.
-
-    Raises:
-        BadTable: a table is wrong.
-    """
-    if not isinstance(tables, dict):
-        raise BadTable("needs tables: [kinds.NAME] above each")
-    found = {}
-    for name, table in tables.items():
-        try:
-            found[name] = KindSettings(**dict(checked_table(_Table, table, show_values=True)))
-        except BadTable as error:
-            raise BadTable(f"{name}: {error}") from None
-    return found
+#: Of a table.
+KIND = Keys(
+    {"enabled": SWITCH, "severity": one_of(SEVERITIES), "for": DURATION},
+    lambda table: KindSettings(table.get("enabled", True), table.get("severity"), table.get("for")),
+)
 
 
 def kind_with(kind: Kind, given: KindSettings) -> Kind:

@@ -1,4 +1,4 @@
-"""Check tables that people write (settings, the list of alerts) with pydantic; an error is one line that names the key."""
+"""Check the tables of the list of alerts with pydantic; an error is one line that names the key."""
 
 from __future__ import annotations
 

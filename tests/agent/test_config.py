@@ -16,9 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.addresses import hosts_and_ports
-from commwatch_agent.config import Config, load
-from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config_checks import FILE, ConfigError
+from commwatch_agent.config_sources import load
 from commwatch_agent.runtime.run_lock import place_of_alerts
+from commwatch_alerts.model import KindSettings
+from commwatch_alerts.receivers.sending import Secret
+from commwatch_alerts.receivers.settings import ReceiverConfig
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"
@@ -66,7 +70,7 @@ MISTAKES = {
     "insecure_as_number": "insecure: needs true or false",
     "allowed_hosts_as_text": "a list of names",
     "allowed_hosts_with_a_port": "node1:9477",
-    "allowed_hosts_all": "a list of names",
+    "allowed_hosts_all": "a name such as node1.example.org",
     "tls_without_a_key": "tls_key is not",
     "client_ca_without_tls": "tls_cert is not",
     "token_file_empty": "token_file: needs a file",
@@ -111,6 +115,46 @@ def test_precedence(tmp_path: Path, key: str, default: Any, in_file: Any, variab
     assert got({name: ""}, file) == str(in_file)  # an empty variable is none
     if key in ("port", "host"):
         assert got({}, None) == str(default)
+
+
+#: A text in the environment for each setting, and what it means.
+VARIABLES: dict[str, tuple[str, Any]] = {
+    "dir": ("/run/x", Path("/run/x")), "state": ("/state", Path("/state")), "node": ("n1", "n1"), "host": ("::1", "::1"), "port": ("9001", 9001),
+    "allowed_hosts": ("a, .b", ("a", ".b")), "peers": ("n1,n2:1", ("n1", "n2:1")), "interval": ("1", 1), "raw_bytes": ("2000000", 2_000_000),
+    "summary_bytes": ("2000000", 2_000_000), "profile_every": ("5", 5), "keep_days": ("0.5", 0.5), "keep_ended": ("0", 0), "gpus": ("off", "off"),
+    "log_format": ("json", "json"), "log_level": ("debug", "debug"), "job_info": ("node, user", ("node", "user")),
+    "ras": ("localhost:1", "localhost:1"), "inspector_dir": ("/dumps", Path("/dumps")), "links": ('{"*": "nvlink4"}', {"*": "nvlink4"}),
+    "receivers": ('[{"kind": "slack", "url_env": "S"}]', (ReceiverConfig("slack", "slack", url=Secret("url_env", variable="S")),)),
+    "thresholds": ('{"comm_share": 0.4}', {"comm_share": 0.4}), "kinds": ('{"hang": {"for": "1m"}}', {"hang": KindSettings(for_s=60)}),
+    "labels": ('{"team": "ml"}', {"team": "ml"}), "otlp_endpoint": ("http://c:4318/", "http://c:4318"), "otlp_interval": ("5.5", 5.5),
+    **dict.fromkeys((name for name, each in SETTINGS.items() if each.kind is FILE), ("/f", Path("/f"))),
+    **dict.fromkeys((name for name, each in SETTINGS.items() if each.default is False), ("1", True)),
+    **dict.fromkeys((name for name, each in SETTINGS.items() if each.default is True), ("false", False)),
+}  # fmt: skip
+
+
+def test_every_setting_has_a_variable(tmp_path: Path) -> None:
+    """Every setting can be set in the environment, and overrides the file there; the file itself can be named there, too."""
+    assert set(VARIABLES) == set(SETTINGS)
+    env = {SETTINGS[name].variable: text for name, (text, _) in VARIABLES.items()}
+    file = tmp_path / "some.toml"
+    file.write_text("keep_days = 9\nkeep_ended = 9\n[labels]\ncluster = 'east'\n")
+    config = load({**env, "COMMWATCH_CONFIG": str(file)})
+    assert {name: getattr(config, name) for name in SETTINGS} == {name: meant for name, (_, meant) in VARIABLES.items()}
+    config = load({"HOME": "/home/someone", "COMMWATCH_CONFIG": str(file), "COMMWATCH_KEEP_DAYS": "1"})
+    assert (config.keep_days, config.keep_ended) == (1, 9)
+
+
+def test_entries_of_tables(tmp_path: Path) -> None:
+    """The variable of an entry overrides that of its table, which replaces the table of the file."""
+    file = tmp_path / "some.toml"
+    file.write_text("[labels]\ncluster = 'east'\nteam = 'a'\n")
+    env = {"HOME": "/home/someone", "COMMWATCH_LABEL_TEAM": "b"}
+    assert load(env, file).labels == {"cluster": "east", "team": "b"}
+    assert load({**env, "COMMWATCH_LABELS": '{"team": "c", "user": "ann"}'}, file).labels == {
+        "team": "b",
+        "user": "ann",
+    }
 
 
 def test_files_of_a_node(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.prometheus.exporter import Exporter

@@ -23,7 +23,7 @@ from typing import IO, Any
 import pytest
 
 from commwatch_agent.config import Config
-from commwatch_agent.reload import change
+from commwatch_agent.runtime.reload import change
 from commwatch_agent.runtime.sd_notify import READY, RELOADING
 from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor

@@ -17,7 +17,8 @@ from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.lifecycle import Around, Table
 from commwatch_alerts.delivery import Delivery
 from commwatch_alerts.model import FIRING, Alert
-from commwatch_alerts.receivers.settings import checked, receivers
+from commwatch_alerts.receivers.opening import receivers
+from commwatch_alerts.receivers.settings import RECEIVERS
 from tests.agent.incidents.metric_series import BEGIN_S, CATALOGUE, LIMITS, labels_and_name, samples, windows
 from tests.agent.incidents.test_slow_links import FIFTH_OF_FOUR, ring
 from tests.alerts.cases import CASES, Case
@@ -57,7 +58,9 @@ def test_both(tmp_path: Path, kind: str) -> None:
     assert {(case.alert, severity) for severity in case.severities} <= fired.keys()
     assert {incident.kind for incident, alert in firing(case) if alert.name == case.alert} == {kind}
     with Server() as server:
-        settings = checked([{"kind": "webhook", "name": "hook", "url": server.url, "severity": "info"}])
+        settings = RECEIVERS.checked(
+            [{"kind": "webhook", "name": "hook", "url": server.url, "severity": "info"}], "receivers"
+        )
         delivery = Delivery(receivers(settings, "http://agent"))
         try:
             delivery.send(list(fired.values()))

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_alerts.outbox import Policy
 from commwatch_alerts.receivers.command import Command
 from commwatch_alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook
+from commwatch_alerts.receivers.opening import receivers
 from commwatch_alerts.receivers.sending import Secret
-from commwatch_alerts.receivers.settings import KEYS, BadReceiver, checked, receivers
+from commwatch_alerts.receivers.settings import KEYS, RECEIVERS, ReceiverConfig
+from commwatch_alerts.values import BadValue
 from tests.helpers import examples
 
 AGENT = "http://agent:9477"
@@ -67,6 +69,10 @@ def test_all_kinds(tmp_path: Path) -> None:
     assert load({"HOME": "/home/someone"}).receivers == ()
 
 
+def checked(tables: list[dict[str, Any]]) -> tuple[ReceiverConfig, ...]:
+    return RECEIVERS.checked(tables, "receivers")
+
+
 HUSH = "hush-5e7a1c9b"
 SLACK = {"kind": "slack", "url_env": "URL"}
 HOOK = {"kind": "webhook", "url": "http://hook"}
@@ -88,9 +94,9 @@ HOOK = {"kind": "webhook", "url": "http://hook"}
         ({"kind": "webhook", "url": f"ftp://hook/{HUSH}"}, "url: needs http:// or https:// and a host"),
         ({"kind": "alertmanager", "urls": ["http://am", f"http://am:{HUSH}"]}, "urls 2: needs http:// or https:// and a host"),
         ({"kind": "alertmanager", "urls": f"http://{HUSH}"}, "urls: needs a list"),
-        ({"kind": "alertmanager"}, "needs urls"),
+        ({"kind": "alertmanager"}, "needs url or urls"),
         ({"kind": "alertmanager", "url": "http://am", "repeat": "4h"}, "unknown key 'repeat'"),
-        ({"kind": "webhook"}, "needs url"),
+        ({"kind": "webhook"}, "needs url or url_file or url_env"),
         ({"kind": "slack"}, "needs url_file or url_env"),
         ({"kind": "command"}, "needs command"),
         ({"kind": "command", "command": f"page {HUSH}"}, "command: needs a list"),
@@ -114,10 +120,10 @@ HOOK = {"kind": "webhook", "url": "http://hook"}
 )  # fmt: skip
 def test_wrong_table(table: dict[str, Any], says: str) -> None:
     """A wrong table is refused in one line that names the key and what would be right, and repeats no value."""
-    with pytest.raises(BadReceiver) as caught:
+    with pytest.raises(BadValue) as caught:
         checked([HOOK, table])
     assert says in str(caught.value)
-    assert str(caught.value).startswith("receiver 2")
+    assert str(caught.value).startswith("receivers: receiver 2")
     assert "\n" not in str(caught.value)
     assert HUSH not in str(caught.value)
 
@@ -138,7 +144,7 @@ def test_any_table_is_read_or_refused(data: st.DataObject, table: dict[str, Any]
     says = ""
     try:
         receivers(checked([found]), AGENT)
-    except BadReceiver as error:
+    except BadValue as error:
         says = str(error)
     assert says.isprintable()
     assert HUSH not in says
@@ -146,7 +152,7 @@ def test_any_table_is_read_or_refused(data: st.DataObject, table: dict[str, Any]
 
 def test_names_are_different() -> None:
     """Two receivers of one name could not be told apart."""
-    with pytest.raises(BadReceiver, match=r"receiver 2 \(webhook\): another receiver has this name"):
+    with pytest.raises(BadValue, match=r"receiver 2 \(webhook\): another receiver has this name"):
         checked([HOOK, {**HOOK, "url": "http://other"}])
     assert [each.name for each in checked([HOOK, {**HOOK, "name": "other"}])] == ["webhook", "other"]
 

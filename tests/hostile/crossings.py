@@ -209,7 +209,7 @@ GATE: dict[str, list[str]] = {
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": ["open_file(trust)"],
     "agent/commwatch_agent/commands/output_filter.py": ["open_file(own)", "open_file(own)"],
     "agent/commwatch_agent/commands/run.py": ["create()", "folder()"],
-    "agent/commwatch_agent/config.py": ["read(operator)"],
+    "agent/commwatch_agent/config_sources.py": ["read(operator)"],
     "agent/commwatch_agent/history/job_exit.py": ["KeptFolder()", "read(trainers)", "write()"],
     "agent/commwatch_agent/history/opening.py": ["lock_file()", "look(ANYBODY)"],
     "agent/commwatch_agent/history/sharing.py": ["lock_file()"],

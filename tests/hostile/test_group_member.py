@@ -14,7 +14,7 @@ from commwatch.wire import crossing
 from commwatch.wire import profile_files as files
 from commwatch.wire.announcement import LOCK, answering, operators, requesters
 from commwatch.wire.ring_reader import RingReader
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.job_exit import Exit, Exits, leave

@@ -15,13 +15,13 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
-from commwatch_agent.config_checks import JOB_INFO
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.judging import faults, seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.prometheus.metrics import NAMED
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.node import process
 
@@ -47,7 +47,7 @@ class Verdicts:
     """
 
     def __init__(
-        self, queries: QueryService, more: Callable[[], Iterable[Verdict]] = tuple, named: Collection[str] = JOB_INFO
+        self, queries: QueryService, more: Callable[[], Iterable[Verdict]] = tuple, named: Collection[str] = NAMED
     ) -> None:
         self._queries, self._more, self.named = queries, more, named
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from socket import AF_INET, AF_INET6, AI_NUMERICHOST, SOCK_DGRAM, getaddrinfo, g
 from commwatch_agent.config import Config
 from commwatch_alerts.delivery import Delivery
 from commwatch_alerts.kept import KeptFile
-from commwatch_alerts.receivers.settings import receivers
+from commwatch_alerts.receivers.opening import receivers
 from commwatch_collectors.registry import Reading
 
 

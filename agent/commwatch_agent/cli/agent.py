@@ -32,8 +32,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="watch the jobs of this node (the sidecar)",
         description="Watch the jobs of this node until SIGTERM.",
     )
+    agent.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error; see the setting log_level")
     agent.add_argument(
-        "--quiet", dest="log_level", action="store_const", const="warning", help="log only warnings and errors"
+        "--quiet", dest="log_level", action="store_const", const="warning", help="the same as --log-level warning"
     )
     agent.add_argument(
         "--until-stdin-closes", action="store_true", help="exit when standard input closes (with the parent)"

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.wire.errors import UsageError
-from commwatch_agent.config import Config, load
+from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config_sources import load
 from commwatch_agent.core.durations import parse_last
-
-#: Flags that control access to the agent, and credentials for requests to agents.
-_ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
 
 
 def parser(*, listens: bool = False, asks: bool = False) -> argparse.ArgumentParser:
@@ -35,7 +33,9 @@ def parser(*, listens: bool = False, asks: bool = False) -> argparse.ArgumentPar
         help="run directory shared by trainers and agent; also holds the history unless --state is given",
     )
     places.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
-    places.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if it exists)")
+    places.add_argument(
+        "--config", type=Path, help="settings file (default: $COMMWATCH_CONFIG, else ./commwatch.toml if it exists)"
+    )
     access = common.add_argument_group("access")
     access.add_argument("--host", help=shown(listens, "address the agent listens on (default: 127.0.0.1)"))
     port = "port of the agent (default: 9477, or any free port if it is taken; 0: any free port)"
@@ -78,7 +78,7 @@ def settings_of(arguments: argparse.Namespace) -> Config:
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that flags of the command gave; ``None``: not given."""
-    return {name: getattr(arguments, name, None) for name in ("dir", "state", "host", "port", "log_level", *_ACCESS)}
+    return {key: getattr(arguments, key, None) for key, setting in SETTINGS.items() if setting.flag}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.report import again
 from commwatch_agent.commands.nccl_debug import LEVELS
-from commwatch_agent.config import Config, settings_file
+from commwatch_agent.config import Config
+from commwatch_agent.config_sources import settings_file
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -36,5 +37,5 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if not command:
         raise UsageError("no job given; use commwatch run -- torchrun ...")
-    file = settings_file(arguments.config)
+    file = settings_file(os.environ, arguments.config)
     return run(config, file, command, os.environ, report_command=again(arguments), nccl_level=arguments.nccl_debug)

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from commwatch_agent.cli.common_flags import flags_of
-from commwatch_agent.config import Config, check_variables, explained
+from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config_sources import check_variables, explained
 from commwatch_agent.core.terminal_text import line
 from commwatch_alerts.model import KindSettings
 
@@ -62,16 +62,16 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
     Args:
         origins: the origin of each key that is not a default, from ``explained``.
     """
-    for field in fields(config):
-        value, origin = getattr(config, field.name), origins.get(field.name, DEFAULT)
+    for name in SETTINGS:
+        value, origin = getattr(config, name), origins.get(name, DEFAULT)
         entries = _entries(value)
         if entries is None:
             plain = value if value is None or isinstance(value, (int, float)) else _plain(value)
-            yield Setting(field.name, plain, origin)
+            yield Setting(name, plain, origin)
         elif not entries:
-            yield Setting(field.name, None, origin)
-        for name, entry in (entries or {}).items():
-            key = f"{field.name}.{name}"
+            yield Setting(name, None, origin)
+        for entry_name, entry in (entries or {}).items():
+            key = f"{name}.{entry_name}"
             yield Setting(key, entry, origins.get(key, origin))
 
 

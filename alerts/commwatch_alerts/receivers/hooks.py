@@ -6,13 +6,14 @@ import json
 import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from commwatch_alerts.model import CRITICAL, FIRING, RESOLVED, Alert
 from commwatch_alerts.outbox import Batch, Policy
 from commwatch_alerts.receivers import payload
 from commwatch_alerts.receivers.http import basic, post
 from commwatch_alerts.receivers.sending import LIMIT_S, CannotSend, Secret, began, labels_of, rfc3339, shown
+from commwatch_alerts.receivers.settings import is_url
 
 #: Seconds between messages to Alertmanager about a firing alert, which expires there without them; and seconds for which
 #: a resolved alert is sent again. Values of Prometheus.
@@ -123,17 +124,6 @@ def address(url: str | Secret) -> tuple[str, tuple[str, ...]]:
         raise CannotSend(f"{url.key}: does not hold an address such as https://hooks.example.com/services/...")
     rest = text[len(shown(text)) :]
     return text, (text, *(part for part in (rest, *re.split("[/?&=]", rest)) if len(part) >= _LEAST_HIDDEN))
-
-
-def is_url(text: str) -> bool:
-    """Return whether ``text`` is an HTTP URL to post to, without user name and password."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    sound = text.isascii() and text.isprintable() and " " not in text and "@" not in parts.netloc
-    return sound and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
 
 
 def slack(batch: Batch, agent_url: str) -> dict[str, Any]:

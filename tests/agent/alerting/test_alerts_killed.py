@@ -29,7 +29,7 @@ from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.incidents import lifecycle
 from commwatch_alerts.model import Kind, Rule
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 incident_watch.SETTLED_S, lifecycle.GAP_S = 6.0, 1.0
 kind = Kind("straggler", "warning", 0, 0, "", "Here")

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from commwatch_agent.alerting.incident_watch import SETTLED_S, IncidentWatch, Plan
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.history.history import History
 from commwatch_agent.history.store import Writer
 from commwatch_agent.incidents.conclude import Finder
@@ -346,7 +346,7 @@ from commwatch_agent.incidents.conclude import Finder
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_alerts.model import Kind, Rule
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 kind = Kind("agent_fault", "info", 0, 60, "", "Here")
 rules = [

@@ -9,7 +9,7 @@ from socket import AF_INET, SOCK_DGRAM, gethostname, socket
 import pytest
 
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_collectors.registry import Reading
 from tests.helpers import PATIENCE_S, wait_for
 from tests.receivers import Server, alert

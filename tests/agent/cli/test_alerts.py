@@ -60,8 +60,8 @@ def test_thresholds(tmp_path: Path) -> None:
     ("variable", "text", "says"),
     [
         ("COMM_SHARE", "1.5", "comm_share: needs a number from 0 to 1, not 1.5"),
-        ("COMM_SHARE", "much", "COMMWATCH_THRESHOLD_COMM_SHARE=much: not a number"),
-        ("COMM_SHARE", "nan", "comm_share: needs a number from 0 to 1"),
+        ("COMM_SHARE", "much", "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not 'much'"),
+        ("COMM_SHARE", "nan", "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not nan"),
         ("COMM_SHRE", "0.5", "unknown 'comm_shre'; known are comm_share,"),
     ],
 )

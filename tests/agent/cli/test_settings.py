@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch_agent.config import Config, load
+from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.config_sources import load
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.runtime.run_lock import check_folders
 from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, write_ring
@@ -112,7 +113,16 @@ def test_no_secret(tmp_path: Path) -> None:
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
         ("[kinds.hangs]\nenabled = false", {}, "alerts: kinds: unknown 'hangs'; known are hang,"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
-        ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE=much: not a number"),
+        ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not 'much'"),
+        ("", {"COMMWATCH_INSECURE": "maybe"}, "COMMWATCH_INSECURE: needs true or false, not 'maybe'"),
+        ("", {"COMMWATCH_KEEP_DAYS": "week"}, "COMMWATCH_KEEP_DAYS: needs a number from 0.01 to 3650, not 'week'"),
+        ("", {"COMMWATCH_RAW_BYTES": "1.5e9"}, "COMMWATCH_RAW_BYTES: needs a whole number from"),
+        ("", {"COMMWATCH_ALLOWED_HOSTS": "a,b c"}, "COMMWATCH_ALLOWED_HOSTS 2: needs a name such as"),
+        ("", {"COMMWATCH_LINKS": "nvlink4"}, "COMMWATCH_LINKS: needs a table of groups and links, not 'nvlink4'"),
+        ("", {"COMMWATCH_KINDS": '{"hang": {"for": 1}}'}, "COMMWATCH_KINDS: hang: for: needs a duration such as 90s or 5m, not 1"),
+        ("", {"COMMWATCH_RECEIVERS": '[{"kind": "slack", "url": "S3CRET"}]'}, "COMMWATCH_RECEIVERS: receiver 1: url: a secret must not be"),
+        ("", {"COMMWATCH_TLS_KEY": "/k"}, "COMMWATCH_TLS_KEY: tls_key is set and tls_cert is not"),
+        ("", {"COMMWATCH_CONFIG": "/no/file"}, "/no/file: No such file"),
         ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),
         ("", {"COMMWATCH_BUDGET": "5"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not '5'"),
         ("", {"COMMWATCH_HOOK": "nope"}, "COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"),
@@ -134,7 +144,9 @@ def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) 
     """`config check` names what is wrong in file or environment, and what is nearest to it, in one line, with exit code 2."""
     file = tmp_path / "some.toml"
     file.write_text(text)
-    done = commwatch("config", "check", "--config", file, env=clean_env(**variables))
+    flags = () if "COMMWATCH_CONFIG" in variables else ("--config", file)
+    done = commwatch("config", "check", *flags, env=clean_env(**variables))
+    assert "S3CRET" not in done.stderr
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert says in done.stderr
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.commands import run as commands_run
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from tests import prefork
 from tests.agent.cli.test_cli import python, started, taken
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for

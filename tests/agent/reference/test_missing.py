@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.cli.command_line import _parser
-from commwatch_agent.config_checks import checked
+from commwatch_agent.config_sources import checked
 from commwatch_agent.core.api_views import Row, Summary
 from commwatch_agent.reference.links import find
 from commwatch_agent.reference.missing import SHORT, how_to_judge

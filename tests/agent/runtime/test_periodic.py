@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 from commwatch_agent.runtime.periodic import OVER, Beside, known
 from commwatch_agent.watchers.nccl import NcclLogs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.config import load
+from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, STOPPING, notify
 from tests.helpers import agent, clean_env, wait_for

@@ -355,7 +355,10 @@ def test_narrow_rank_table(visit: Visit) -> None:
     late = {"incidents": [incident("1", "Late rank: rank 1", kind="straggler", ranks=[1])]}
     show_job(
         visit.page,
-        ranks=[line(0, comm=0.4, exposed=0.3, wait=0.2, step=1234, step_s=0.12), line(1, comm=0.1, exposed=0.1, wait=0.1, verdict="straggler")],
+        ranks=[
+            line(0, comm=0.4, exposed=0.3, wait=0.2, step=1234, step_s=0.12),
+            line(1, comm=0.1, exposed=0.1, wait=0.1, verdict="straggler"),
+        ],
         **late,
     )
     fits(visit, "#ranks", ("comm", "exposed", "waits"))

@@ -16,8 +16,8 @@ import pytest
 
 from commwatch.api.client import Keys, get
 from commwatch_agent.alerting.notifications import address_of, url_of
-from commwatch_agent.config import load
 from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.config_sources import load
 from commwatch_agent.runtime.run_lock import CannotStart
 from commwatch_agent.server import http_protocol
 from commwatch_agent.server.listener import listen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from commwatch_agent.config import RELOADED, Config
+from commwatch_agent.config import SETTINGS, Config
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 
@@ -35,9 +35,9 @@ def change(now: Config, wanted: Config, *, certificate_differs: bool = False) ->
         wanted: the settings that were read.
         certificate_differs: the certificate has changed, possibly under an unchanged path.
     """
-    differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(wanted, one.name)]
+    differ = [key for key in SETTINGS if getattr(now, key) != getattr(wanted, key)]
     switched = (now.tls_cert is None) != (wanted.tls_cert is None)  # from http to https, or back
-    taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
+    taken = [key for key in differ if SETTINGS[key].reload and not (switched and key in _TLS)]
     left = [key for key in differ if key not in taken]
     config = replace(now, **{key: getattr(wanted, key) for key in taken})
     if certificate_differs and not set(_TLS) & {*taken, *left}:

@@ -1,0 +1,203 @@
+"""Types of the values that people write in settings: each has a check, a form in the environment and a JSON Schema. Pure.
+
+The schema decides what is valid, so a program that has only the schema, such as Helm, refuses what the agent refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from commwatch_alerts.durations import seconds
+from commwatch_alerts.model import OneLineError
+
+_PYTHON: dict[str, tuple[type, ...]] = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class BadValue(OneLineError):
+    """A value is wrong; the message names its place and a correct value."""
+
+
+class Type:
+    """A type of single values.
+
+    Args:
+        needs: a correct value, in words.
+        schema: JSON Schema of a boolean, a number or a text; its patterns match whole texts, in the syntax of Python and Go.
+        convert: returns a valid value as the code uses it; raises ``ValueError`` if it is wrong, ``BadValue`` if the message is a better one.
+    """
+
+    def __init__(
+        self, needs: str, schema: Mapping[str, Any], convert: Callable[[Any], Any] = lambda value: value
+    ) -> None:
+        self.needs, self.schema, self._convert = needs, dict(schema), convert
+
+    def checked(self, value: Any, where: str, *, show: bool = True) -> Any:
+        """Return a value as the code uses it.
+
+        Args:
+            where: place of the value, for the message.
+            show: the message repeats the value, which is no secret.
+
+        Raises:
+            BadValue: it is wrong.
+        """
+        if not self._fits(value):
+            raise self._wrong(value, where, show)
+        try:
+            return self._convert(value)
+        except BadValue as error:
+            raise BadValue(f"{where}: {error}") from None
+        except ValueError:
+            raise self._wrong(value, where, show) from None
+
+    def parsed(self, text: str) -> Any:
+        """Return the value that a text in the environment means; one that means none is returned as it is, for ``checked`` to refuse."""
+        kind = self.schema["type"]
+        if kind == "boolean":
+            return _WORDS.get(text, text)
+        if kind in ("integer", "number") and re.fullmatch(r"[-+]?[0-9]+", text):
+            return int(text)
+        if kind == "number":
+            try:
+                return float(text)
+            except ValueError:
+                return text
+        return text
+
+    def _fits(self, value: Any) -> bool:
+        schema = self.schema
+        if not isinstance(value, _PYTHON[schema["type"]]) or isinstance(value, bool) != (schema["type"] == "boolean"):
+            return False
+        if isinstance(value, str):
+            within = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+            right = value in schema.get("enum", (value,))
+            return right and within and re.fullmatch(schema.get("pattern", "(?s:.*)"), value) is not None
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))  # false for NaN
+
+    def _wrong(self, value: Any, where: str, show: bool) -> BadValue:
+        return BadValue(f"{where}: needs {self.needs}{f', not {value!r}' if show else ''}")
+
+
+class ListOf(Type):
+    """Lists of values of one type, as tuples. In the environment they are separated by commas."""
+
+    def __init__(self, entry: Type, needs: str, least: int = 0) -> None:
+        super().__init__(needs, {"type": "array", "items": entry.schema, "minItems": least})
+        self._entry, self._least = entry, least
+
+    def checked(self, value: Any, where: str, *, show: bool = True) -> tuple[Any, ...]:
+        """Return the values; arguments and errors as in ``Type``."""
+        if not isinstance(value, list) or len(value) < self._least:
+            raise self._wrong(value, where, show)
+        return tuple(self._entry.checked(each, f"{where} {number}", show=show) for number, each in enumerate(value, 1))
+
+    def parsed(self, text: str) -> Any:
+        """Return the list that a text in the environment means."""
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class TableOf(Type):
+    """Tables of values of one type, by name. In the environment they are JSON.
+
+    Args:
+        names: type of the names; ``None``: all texts.
+    """
+
+    def __init__(self, entry: Type, needs: str, names: Type | None = None) -> None:
+        allowed = {} if names is None else {"propertyNames": names.schema}
+        super().__init__(needs, {"type": "object", "additionalProperties": entry.schema, **allowed})
+        self.entry, self._names = entry, names
+
+    def checked(self, value: Any, where: str, *, show: bool = True) -> dict[str, Any]:
+        """Return the table; arguments and errors as in ``Type``."""
+        if not isinstance(value, Mapping):
+            raise self._wrong(value, where, show)
+        for name in value:
+            if self._names is not None:
+                self._names.checked(name, f"{where}: {name}", show=False)
+        return {name: self.entry.checked(each, f"{where}: {name}", show=show) for name, each in value.items()}
+
+    def parsed(self, text: str) -> Any:
+        """Return the table that a text in the environment means."""
+        return from_json(text)
+
+
+class Keys(Type):
+    """Tables with known keys.
+
+    Args:
+        keys: type of the value of each key.
+        convert: returns what the code uses in place of the table of checked values; errors as in ``Type``.
+    """
+
+    def __init__(self, keys: Mapping[str, Type], convert: Callable[[dict[str, Any]], Any]) -> None:
+        properties = {name: each.schema for name, each in keys.items()}
+        schema = {"type": "object", "additionalProperties": False, "properties": properties}
+        super().__init__("a table of keys and values", schema, convert)
+        self._keys = keys
+
+    def checked(self, value: Any, where: str, *, show: bool = True) -> Any:
+        """Return what the table means; arguments and errors as in ``Type``."""
+        if not isinstance(value, Mapping):
+            raise self._wrong(value, where, show)
+        for key in value:
+            if key not in self._keys:
+                raise BadValue(f"{where}: unknown key '{key}'; known are {', '.join(self._keys)}")
+        return self._convert(
+            {key: self._keys[key].checked(each, f"{where}: {key}", show=show) for key, each in value.items()}
+        )
+
+
+def from_json(text: str) -> Any:
+    """Return the value of a text in JSON; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def number(low: float, high: float) -> Type:
+    """Return the type of the numbers in a range."""
+    return Type(f"a number from {low:g} to {high:g}", {"type": "number", "minimum": low, "maximum": high})
+
+
+def whole_number(low: int, high: int) -> Type:
+    """Return the type of the whole numbers in a range."""
+    return Type(f"a whole number from {low:g} to {high:g}", {"type": "integer", "minimum": low, "maximum": high})
+
+
+def one_of(words: Collection[str]) -> Type:
+    """Return the type of some words."""
+    return Type(f"one of {', '.join(words)}", {"type": "string", "enum": list(words)})
+
+
+def text(
+    needs: str,
+    pattern: str | None = None,
+    most: int | None = None,
+    convert: Callable[[str], Any] = lambda value: value,
+) -> Type:
+    """Return a type of texts that are not empty.
+
+    Args:
+        pattern: of the whole text, from ``^`` to ``$``.
+        most: characters.
+    """
+    limits = {"pattern": pattern, "maxLength": most}
+    schema = {"type": "string", "minLength": 1} | {key: each for key, each in limits.items() if each is not None}
+    return Type(needs, schema, convert)
+
+
+def _seconds(value: str) -> float:
+    found = seconds(value)
+    if found is None:
+        raise ValueError(value)
+    return found
+
+
+SWITCH = Type("true or false", {"type": "boolean"})
+DURATION = text("a duration such as 90s or 5m", r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$", convert=_seconds)
