@@ -87,12 +87,15 @@ def rank_info(**more: str) -> Series:
 
 def _shares() -> list[Case]:
     found = []
-    # One of two ranks waits 3 s in two groups of each 15 s; a third one lived before the job was restarted with two.
-    waits = counter("collective_wait_seconds_total", 3, group="dp", **RANK)
-    waits |= counter("collective_wait_seconds_total", 3, group="tp", **RANK)
-    waits |= counter("collective_wait_seconds_total", 0, group="dp", job_id="j", rank="1")
-    waits |= gauge("collective_wait_seconds_total", 70, group="dp", job_id="j", rank="2")
-    waits |= rank_info() | rank_info(rank="1")
+
+    # One of two ranks waits in two groups; a third one lived before the job was restarted with two.
+    def waits(share: float) -> Series:
+        of_two = counter("collective_wait_seconds_total", share * EVERY_S, group="dp", **RANK)
+        of_two |= counter("collective_wait_seconds_total", share * EVERY_S, group="tp", **RANK)
+        of_two |= counter("collective_wait_seconds_total", 0, group="dp", job_id="j", rank="1")
+        of_two |= gauge("collective_wait_seconds_total", 70, group="dp", job_id="j", rank="2")
+        return of_two | rank_info() | rank_info(rank="1")
+
     late = gauge("straggler_wait_ratio", 0.4, **RANK, group="dp", group_id="d")
     late |= gauge("straggler_wait_ratio", 0.2, job_id="j", rank="1", group="dp", group_id="d")
     for alert, limit, for_s, loud in (
@@ -107,12 +110,22 @@ def _shares() -> list[Case]:
             Case(
                 alert,
                 "exposed, and ranks come late",
-                share(over, 0.15) | waits,
+                share(over, 0.15) | waits(0.14),
                 loud,
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.15, "waiting": 0.2},
+                {"exposed": 0.15, "waiting": 0.14},
+            ),
+            Case(
+                alert,
+                "mostly waiting for ranks that are late in turn",
+                later(share(over, 0.2)) | waits(0.26),
+                INFO,
+                600 + for_s,
+                JOB,
+                over,
+                {"exposed": 0.2, "waiting": 0.26},
             ),
             Case(alert, "hidden behind compute", share(over, 0.0999), INFO, for_s, JOB, over, quiet),
             Case(
@@ -123,7 +136,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.2, "late": 0.4},
+                {"exposed": 0.2, "waiting": min(0.4, over)},
             ),
             Case(
                 alert,
@@ -133,7 +146,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 0.81,
-                {"exposed": 0.2},
+                {"exposed": 0.2, "waiting": 0.4},
             ),
             # Compute waits for two minutes, and then does not for two, and so on: neither condition holds for long enough.
             Case(
@@ -165,7 +178,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.2, **({"late": 0.4} if for_s % 240 < 120 else {})},
+                {"exposed": 0.2, **({"waiting": min(0.4, over)} if for_s % 240 < 120 else {})},
             ),
             Case(alert, "at the threshold, exposed", share(limit, 0.2)),
             Case(alert, "at the threshold, hidden", share(limit, 0.05)),

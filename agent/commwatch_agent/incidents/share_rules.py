@@ -7,20 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from commwatch_agent.analysis.headline import split
+from commwatch_agent.analysis.headline import awaited, split, with_late
 from commwatch_agent.core.units import counted, percent
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.link_rules import idle_links
 from commwatch_agent.incidents.metric_conditions import GPU, RANK, Name, condition, of_jobs, shares
-from commwatch_agent.incidents.metric_window import MetricWindow, Vector, by, only, where
-
-
-class _Late(NamedTuple):
-    """The straggler that costs most."""
-
-    #: Share of time that the others wait for it.
-    share: float
-    rank: str
+from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
 
 
 class _Shares(NamedTuple):
@@ -32,13 +24,12 @@ class _Shares(NamedTuple):
     exposed: float | None
     #: Waiting for late ranks, at most ``comm``; ``None`` also where it is too little to matter.
     waiting: float | None
-    #: ``None``: less than half of ``comm`` is waiting for one rank.
-    late: _Late | None
+    #: The stragglers, if ``waiting`` is for them.
+    late: list[int]
 
     @property
     def numbers(self) -> dict[str, float]:
-        late = None if self.late is None else self.late.share
-        known = {"exposed": self.exposed, "waiting": self.waiting, "late": late}
+        known = {"exposed": self.exposed, "waiting": self.waiting}
         return {name: value for name, value in known.items() if value is not None}
 
     @property
@@ -49,9 +40,7 @@ class _Shares(NamedTuple):
 
     @property
     def says(self) -> str:
-        late = self.late
-        parts = split(self.comm, late.share, late=(int(late.rank),)) if late and late.rank.isdecimal() else ""
-        parts = parts or split(self.comm, self.waiting)
+        parts = split(self.comm, self.waiting, late=self.late)
         exposed = "" if self.exposed is None else f"; compute waits for it {percent(self.exposed)} of the time"
         return f"communication takes {percent(self.comm)} of the step time{f': {parts}' if parts else ''}{exposed}"
 
@@ -59,12 +48,13 @@ class _Shares(NamedTuple):
 def comm_bound(window: MetricWindow, thresholds: Mapping[str, float], now_s: float) -> Iterator[Condition]:
     """Jobs that spend much of their step time in communication, and nodes whose links are idle meanwhile.
 
-    The variant ``quiet`` needs no warning: at some time of the last five minutes compute did not wait, or at least half of the share was
-    waiting for one straggler. Over five minutes, because a job that changes between both would satisfy neither for long enough.
+    The variant ``quiet`` needs no warning: in the last five minutes at least half of the share was waiting for late ranks, on the mean as
+    measured, or at some time for a straggler; or at some time compute did not wait. Over five minutes, because a job that changes between
+    these would satisfy none for long enough.
     """
     least = min(thresholds["comm_share"], thresholds["comm_share_critical"])
     exposed = _over((of_jobs(each, fmean) for each in window.snapshots(Name.EXPOSED_SHARE)), min)
-    late = _over((of_jobs(each, max) for each in window.snapshots(Name.STRAGGLER_WAIT)), max)
+    late = _over((_waits(window), *(of_jobs(each, max) for each in window.snapshots(Name.STRAGGLER_WAIT))), max)
     for job in _shares(window, thresholds):
         if job.comm > least:
             hidden = exposed.get(job.job_id, math.inf) < thresholds["exposed_share_quiet"]
@@ -141,16 +131,18 @@ def gpu_underused(window: MetricWindow, thresholds: Mapping[str, float], now_s: 
 
 def _shares(window: MetricWindow, thresholds: Mapping[str, float]) -> Iterator[_Shares]:
     exposed, waits = shares(window, Name.EXPOSED_SHARE), _waits(window)
-    ranks, late = _ranks(window, Name.COMM_SHARE), _worst(window.latest(Name.STRAGGLER_WAIT))
+    ranks, stragglers = _ranks(window, Name.COMM_SHARE), _stragglers(window)
     for job_id, comm in shares(window, Name.COMM_SHARE).items():
-        waiting, worst = min(waits.get(job_id, 0.0), comm), late.get(job_id)
+        late = stragglers.get(job_id, {})
+        waiting = with_late(late.values(), waits.get(job_id))
+        is_much = waiting is not None and waiting >= thresholds["straggler_share"]
         yield _Shares(
             job_id,
             ranks[job_id],
             comm,
             exposed.get(job_id),
-            waiting if job_id in waits and waiting >= thresholds["straggler_share"] else None,
-            worst if worst is not None and worst.share >= comm / 2 else None,
+            min(waiting, comm) if waiting is not None and is_much else None,
+            awaited(late, waiting),
         )
 
 
@@ -171,13 +163,13 @@ def _waits(window: MetricWindow) -> dict[str, float]:
     return of_jobs(by(of_groups, ["job_id", "rank"], math.fsum), fmean)
 
 
-def _worst(waits: Vector) -> dict[str, _Late]:
-    """Return the straggler that costs most, by job."""
-    found: dict[str, _Late] = {}
-    for labels, share in waits.items():
-        there = dict(labels)
-        job_id, late = there.get("job_id", ""), _Late(share, there.get("rank", ""))
-        found[job_id] = max(found.get(job_id, late), late)
+def _stragglers(window: MetricWindow) -> dict[str, dict[int, float]]:
+    """Return the share of time that the others wait for each straggler, by job."""
+    found: dict[str, dict[int, float]] = {}
+    for labels, share in by(window.latest(Name.STRAGGLER_WAIT), ["job_id", "rank"], max).items():
+        of_job, rank = found.setdefault(dict(labels).get("job_id", ""), {}), dict(labels).get("rank", "")
+        if rank.isdecimal():
+            of_job[int(rank)] = share
     return found
 
 

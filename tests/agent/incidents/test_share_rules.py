@@ -69,8 +69,8 @@ def test_in_words() -> None:
         "communication takes 50% of the step time: 30% transfer, 20% waiting for late ranks; compute waits for it 15% of the time"
     )
     (straggler,) = at_end(comm_bound, share(0.5), late(0.45, "3"), late(0.1, "5"))
-    assert straggler.says == "communication takes 50% of the step time: 5% transfer, 45% waiting for rank 3"
-    assert dict(straggler.numbers) == {"late": 0.45}
+    assert straggler.says == "communication takes 50% of the step time: 5% transfer, 45% waiting for ranks 3, 5"
+    assert dict(straggler.numbers) == {"waiting": 0.45}
 
 
 def test_waiting_is_a_part_of_the_share() -> None:
@@ -117,10 +117,19 @@ def test_edges_of_quiet() -> None:
     """Half of the share is enough for a straggler, and the exposed share of a moment is the mean of all ranks."""
     (half,) = at_end(comm_bound, share(0.5), late(0.25))
     (less,) = at_end(comm_bound, share(0.5), late(0.2499))
-    assert [(one.variant, dict(one.numbers)) for one in (half, less)] == [("quiet", {"late": 0.25}), ("", {})]
+    assert [(one.variant, one.numbers["waiting"]) for one in (half, less)] == [("quiet", 0.25), ("", 0.2499)]
     mean, at_the_threshold = exposed(0.05) | exposed(0.12, rank="1"), exposed(0.1)
     assert variants(at_end(comm_bound, share(0.5), mean)) == ["quiet"]
     assert variants(at_end(comm_bound, share(0.5), at_the_threshold)) == [""]
+
+
+def test_late_in_turn() -> None:
+    """Half of the share is enough for all late ranks together, although none of them is a straggler, or each for less than half."""
+    alive = rank_info() | rank_info(rank="1")
+    for each_s, expected in ((3.76, "quiet"), (3.74, "")):
+        for others in ({}, late(0.1) | late(0.1, "1")):
+            found = at_end(comm_bound, share(0.5), waits(each_s), waits(each_s, "1"), alive, others)
+            assert variants(found) == [expected]
 
 
 def test_shares_of_an_ended_job() -> None:
