@@ -17,7 +17,7 @@ from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.incident import family
-from commwatch_agent.incidents.words import lasted, stack, when, why_no_place
+from commwatch_agent.incidents.words import lasted, stack, when
 from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
@@ -222,8 +222,6 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
     yield incident.says
     if incident.place and incident.place not in incident.says:
         yield f"in {incident.place}"
-    if reason := why_no_place(incident.evidence):
-        yield reason
     yield lasted(incident)
     if incident.remedy:
         yield f"To do: {incident.remedy}"

@@ -24,6 +24,7 @@ from commwatch_agent.incidents.incident import (
     incident_id,
     with_new,
 )
+from commwatch_agent.incidents.words import no_stack
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
 from commwatch_collectors.spans import ranks as named
@@ -289,6 +290,7 @@ def _alerts(
             "runbook_url": table.runbook_url(rule.name),
             "incident": incident.id,
             "where": _where(incident, around),
+            **({"missing": missing} if (missing := no_stack(incident.evidence)) else {}),
         }
         after.append(replace(state, annotations={**state.annotations, **about}))
     return tuple(after[-MOST_ALERTS:])

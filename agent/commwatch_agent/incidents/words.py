@@ -76,16 +76,18 @@ def place(evidence: Iterable[EvidenceItem]) -> str:
     return next((str(at) for at in (*raised, *stacks) if at), "")
 
 
-def why_no_place(evidence: Iterable[EvidenceItem]) -> str:
-    """Return why it is not known where in the code a culprit was, although the agent looked; empty: it is known, or the agent did not look."""
-    items = list(evidence)
-    looks = (item.text for item in items if item.source == "stack" and not item.data.get("stack"))
-    return "" if place(items) else next(looks, "")
-
-
 def stack(evidence: Iterable[EvidenceItem]) -> str:
     """Return the Python stack of the first culprit of which one was taken; empty: there is none."""
     return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")
+
+
+def no_stack(evidence: Iterable[EvidenceItem]) -> str:
+    """Return what to install or to permit where no stack of a culprit could be taken; empty: the place is known, or it was not looked for."""
+    items = list(evidence)
+    missing = [item.data for item in items if item.source == "stack" and item.data.get("needs")]
+    return (
+        f"No Python stack of rank {missing[0]['rank']}: {missing[0]['needs']}." if missing and not place(items) else ""
+    )
 
 
 def why_late(evidence: Iterable[EvidenceItem]) -> str:
@@ -101,4 +103,8 @@ def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem]
         return advice[-1]
     pid = None if is_over else next((item.data.get("pid") for item in items if item.data.get("pid")), None)
     about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
-    return remedy(kind, why_late(items) or cause, {name: text for name, text in about.items() if text})
+    advice = [
+        remedy(kind, why_late(items) or cause, {name: text for name, text in about.items() if text}),
+        no_stack(items),
+    ]
+    return " ".join(filter(None, advice))

@@ -10,7 +10,7 @@ from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
-from commwatch_agent.incidents.words import lasted, lasted_s, stack, when, why_no_place
+from commwatch_agent.incidents.words import lasted, lasted_s, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
 from commwatch_alerts.model import INFO, SEVERITIES
@@ -168,8 +168,6 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
     if incident.place and incident.place not in incident.says:
         over_time = (item.text for item in incident.evidence if item.source == "stack" and "part" in item.data)
         yield next(over_time, f"{named(incident.ranks[:1])} was in {incident.place}")
-    if reason := why_no_place(incident.evidence):
-        yield reason
 
 
 def _frames(incident: IncidentDetails) -> Iterator[str]:

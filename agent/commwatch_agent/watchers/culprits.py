@@ -12,7 +12,7 @@ from commwatch.wire.concurrency import at_once
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import WAITED_FOR, EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import counted, longer_at, place_of, shares, stack_at
-from commwatch_agent.watchers.stack_capture import stack, stacks_over_time, why_no_stack
+from commwatch_agent.watchers.stack_capture import stack, stacks_over_time, what_a_stack_needs
 from commwatch_collectors.node.process import STATES
 
 #: Kinds whose culprits do something else than the others; most culprits of one incident that are looked at.
@@ -148,11 +148,19 @@ def taken(rank: int, pid: int, at: float) -> Iterator[EvidenceItem]:
         yield EvidenceItem("process", at, f"rank {rank}: process {pid} {kernel}", {"rank": rank, "pid": pid})
     text = stack(pid)
     if text is None:
-        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {why_no_stack()}", {"rank": rank, "pid": pid})
+        yield _missing(rank, pid, at)
         return
     place = place_of(text)
     where = f"rank {rank} is in {place}" if place else f"rank {rank}: Python stack"
     yield EvidenceItem("stack", at, where, {"rank": rank, "pid": pid, "place": place, "stack": text})
+
+
+def _missing(rank: int, pid: int, at: float) -> EvidenceItem:
+    """Return that there is no stack, and what it needs."""
+    needs = what_a_stack_needs()
+    return EvidenceItem(
+        "stack", at, f"rank {rank}: no Python stack: {needs}", {"rank": rank, "pid": pid, "needs": needs}
+    )
 
 
 def longer(
@@ -166,7 +174,7 @@ def longer(
     """
     about = {"rank": rank, "pid": pid}
     if not stacks:
-        yield EvidenceItem("stack", at, f"rank {rank}: no Python stack: {why_no_stack()}", about)
+        yield _missing(rank, pid, at)
         return
     own = shares(stacks)
     place = longer_at(own, other)

@@ -22,10 +22,9 @@ from commwatch_agent.core.views import RankView
 from commwatch_collectors.node.flight_recorder import BadDump
 
 _STACK_S = 20.0
-#: Why there is no stack, with the remedy.
-_NO_PY_SPY = "py-spy is not installed: put it beside the agent, or on its PATH (`pip install py-spy`)"
-_NOT_READ = (
-    "py-spy could not read the process: the agent must run as its user or as root, in a container with the capability SYS_PTRACE; "
+#: What a stack needs besides ``py-spy``.
+_PERMISSION = (
+    "the agent must run as the user of the trainer or as root, in a container with the capability SYS_PTRACE; "
     "where the sysctl kernel.yama.ptrace_scope is not 0, only as root"
 )
 #: Trainers captured at a time.
@@ -96,9 +95,11 @@ def stacks_over_time(pid: int) -> str | None:
     return _by_py_spy("record", *what, *how, on_stderr=True)
 
 
-def why_no_stack() -> str:
-    """Return why a process has no stack, with the remedy."""
-    return _NO_PY_SPY if _py_spy() is None else _NOT_READ
+def what_a_stack_needs() -> str:
+    """Return what to install or to permit, where there was no stack."""
+    if _py_spy() is None:
+        return f"install py-spy beside the agent (`pip install py-spy`); {_PERMISSION}"
+    return f"py-spy could not read the process: {_PERMISSION}"
 
 
 def _py_spy() -> str | None:

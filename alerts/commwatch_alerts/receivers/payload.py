@@ -98,8 +98,9 @@ def summary(alert: Alert) -> str:
 
 
 def description(alert: Alert) -> str:
-    """Return the alert's description, and whom it is about, in one line, because names in it may have line breaks; empty if there is none."""
-    return printable(" ".join(alert.annotations.get(name, "") for name in ("description", "where")))
+    """Return the alert's description, whom it is about, and what evidence needs, in one line, because names may have line breaks; empty: nothing."""
+    parts = (alert.annotations.get(name, "") for name in ("description", "where", "missing"))
+    return printable(" ".join(filter(None, parts)))
 
 
 def links(alert: Alert, agent_url: str) -> list[tuple[str, str]]:

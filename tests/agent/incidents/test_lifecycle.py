@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, Condition, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import COMES_BACK_S, GAP_S, MOST_EVIDENCE, Around, Table, advanced
 from commwatch_alerts.model import CRITICAL, INFO, WARNING, Kind, Rule
+from commwatch_alerts.receivers.payload import description
 
 T0 = 1_700_000_000.0
 
@@ -299,6 +301,18 @@ def test_texts_and_labels() -> None:
     assert alert.annotations["runbook_url"] == "http://agent/runbook#Hang"
     assert alert.annotations["incident"] == hang.id
     assert alert.annotations["where"] == "Job train (alice, train.py), node host, rank 1, ranks 0, 2 waiting."
+
+
+def test_message_on_a_missing_stack() -> None:
+    """The message on an incident names what to install for a stack of its culprit, once one could not be taken."""
+    scene = Scene()
+    (hang,) = scene.last(wait("hang", 1), for_s=31)
+    assert "missing" not in hang.alerts[0].annotations
+    missing = EvidenceItem("stack", T0, "rank 1: no Python stack", {"rank": 1, "needs": "install py-spy"})
+    (hang,) = scene.see(wait("hang", 1, evidence=(missing,)), after=1)
+    (hang,) = scene.see(wait("hang", 1), after=1)
+    (alert,) = alerts_of(hang)
+    assert description(alert).endswith("No Python stack of rank 1: install py-spy.")
 
 
 def test_kinds_that_are_off() -> None:

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
+from commwatch_agent.commands.diagnosis import Diagnosis, text
 from commwatch_agent.incidents.answers import details_of, view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
 from commwatch_agent.incidents.words import cost, stack, title, what_to_do, when
+from commwatch_agent.report.incident_page import incident_page
+from commwatch_agent.report.what_happened import happened, lines
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.remedies import TITLES, remedy
+from tests.agent.commands.test_diagnosis import ENDED as JOB
 
 AT = 1_700_000_000.0
 
@@ -84,3 +88,19 @@ def test_view() -> None:
     told = tuple(EvidenceItem("nccl_log", AT, "", {"do": do} if do else {"line": 4}) for do in ("before", "now", ""))
     assert view_of(incident("nccl_fault", "", evidence=told)).remedy == "now"
     assert (stack((raised, taken)), stack((raised,)), title("unheard_of", ())) == ("s", "", "unheard_of")
+
+
+def test_missing_stack() -> None:
+    """Where no stack of a culprit could be taken, what to do names what to install, in all views; not where the place is known."""
+    needs = "install py-spy beside the agent"
+    missing = EvidenceItem("stack", AT, "rank 2: no Python stack", {"rank": 2, "pid": 71, "needs": needs})
+    raised = EvidenceItem("ending", AT, "rank 2 ended", {"rank": 2, "at": "load (train.py:88)"})
+    says = f"No Python stack of rank 2: {needs}."
+    ended = incident("stalled", "not_joined", AT + 60, JOB_ENDED, evidence=(missing,))
+    assert view_of(incident(evidence=(missing,))).remedy.endswith(says)
+    assert view_of(ended).remedy.endswith(says)
+    assert says in "\n".join(lines(happened([details_of(ended)]), 1000, failed=True))
+    assert says in text(Diagnosis(incidents=[details_of(ended)], ended=JOB), [], (), "commwatch diagnose")
+    assert says in incident_page(view_of(ended), (), None, (), ())
+    assert needs not in view_of(incident(evidence=(missing, raised))).remedy
+    assert needs not in view_of(incident()).remedy

@@ -17,7 +17,6 @@ import pytest
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import counted, longer_at, main_thread, place_of, shares, stack_at
-from commwatch_agent.incidents.words import place, why_no_place
 from commwatch_agent.watchers.culprits import Culprits, doing, taken
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.watchers.test_stack_capture import rank_view
@@ -215,14 +214,9 @@ def test_stack() -> None:
 
 
 def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no stack, the text has the remedy: to install py-spy, or where that is installed, what it needs to read a process."""
-    monkeypatch.setattr("commwatch_agent.watchers.stack_capture._py_spy", lambda: None)
-    (item,) = [item for item in taken(3, os.getpid(), 5.0) if item.source == "stack"]
-    assert item.text.startswith("rank 3: no Python stack: py-spy is not installed")
-    monkeypatch.setattr("commwatch_agent.watchers.stack_capture._py_spy", lambda: "/bin/false")
-    (item,) = [item for item in taken(3, os.getpid(), 5.0) if item.source == "stack"]
-    assert item.text.startswith("rank 3: no Python stack: py-spy could not read the process")
-    assert place([item]) == ""
-    assert why_no_place([item]) == item.text
-    found = EvidenceItem("stack", 5.0, "rank 4 is in load", {"rank": 4, "place": "load", "stack": "load"})
-    assert why_no_place([item, found]) == ""
+    """Where there is no stack, the text names what to install, or what to permit where that is there."""
+    for program, says in ((None, "pip install py-spy"), ("/bin/false", "py-spy could not read the process")):
+        monkeypatch.setattr("commwatch_agent.watchers.stack_capture._py_spy", lambda found=program: found)
+        (item,) = [item for item in taken(3, os.getpid(), 5.0) if item.source == "stack"]
+        assert says in item.text
+        assert "SYS_PTRACE" in str(item.data["needs"])
