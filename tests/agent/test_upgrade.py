@@ -9,8 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commwatch.wire import ring
-from commwatch_agent.history.schema import SCHEMA_VERSION
+from commwatch_agent.history.schema import SCHEMA_VERSION, SHAPE
 from tests.helpers import Trainer, agent, commwatch, group_entry, identity, operation, stored_records, wait_for
 
 COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
@@ -52,24 +54,26 @@ def test_takes_over(tmp_path: Path) -> None:
     assert stamps == list(range(1, rank.written + 1))
 
 
-def test_history_of_an_earlier_version(tmp_path: Path) -> None:
-    """An agent sets a history of an earlier version aside, logs that in one line, and starts a new one with what is still in the rings."""
+@pytest.mark.parametrize("marks", [(8, 0), (SCHEMA_VERSION, 0), (SCHEMA_VERSION, SHAPE - 1)])
+def test_history_of_an_earlier_version(tmp_path: Path, marks: tuple[int, int]) -> None:
+    """An agent sets an earlier history aside, also one of this version with other tables; it logs that in one line, and starts a new one."""
     run, state = tmp_path / "run", tmp_path / "state"
     with Trainer(run / "rings" / "a.ring", today()) as rank:
         rank.call("name", [(group_entry(),)])
         rank.write([operation(start_ns=0, end_ns=9)] * 5)
         with agent(run, "--state", str(state)) as running:
             wait_for(lambda: running.samples().get(COUNTED) == 5, "the records")
-        change(state, "PRAGMA user_version = 8")
+        version, shape = marks
+        change(state, f"PRAGMA user_version = {version}", f"PRAGMA application_id = {shape}")
         before = history(state).read_bytes()
         done = commwatch("report", "--state", state)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "history of version 8" in done.stderr
+        assert "history of an earlier commwatch" in done.stderr
         assert "start an agent on it, which sets it aside" in done.stderr
         said = tmp_path / "said"
         with agent(run, "--state", str(state), said=said) as running:
             wait_for(lambda: running.samples().get(COUNTED) == 5, "the records, again")
-        assert f"history of version 8, this commwatch reads {SCHEMA_VERSION}: renamed to" in said.read_text()
+        assert "history of an earlier commwatch: renamed to" in said.read_text()
     (aside,) = state.glob("history-*.sqlite.old-*")
     assert aside.read_bytes() == before
 

@@ -14,7 +14,7 @@ from commwatch.wire import crossing
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.history import wal
 from commwatch_agent.history.chunks import Damaged
-from commwatch_agent.history.schema import SCHEMA, SCHEMA_VERSION
+from commwatch_agent.history.schema import SCHEMA, SCHEMA_VERSION, SHAPE
 from commwatch_agent.history.soundness import is_full, is_malformed, judge_rows
 
 
@@ -119,33 +119,36 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
-    version = _version(db)
+    version, shape = _version(db)
     if version == 0 and write:
         with Transaction(db):  # another agent of this user may be creating it right now
             _create(db)
-            version = _version(db)
-    if version == SCHEMA_VERSION:
+            version, shape = _version(db)
+    if (version, shape) == (SCHEMA_VERSION, SHAPE):
         return
     db.close()
     kind, remedy = StoreError, "move it away"
-    if 0 < version < SCHEMA_VERSION:
-        kind, remedy = OldHistory, "start an agent on it, which sets it aside"
-    elif version > SCHEMA_VERSION:
+    what = f"history of version {version}, this commwatch reads {SCHEMA_VERSION}"
+    # Before the first release, versions went up to 10, and files had no shape.
+    if shape and version > SCHEMA_VERSION:
         remedy = "use the newer commwatch that wrote it, move it away"
-    raise kind(
-        f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
-    )
+    elif version:
+        kind, what, remedy = OldHistory, "history of an earlier commwatch", "start an agent on it, which sets it aside"
+    raise kind(f"{path}: {what}; {remedy}, or choose another place with --state")
 
 
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
+def _version(db: sqlite3.Connection) -> tuple[int, int]:
+    """Return the version of a history, and the shape of its tables; 0 where the file has none."""
+    version, shape = (int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("user_version", "application_id"))
+    return version, shape
 
 
 def _create(db: sqlite3.Connection) -> None:
     """Create the tables of an empty file; leave any other file unchanged."""
-    if _version(db) == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    if _version(db)[0] == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         for statement in SCHEMA.split(";"):
             db.execute(statement)
+        db.execute(f"PRAGMA application_id = {SHAPE}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

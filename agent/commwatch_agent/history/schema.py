@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+
 from commwatch_agent.core.cells import CELL_SUMS
 
-#: Histories of other versions are not read: an agent sets an older one aside, and leaves a newer one.
-SCHEMA_VERSION = 10
+#: Histories of other versions or shapes are not read: an agent sets an older one aside, and leaves a newer one.
+SCHEMA_VERSION = 1
 #: ``crc`` is the checksum of a row. ``run`` is the key of a ring's run; ``job`` the run's name, as it is shown. ``agent`` is the run
 #: directory of the agent that concluded an incident. ``arrived_ns`` is when the data of a row came, by the clock of arrivals; the table
 #: ``clock`` has its latest ``arrival.Moment``. The last index on that is of the roll-ups that will be merged: an hour of them, among a week
@@ -58,3 +60,5 @@ CREATE INDEX node_sample_arrived ON node_sample (arrived_ns);
 CREATE TABLE clock (id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, monotonic_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,
     arrived_ns INTEGER NOT NULL, crc INTEGER NOT NULL)
 """
+#: The shape of the tables, SQLite's ``application_id``: states of development have the version of the next release.
+SHAPE = zlib.crc32(" ".join(SCHEMA.split()).encode()) >> 1
