@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from http import HTTPStatus
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ SOON_LOOKED: dict[str, float | str] = {
 }
 #: For an agent that takes the clock of every trainer for right: rings whose times are those of a test.
 ANY_CLOCK = {"commwatch_agent.ingest.rings.clock._AGREE_NS": 1 << 62}
+#: Ports that Linux gives to no connection by itself.
+_PORTS = range(20_000, 32_768)
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
 PATIENCE_S = 90.0
 
@@ -399,10 +402,27 @@ def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIEN
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free right now."""
+    """A port of 127.0.0.1 that is free right now, and that this function returns to no test soon.
+
+    It is below those that Linux gives to connections: another test's would take it before the job or agent that it is for.
+    """
+    return next(port for port in _ports(os.getpid()) if _is_free(port))
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@cache
+def _ports(process: int) -> Iterator[int]:
+    """Ports without end; those of two processes begin far from each other."""
+    start = 997 * process % len(_PORTS)
+    return cycle([*_PORTS[start:], *_PORTS[:start]])
 
 
 def descriptors() -> set[str]:
