@@ -348,7 +348,7 @@ def _verdicts() -> list[Case]:
 def _ranks_and_logs() -> list[Case]:
     other = {"job_id": "j", "rank": "1"}
     lives, lost = gauge("rank_up", 1, **other), gauge("rank_up", 0, **RANK)
-    soon = series("commwatch_rank_up", f"0x3 1x{MANY}", **RANK)
+    soon = series("commwatch_rank_up", f"0 1x{MANY}", **RANK)
     all_lost = lost | gauge("rank_up", 0, **other)
     on_node = {**NODE, **JOB}
 
@@ -364,11 +364,11 @@ def _ranks_and_logs() -> list[Case]:
 
     sockets, error = finding("socket_transport", "warning"), {**JOB, "finding": "timeout"}
     return [
-        Case("RankLost", "one of two", lost | lives | world(2), WARNING, 60, RANK, 0),
+        Case("RankLost", "one of two", lost | lives | world(2), WARNING, 15, RANK, 0),
         Case("RankLost", "all", all_lost | world(2), INFO, 60, JOB, 0, {"ranks": 2}),
-        Case("RankLost", "all of a node, others elsewhere", lost | world(2), WARNING, 60, RANK, 0),
+        Case("RankLost", "all of a node, others elsewhere", lost | world(2), WARNING, 15, RANK, 0),
         Case("RankLost", "none", lives),
-        Case("RankLost", "started again within a minute", soon | lives),
+        Case("RankLost", "started again within 10 s", soon | lives),
         Case("NcclErrors", "an error", finding("timeout", "error"), WARNING, 0, error, 1),
         Case("NcclErrors", "a warning", finding("slow_init", "warning")),
         Case("SocketTransport", "beside InfiniBand", sockets | port("infiniband"), WARNING, 60, on_node, 1),

@@ -85,7 +85,14 @@ def _common(sets: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def title(batch: Batch) -> str:
-    """Return the title of a message, such as ``[FIRING:2] CommShareHigh train``."""
+    """Return the title of a message: severity and summary of its only alert, else such as ``[FIRING:2] CommShareHigh train``.
+
+    On a phone it is all that is seen at first.
+    """
+    if len(batch.alerts) == 1 and not batch.truncated:
+        (alert,) = batch.alerts
+        is_over = alert.state == RESOLVED
+        return f"[{printable(RESOLVED if is_over else alert.labels.get('severity', FIRING)).upper()}] {summary(alert)}"
     firing = sum(alert.state == FIRING for alert in batch.alerts + batch.truncated)
     group = dict(batch.group) or dict(batch.alerts[0].labels)
     names = " ".join(group[name] for name in ("alertname", "job_id") if group.get(name))
@@ -98,8 +105,8 @@ def summary(alert: Alert) -> str:
 
 
 def description(alert: Alert) -> str:
-    """Return the alert's description, whom it is about, and what evidence needs, in one line, because names may have line breaks; empty: nothing."""
-    parts = (alert.annotations.get(name, "") for name in ("description", "where", "missing"))
+    """Return whom the alert is about, its description, and what evidence needs, in one line, because names may have line breaks; empty: nothing."""
+    parts = (alert.annotations.get(name, "") for name in ("where", "description", "missing"))
     return printable(" ".join(filter(None, parts)))
 
 
