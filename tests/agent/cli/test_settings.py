@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -195,10 +195,13 @@ def test_right(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_made(tmp_path: Path, setting: str) -> None:
     """A folder below a file is found by its name; one that can be made is fine, and not made by the check."""
     (tmp_path / "file").touch()
-    config = Config(tmp_path, tmp_path)
+
+    def config(folder: Path) -> Config:
+        return Config(folder, tmp_path) if setting == "dir" else Config(tmp_path, folder)
+
     with pytest.raises(ConfigError, match=f"^{setting} {tmp_path}/file/a: {tmp_path}/file is not a directory$"):
-        check_folders(replace(config, **{setting: tmp_path / "file" / "a"}))
-    check_folders(replace(config, **{setting: tmp_path / "a" / "b"}))
+        check_folders(config(tmp_path / "file" / "a"))
+    check_folders(config(tmp_path / "a" / "b"))
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
