@@ -66,6 +66,11 @@ def later(there: Series) -> Series:
     return {name: f"_x40 {values}" for name, values in there.items()}
 
 
+def until_the_end(there: Series) -> Series:
+    """The same, to the time when others end."""
+    return {name: values.replace(f"x{MANY}", f"x{MANY - 41}") for name, values in there.items()}
+
+
 WARNING, CRITICAL, INFO, BOTH = ("warning",), ("critical",), ("info",), ("warning", "critical")
 JOB, RANK = {"job_id": "j"}, {"job_id": "j", "rank": "0"}
 NODE = {"instance": "a:9477"}
@@ -120,7 +125,7 @@ def _shares() -> list[Case]:
             Case(
                 alert,
                 "mostly waiting for ranks that are late in turn",
-                later(share(over, 0.2)) | waits(0.26),
+                until_the_end(later(share(over, 0.2))) | waits(0.26),
                 INFO,
                 600 + for_s,
                 JOB,
