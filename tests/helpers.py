@@ -30,7 +30,7 @@ from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
 from commwatch_agent.alerting.bundles import Bundles
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import Verdicts
+from commwatch_agent.alerting.look import NodeLook, RankLook
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
@@ -40,7 +40,6 @@ from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.store import begin
-from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
@@ -58,6 +57,7 @@ from commwatch_agent.watchers.inspector import Inspector
 from commwatch_agent.watchers.nccl import NcclLogs
 from commwatch_agent.watchers.profiles import Profiles
 from commwatch_agent.watchers.ras import Ras
+from commwatch_alerts.catalogue import read, shipped
 from tests import prefork
 from tests.bare import opened
 
@@ -218,17 +218,9 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
         file.write(until.to_bytes(8, "little"))
 
 
-def no_alerts() -> tuple[IncidentWatch, Bundles]:
-    """What finds nothing wrong, and keeps no evidence."""
-    return IncidentWatch(Plan(Table({}, {})), lambda now, now_s: Evidence(now), "none"), Bundles(
-        Path("none"), "", lambda job: {}
-    )
-
-
 def idle_services(queries: QueryService, **parts: Any) -> Services:
     """The parts of an agent that has nothing to watch, but for those that are given."""
     lock, aggregate, nowhere = threading.RLock(), Aggregate(), Path("none")
-    incidents, evidence = no_alerts()
     idle: dict[str, Any] = {
         "worker": idle_worker(queries),
         "logs": NcclLogs(nowhere, aggregate, lock),
@@ -237,9 +229,8 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "inspector": Inspector(None, aggregate, lock),
         "ras": Ras((), aggregate, lock),
         "host": HostWatch(aggregate, lock, lambda: 0),
-        "incidents": incidents,
         "culprits": Culprits(tuple, lambda job: (), lambda incident, items: None),
-        "evidence": evidence,
+        "evidence": Bundles(Path("none"), "", lambda job: {}),
         "peers": Peers(Config(nowhere, nowhere), "id"),
         "id": "id",
         "healthy": lambda: None,
@@ -247,8 +238,17 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "ending": lambda: False,
     }
     parts = idle | parts
-    verdicts = Verdicts(queries, lambda: parts["ras"].verdicts(None))
-    return Services(queries=queries, **({"verdicts": verdicts} | parts))
+    ranks = RankLook(queries, lambda: parts["ras"].verdicts(None))
+    incidents = IncidentWatch(Plan(table()), NodeLook(ranks, tuple), "here")
+    return Services(queries=queries, **({"ranks": ranks, "incidents": incidents} | parts))
+
+
+@cache
+def table() -> Table:
+    """The kinds and alerts as they are shipped."""
+    catalogue = read(shipped("rules.yaml"))
+    rows = {name: catalogue.rows(name) for name in catalogue.kinds}
+    return Table(catalogue.kinds, rows, {each.name: each.value for each in catalogue.thresholds})
 
 
 def judged_now(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:

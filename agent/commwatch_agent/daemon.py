@@ -23,7 +23,7 @@ from commwatch.wire.identity import PEER_ADDRESS
 from commwatch_agent.alerting.alert_rules import plan_of
 from commwatch_agent.alerting.bundles import Bundles, Sources
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import NodeLook, Verdicts
+from commwatch_agent.alerting.look import NodeLook, RankLook
 from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
@@ -162,8 +162,8 @@ class Daemon:
             handover=handover,
             damaged=self._damaged,
         )
-        self._verdicts = Verdicts(queries, partial(watchers.ras.verdicts, None), config.job_info)
-        self._exporter = self._exporter_of(config, self._verdicts)
+        self._ranks = RankLook(queries, partial(watchers.ras.verdicts, None), config.job_info)
+        self._exporter = self._exporter_of(config)
         self._registry = CollectorRegistry()
         self._registry.register(self._exporter)
         self._profiles = Profiles(config.dir, kept_in(config.state), queries)
@@ -180,7 +180,7 @@ class Daemon:
         services = self._services(queries)
         self._push = pushes(config, self.port, self._registry.collect, self._incidents.incidents, self._stop)
         self._look.whole = whole = WholeJobs(services)
-        services.pushes = self._push.views if self._push is not None else dict
+        services.look_elsewhere, services.pushes = whole.soon, self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop, jobs=self._jobs)
@@ -198,7 +198,7 @@ class Daemon:
         #: Those that the end of the agent does not wait for: a driver or a receiver may hang.
         self._unawaited = [watchers.gpu_thread, *(self._push.threads if self._push is not None else ())]
 
-    def _exporter_of(self, config: Config, verdicts: Verdicts) -> Exporter:
+    def _exporter_of(self, config: Config) -> Exporter:
         return Exporter(
             self._aggregate,
             self._lock,
@@ -206,9 +206,8 @@ class Daemon:
             self._readings,
             references=self._references,
             gpu_of=self._watchers.gpus.label,
-            verdicts=verdicts,
             labels=config.labels,
-            owner_of=verdicts.owner,
+            owner_of=self._ranks.owner,
             node=config.node_name if "node" in config.job_info else "",
         )
 
@@ -236,7 +235,7 @@ class Daemon:
             ras=self._watchers.ras,
             host=self._watchers.host,
             incidents=self._incidents,
-            verdicts=self._verdicts,
+            ranks=self._ranks,
             culprits=self._culprits,
             evidence=self._evidence,
             peers=self._peers,
@@ -247,7 +246,7 @@ class Daemon:
         )
 
     def _sources(self, queries: QueryService) -> Sources:
-        return Sources(queries, self._verdicts, self._watchers.nccl, self._watchers.gpus, self._watchers.host)
+        return Sources(queries, self._known_incidents, self._watchers.nccl, self._watchers.gpus, self._watchers.host)
 
     def _watch_of_culprits(self) -> Culprits:
         watch, elsewhere = self._incidents, partial(culprits_elsewhere, self._peers)
@@ -396,7 +395,7 @@ class Daemon:
         def apply() -> None:
             set_up(config)
             self._references.links = config.links
-            self._verdicts.named = config.job_info
+            self._ranks.named = config.job_info
             self._exporter.relabel(config.labels, config.node_name if "node" in config.job_info else "")
             self._delivery.change(new_receivers, _FAREWELL_S)
             self._peers.change(config)
@@ -413,7 +412,7 @@ class Daemon:
     def _watch_of(self, config: Config) -> IncidentWatch:
         """Return what concludes, with the incidents of this agent in the history."""
         plan = self._plan(config)
-        self._look = NodeLook(self._verdicts, self._registry.collect, plan.instance, self._watchers.nccl.errors)
+        self._look = NodeLook(self._ranks, self._registry.collect, plan.instance, self._watchers.nccl.errors)
         agent = str(config.dir.resolve())
         with History(config.history, self._damaged) as history:
             kept = history.incidents(agent=agent)

@@ -71,14 +71,14 @@ def test_command(dumps: Path) -> None:
     """``commwatch diagnose --flight-recorder`` prints the verdict, and the position of each rank."""
     done = commwatch("diagnose", "--flight-recorder", dumps / "trace_0", dumps / "trace_1")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "STALLED in the dumps: rank 1\n" in done.stdout
+    assert "WARNING  Stall: rank 1 (the dumps)\n" in done.stdout
     assert "rank 1 has not joined" in done.stdout
     assert "default_pg: all_reduce 4 scheduled, not completed, called 6" in done.stdout
     assert HERE in done.stdout
     assert "twin: all_gather 1 completed, the latest" in done.stdout
     asked = ("diagnose", "--flight-recorder", dumps / "trace_0", dumps / "trace_1", "--json")
     told = json.loads(commwatch(*asked).stdout)
-    assert told["verdicts"][0]["ranks"] == [1]
+    assert told["verdicts"][0]["ranks"] == told["incidents"][0]["ranks"] == [1]
     assert {group["group"] for group in told["ranks"][0]["groups"]} == {"default_pg", "twin"}
 
 

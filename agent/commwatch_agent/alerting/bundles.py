@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,8 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.incidents.incident import STANDSTILLS
+from commwatch_agent.incidents.incident import STANDSTILLS, Incident
+from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.watchers import stack_capture
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch
@@ -54,7 +55,8 @@ class Sources:
     """Sources of the sections of a bundle."""
 
     agent: QueryService
-    verdicts: Callable[[str | None], list[Verdict]]
+    #: Returns those in memory.
+    incidents: Callable[[], Iterable[Incident]]
     logs: NcclLogs
     gpus: Gpus
     host: HostWatch
@@ -68,16 +70,16 @@ class Sources:
             until = agent.now_s(job, taken_at)
             return int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
 
-        ranks, verdicts = cache(lambda: agent.ranks(job)), cache(lambda: self.verdicts(job))
+        ranks, verdicts = cache(lambda: agent.ranks(job)), verdicts_of(self.incidents(), taken_at, job)
         return {
             "ranks": ranks,
-            "verdicts": verdicts,
+            "verdicts": lambda: verdicts,
             "operations": lambda: agent.operations(
                 *window(), None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job=job
             ),
             "steps": lambda: agent.steps(*window(), job, None, _STEPS),
             "nccl_messages": lambda: self.logs.messages(job, None, 0.0, taken_at, _MESSAGES),
-            "stacks": lambda: _stacks(verdicts(), ranks()) if job is not None else [],
+            "stacks": lambda: _stacks(verdicts, ranks()) if job is not None else [],
             "gpus": lambda: self._gpus(job),
             "host": lambda: self.host.view(job),
             "topology": lambda: self.logs.topology(job),

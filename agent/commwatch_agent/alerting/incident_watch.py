@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from commwatch_agent.alerting.journal import Journal
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.alerts import alerts_of, is_explained
 from commwatch_agent.incidents.conclude import FINDERS, Finder, conclude
@@ -20,6 +21,7 @@ from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import OF_RANKS, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import Around, Table
 from commwatch_agent.incidents.stored import incidents_of, row_of
+from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.prometheus.families import Families
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
 
@@ -29,8 +31,10 @@ SETTLED_S = 60.0
 _REFRESH_S, _UNSTORED_S = 60.0, 5.0
 #: A difference between the clocks that has changed by so many seconds means that the wall clock was set.
 _STEP_S = 1.0
-#: Most ended incidents in memory, and most series of one incident.
-_MOST_ENDED, _MOST_RANKS = 1000, 8
+#: What was concluded so many seconds ago is of now.
+_MOMENT_S = 0.25
+#: Most ended incidents in memory, most series of one incident, and most verdicts in ``/metrics``: the oldest, stragglers last.
+_MOST_ENDED, MOST_RANKS, MOST_VERDICTS = 1000, 8, 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Plan:
 
 
 class IncidentWatch(Collector):
-    """Concludes, keeps and tells what is wrong; one thread calls ``tick``, any thread the other methods.
+    """Concludes, keeps and tells what is wrong; any thread may call it.
 
     Args:
         look: returns what is known, given Unix time and monotonic seconds.
@@ -72,7 +76,7 @@ class IncidentWatch(Collector):
         #: When the last look began from which all has been concluded.
         self._looked_s = float("-inf")
         self._offset_s = wall() - clock()
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._incidents: list[Incident] = list(incidents_of(kept))
         self._journal = Journal(self._incidents)
         #: By id: those that are to be stored, and since when they wait (monotonic).
@@ -84,6 +88,7 @@ class IncidentWatch(Collector):
         #: Ids of alerts that were delivered, and whose end was not.
         self._told = {alert.id for each in self._incidents for alert in alerts_of(each) if alert.state == FIRING}
         self._items: dict[str, list[EvidenceItem]] = {}
+        self._whole: frozenset[str] = frozenset()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._costs: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._seconds = 0.0
@@ -94,9 +99,21 @@ class IncidentWatch(Collector):
 
     def tick(self) -> None:
         """Look, conclude, and deliver; call this about once a second."""
+        with self._looking:
+            self._conclude()
+
+    def current(self) -> list[Incident]:
+        """Return the incidents after a look at this moment, or a moment ago."""
+        with self._looking:
+            if self._clock() - self._looked_s >= _MOMENT_S:
+                self._conclude()
+        return self.incidents()
+
+    def _conclude(self) -> None:
         now_s, now = self._clock(), self._wall()
         before = self._in_step(now - now_s)
         look = self._look(now, now_s)
+        self._whole = frozenset(look.whole)
         settled = now_s - self._began_s >= SETTLED_S
         owners = {name: ", ".join(filter(None, (job.user, job.script))) for name, job in look.jobs.items()}
         ended = self._ended_runs(look, before, settled)
@@ -177,6 +194,10 @@ class IncidentWatch(Collector):
         with self._lock:
             return list(self._incidents)
 
+    def judges_all_nodes(self, job: str) -> bool:
+        """Return whether this agent has concluded from the ranks of a job on all its nodes."""
+        return job in self._whole
+
     def add_evidence(self, incident_id: str, items: Sequence[EvidenceItem]) -> None:
         """Add evidence that took time to get, such as a stack."""
         with self._lock:
@@ -227,7 +248,7 @@ class IncidentWatch(Collector):
         series = Counter(
             (each.job_id, each.kind, each.severity, rank)
             for each in is_open
-            for rank in [str(rank) for rank in each.ranks[:_MOST_RANKS]] or [""]
+            for rank in [str(rank) for rank in each.ranks[:MOST_RANKS]] or [""]
         )
         for about, number in series.items():
             families.add("incident_open", about, number)
@@ -235,8 +256,22 @@ class IncidentWatch(Collector):
             families.add("incidents_total", of_kind, count)
         for of_kind, cost in list(self._costs.items()):
             families.add("incident_cost_seconds_total", of_kind, cost)
+        _verdicts(families, verdicts_of(is_open, self._wall()))
         families.add("alert_evaluation_seconds_total", (), self._seconds)
         yield from families.values()
+
+
+def _verdicts(families: Families, found: list[Verdict]) -> None:
+    """Add one series per culprit; verdicts with equal labels share one, with the greatest age."""
+    ages: dict[tuple[str, ...], float] = {}
+    for verdict in sorted(found, key=lambda verdict: (verdict.kind == "straggler", -verdict.since_s))[:MOST_VERDICTS]:
+        about = (verdict.job_id, verdict.group, verdict.group_id)
+        for rank in [str(rank) for rank in verdict.ranks[:MOST_RANKS]] or [""]:
+            ages.setdefault((*about, verdict.kind, rank), verdict.since_s)
+            if verdict.cost_share is not None:
+                families.add("straggler_wait_ratio", (*about, rank), verdict.cost_share)
+    for labels, age_s in ages.items():
+        families.add("verdict_seconds", labels, age_s)
 
 
 def _gist(incident: Incident) -> tuple[object, ...]:

@@ -17,10 +17,11 @@ from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
-from commwatch_agent.incidents.judging import faults, seen_here, with_waits
+from commwatch_agent.incidents.judging import seen_here, with_waits
 from commwatch_agent.incidents.metric_rules import METRIC_NAMES
 from commwatch_agent.incidents.metric_window import MetricWindow
 from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.nodes.merging import own_records
 from commwatch_agent.prometheus.metrics import NAMED
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.node import process
@@ -37,8 +38,8 @@ class _Ended:
     found: list[Verdict] = field(default_factory=list)
 
 
-class Verdicts:
-    """What ranks of this node do wrong right now; any thread may call it.
+class RankLook:
+    """Looks at what ranks of this node do right now; any thread may call it.
 
     Args:
         queries: holds the jobs in memory.
@@ -55,20 +56,21 @@ class Verdicts:
         #: By run: who runs it, and its script.
         self._owners: dict[str, tuple[str, str]] = {}
 
-    def __call__(self, job: str | None = None) -> list[Verdict]:
-        """Return the verdicts on a job, or on all, the longest first, without waits that are no fault."""
-        return [verdict for verdict in faults(self.look(fresh=True).verdicts) if job in (None, verdict.job_id)]
+    def search_anew(self) -> None:
+        """Let the next look search in what has ended; by default that is done every other second."""
+        with self._lock:
+            self._ended.at_ns = -_ENDED_NS
 
-    def look(self, now: float | None = None, *, fresh: bool = False) -> Evidence:
-        """Return the verdicts with what they are based on, and with long waits that are no fault.
+    def of_records(self, job: str | None) -> list[Verdict]:
+        """Return the verdicts on a job (``None``: on all) that other agents cannot conclude from its ranks and groups."""
+        self.search_anew()
+        return [verdict for verdict in own_records(self.look().verdicts) if job in (None, verdict.job_id)]
 
-        Args:
-            now: Unix time in s; by default by the clock.
-            fresh: search now in what has ended; by default that is done every other second.
-        """
+    def look(self, now: float | None = None) -> Evidence:
+        """Return what ranks do wrong, with what that is based on, and with long waits that are no fault; ``now``: Unix time in s, by default by the clock."""
         more = list(self._more())
         with self._queries.live(None) as (held, now_ns):
-            seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns, fresh=fresh), *more])
+            seen = seen_here(held, now_ns, [*self._of_ended(held, now_ns), *more])
             runs = {job.id: live_ranks.run(job) for job in held}
             jobs = {job.id: self._known(job, seen.ranks) for job in held if job.rank_totals}
         common = {job.run: runs[name].common for name, job in jobs.items() if job.run and runs[name].common}
@@ -99,10 +101,10 @@ class Verdicts:
         user, script = self._owners.get(run) or (", ".join(map(process.account, sorted(job.owners))), "")
         return user if "user" in self.named else "", script if "script" in self.named else ""
 
-    def _of_ended(self, held: list[Job], now_ns: int, *, fresh: bool) -> list[Verdict]:
+    def _of_ended(self, held: list[Job], now_ns: int) -> list[Verdict]:
         """Return verdicts on what has ended."""
         with self._lock:
-            if fresh or now_ns - self._ended.at_ns >= _ENDED_NS:
+            if now_ns - self._ended.at_ns >= _ENDED_NS:
                 self._ended = _Ended(now_ns, live_ranks.ended_verdicts(held, live_ranks.groups(held), now_ns))
             here = {job.id for job in held}
             return [verdict for verdict in self._ended.found if verdict.job_id in here]
@@ -122,7 +124,7 @@ class NodeLook:
     """Looks at one node; one thread calls it.
 
     Args:
-        verdicts: on its ranks.
+        ranks: looks at its ranks.
         metrics: returns the families that ``/metrics`` shows.
         instance: label ``instance`` of this node's series.
         errors: returns the errors in the logs, by job.
@@ -130,12 +132,12 @@ class NodeLook:
 
     def __init__(
         self,
-        verdicts: Verdicts,
+        ranks: RankLook,
         metrics: Callable[[], Iterable[Metric]],
         instance: str = "",
         errors: Callable[[], Mapping[str, Sequence[Finding]]] = dict,
     ) -> None:
-        self._verdicts, self._metrics, self._errors = verdicts, metrics, errors
+        self._ranks, self._metrics, self._errors = ranks, metrics, errors
         #: Concludes for jobs with ranks on several nodes; ``None``: there are none.
         self.whole: Whole | None = None
         self._window = MetricWindow(METRIC_NAMES, instance)
@@ -149,14 +151,14 @@ class NodeLook:
             now: Unix time in s.
             now_s: monotonic seconds.
         """
-        found = self._verdicts.look(now)
+        found = self._ranks.look(now)
         whole = self._of_all_nodes(found.jobs)
         jobs = {
             name: job._replace(ended=whole[name].ended) if name in whole else job for name, job in found.jobs.items()
         }
         if now_s - self._measured_s >= METRICS_S:
             self._window.add(now_s, self._metrics())
-            self._waits = self._verdicts.waits()
+            self._waits = self._ranks.waits()
             self._measured_s = now_s
         elsewhere = frozenset(
             name for name, job in jobs.items() if self.whole and not self.whole.leads(found.common.get(job.run, ""))

@@ -16,12 +16,10 @@ from statistics import median
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Trust
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core import terminal_text
 from commwatch_agent.core.units import counted, seconds
 from commwatch_agent.core.views import GroupView, InFlight, RankView
 from commwatch_collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
-from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 
 #: The job in verdicts, because dumps do not name theirs.
@@ -239,23 +237,18 @@ def positions(taken: RankDump) -> list[str]:
     return lines or ["the dump has no collectives"]
 
 
-def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
-    """Return the verdicts and positions as text for a terminal."""
+def text(wrong: list[str], dumps: list[RankDump], damaged: dict[str, str]) -> str:
+    """Return what is wrong, in lines, and the positions of the ranks as text for a terminal."""
     lines = [f"{file} is skipped: {why}" for file, why in damaged.items()]
-    if not found:
-        lines.append(f"nothing wrong in the dumps of {counted(len(dumps), 'rank')}")
-    for verdict in found:
-        lines += [f"{verdict.kind.upper()} in {verdict.job_id}: {named(verdict.ranks)}", f"  {verdict.says}"]
+    lines += wrong or [f"nothing wrong in the dumps of {counted(len(dumps), 'rank')}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):
         lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in positions(taken))]
     return terminal_text.lines(lines)
 
 
-def as_json(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
-    """Return the verdicts and positions as JSON."""
+def as_json(wrong: Mapping[str, object], dumps: list[RankDump], damaged: dict[str, str]) -> str:
+    """Return what is wrong and the positions of the ranks as JSON."""
     ranks = [
         {"rank": each.rank, "file": each.file, "groups": [asdict(op) for op in last_operations(each)]} for each in dumps
     ]
-    return json.dumps(
-        {"verdicts": [asdict(verdict) for verdict in found], "ranks": ranks, "damaged": damaged}, indent=2
-    )
+    return json.dumps({**wrong, "ranks": ranks, "damaged": damaged}, indent=2)

@@ -266,23 +266,22 @@ def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
     )
 
 
-def late_now(jobs: Collection[Job], now_ns: int) -> dict[int, float] | None:
-    """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each.
+def shows_late_ranks(jobs: Collection[Job], now_ns: int, *, of_all_nodes: bool) -> bool:
+    """Return whether it is known who is late now: some rank has done something lately, and not only just begun.
 
-    ``None``: not known, because no rank has done anything lately, the job has only begun, or groups have ranks on other nodes.
+    Args:
+        of_all_nodes: ranks of other nodes are judged, too; otherwise all that communicate with those of this node must be here.
     """
     ranks = [totals for job in jobs for totals in of_this_run(job) if totals.alive]
     here = {totals.rank for totals in ranks}
     groups = [info for totals in ranks for info in totals.groups.values()]
-    whole = all(info.ranks is not None and here.issuperset(info.ranks) for info in groups)
+    whole = of_all_nodes or all(info.ranks is not None and here.issuperset(info.ranks) for info in groups)
     latest_ns = max((totals.recorded_ns or 0 for totals in ranks), default=0)
     began_ns = [totals.steps.totals.recent[0].start_ns for totals in ranks if totals.steps.totals.recent]
     windows = (join.window.begins_ns for job in jobs for join in job.joins.values())
     began_ns += [each for each in windows if each is not None]
-    begins = latest_ns - min(began_ns, default=latest_ns) < LEAST_NS
-    if not whole or begins or latest_ns < now_ns - WINDOWS_NS[-1]:
-        return None
-    return {late.rank: late.cost_share for _, _, late in ended_operations.stragglers(jobs, now_ns)}
+    begins = latest_ns - min(began_ns) < LEAST_NS if began_ns else not of_all_nodes
+    return whole and not begins and latest_ns >= now_ns - WINDOWS_NS[-1]
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.runtime import agents
 
     if arguments.flight_recorder:
-        return _flight_recorder(arguments)
+        return _flight_recorder(config, arguments)
     keys, command = client.keys_of(config), again(arguments, "diagnose")
     job, named = _job_and_agents(config, arguments, keys)
     urls = (
@@ -62,7 +63,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
         else diagnose.with_peers(client.local_agents(config.dir), keys)
     )
     try:
-        seen = diagnose.concluded(urls, job, keys)
+        seen = diagnose.ask(urls, job, keys)
     except diagnose.CannotDiagnose as error:
         if named:
             raise
@@ -119,17 +120,26 @@ def _taken(seen: Diagnosis) -> list[Evidence]:
     return evidence(seen.open, seen.ranks, socket.gethostname(), without_look(seen.open))
 
 
-def _flight_recorder(arguments: argparse.Namespace) -> int:
+def _flight_recorder(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch_agent.alerting.alert_rules import plan_of
     from commwatch_agent.analysis import flight_recorder_analysis
-    from commwatch_agent.incidents.judging import judged_dumps
+    from commwatch_agent.commands import diagnosis
+    from commwatch_agent.incidents.answers import details_of
+    from commwatch_agent.incidents.conclude import of_dumps
+    from commwatch_agent.incidents.verdict_views import verdicts_of
 
     if arguments.agents or arguments.job:
         raise UsageError("--flight-recorder reads only the dumps; leave out ADDRESS and --job")
     dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
         raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))
-    found = judged_dumps(dumps)
-    print(
-        (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
-    )
+    incidents = of_dumps(dumps, plan_of(config, "", "", lambda alerts: None).table)
+    found = [details_of(each) for each in incidents if each.state == "open"]
+    if arguments.json:
+        verdicts = verdicts_of(incidents, max(each.last_at for each in incidents)) if incidents else []
+        wrong = {"verdicts": list(map(asdict, verdicts)), "incidents": list(map(asdict, found))}
+        print(flight_recorder_analysis.as_json(wrong, dumps, damaged))
+    else:
+        lines = [line for block in diagnosis.blocks(found) for line in block]
+        print(flight_recorder_analysis.text(lines, dumps, damaged))
     return 1 if found else INCOMPLETE if damaged else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.commands.diagnosis import Diagnosis, unconcluded
+from commwatch_agent.commands.diagnosis import Diagnosis
 from commwatch_agent.core.units import seconds
 from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
@@ -22,8 +21,6 @@ from commwatch_agent.nodes.merging import by_run, merged_jobs, merged_ranks
 _T = TypeVar("_T")
 _Target = TypeVar("_Target")
 _OfJob = TypeVar("_OfJob", RankView, Verdict, IncidentView)
-#: Agents conclude once a second, and a moment after ranks have disagreed or died: for so long, and after so many seconds, they are asked again.
-_AT_MOST_S, _AGAIN_S = 4.0, 1.0
 #: Lists in the view of a rank.
 _OF_RANK: Mapping[str, type[InFlight | Failed | Ended | OutsideCall]] = {
     "in_flight": InFlight, "failed": Failed, "ended": Ended, "outside": OutsideCall,
@@ -68,16 +65,6 @@ def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
 
     known = [url for _, answer in _all(urls, others) if not isinstance(answer, str) for url in answer]
     return list(dict.fromkeys([*urls, *known]))
-
-
-def concluded(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
-    """Ask as ``ask`` does; again, for some seconds, if agents have not concluded yet on what ranks do wrong."""
-    until_s = time.monotonic() + _AT_MOST_S
-    seen = ask(urls, job, keys)
-    while unconcluded(seen) and time.monotonic() < until_s:
-        time.sleep(_AGAIN_S)
-        seen = ask(urls, job, keys)
-    return seen
 
 
 def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:

@@ -16,7 +16,6 @@ from commwatch_agent.core.units import counted, seconds, time_of_day
 from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
-from commwatch_agent.incidents.incident import family
 from commwatch_agent.incidents.words import lasted, stack, when
 from commwatch_agent.watchers.stack_capture import Evidence
 from commwatch_alerts.model import INFO
@@ -89,8 +88,7 @@ def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
     if seen.ended is not None:
         wrong = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
     else:
-        wrong = bool(seen.verdicts) or any(each.severity != INFO for each in seen.open)
-        wrong = wrong or any(doubt.is_wrong for doubt in found)
+        wrong = any(each.severity != INFO for each in seen.open) or any(doubt.is_wrong for doubt in found)
     return 1 if wrong else INCOMPLETE if seen.silent else 0
 
 
@@ -101,16 +99,9 @@ def doubts(seen: Diagnosis, now: float) -> list[Doubt]:
     """Return why the running jobs are not healthy for certain, beside open incidents; ``now``: Unix time in s."""
     by_job = {job.job_id: [view for view in seen.ranks if view.job_id == job.job_id] for job in seen.jobs}
     found = [doubt for job in seen.jobs for doubt in _of_job(job, by_job[job.job_id], seen, now)]
-    found += [Doubt(each.says, True) for each in unconcluded(seen)]
     return found + [
         Doubt(f"{each.title} ({_where(each)}), {when(each)}: {each.says}", False) for each in uncertain(seen.incidents)
     ]
-
-
-def unconcluded(seen: Diagnosis) -> list[Verdict]:
-    """Return the verdicts of probes of which there is no incident: agents look once a second, and those of several nodes less often."""
-    known = {(each.job_id, family(each.kind)) for each in seen.open}
-    return [each for each in seen.verdicts if each.source == "probe" and (each.job_id, family(each.kind)) not in known]
 
 
 def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) -> Iterator[Doubt]:
@@ -169,14 +160,13 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Iterable[Evidence], again: 
         for job in seen.apart
     ]
     if seen.ended is not None:
-        blocks = [*_blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
+        parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
     else:
-        blocks = [*_blocks(seen.open), [*_present(seen, found, again)]]
+        parts = [*blocks(seen.open), [*_present(seen, found, again)]]
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
         head = f"rank {each.rank} of {each.job_id}, {_EVIDENCE[each.kind]}:"
-        blocks.append([head, *(f"  {line}" for line in each.text.splitlines())])
-    parts = [terminal_text.lines(block) for block in [lines, *blocks] if block]
-    return "\n\n".join(parts)
+        parts.append([head, *(f"  {line}" for line in each.text.splitlines())])
+    return "\n\n".join(terminal_text.lines(part) for part in [lines, *parts] if part)
 
 
 def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
@@ -209,7 +199,7 @@ def _ending(job: JobView) -> str:
     return f"{job.job_id} {'failed' if job.failed else 'ended'}{at}{how}"
 
 
-def _blocks(incidents: list[IncidentDetails]) -> Iterator[list[str]]:
+def blocks(incidents: list[IncidentDetails]) -> Iterator[list[str]]:
     """Yield the lines of each incident, with its consequences."""
     for one in families(incidents):
         each = one.cause

@@ -28,7 +28,7 @@ from commwatch_collectors.nccl.views import Finding
 WINDOW_S = 30
 _MOST_STEPS = 2_000
 #: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history of all nodes. Seconds that
-#: the agent has for advice, as it asks the agents of the other nodes for up to 22 s; and most bytes of it.
+#: the agent has for advice, as it asks the agents of the other nodes for up to 20 s; and most bytes of it.
 _SELDOM_S, _ADVICE_S, _MOST_ADVICE_BYTES = 30.0, 45.0, 1 << 20
 _T = TypeVar("_T")
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import NamedTuple
 
-from commwatch_agent.incidents.evidence import Evidence
+from commwatch_agent.analysis.flight_recorder_analysis import JOB, RankDump, views
+from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.explanations import explained
 from commwatch_agent.incidents.incident import OF_RANKS, ONE_WAIT, REASONS_TO_WAIT, RECOVERED, Condition, Incident
 from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts, uneven_work
+from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced, ended
 from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
@@ -41,6 +43,12 @@ def _of_ranks(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[C
     """Yield what ranks of this node do; of a job with ranks on several nodes what was found for all of them."""
     yield from (condition for condition in of_ranks(evidence) if condition.job_id not in evidence.whole)
     yield from (condition for found in evidence.whole.values() for condition in found.conditions)
+
+
+def _in_dumps(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
+    if evidence.dumps:
+        _, groups = views(evidence.dumps)
+        yield from of_verdicts(replace(evidence, verdicts=judged_dumps(evidence.dumps), groups=groups))
 
 
 def _in_logs(evidence: Evidence, thresholds: Mapping[str, float]) -> Iterator[Condition]:
@@ -72,6 +80,7 @@ FINDERS: tuple[Finder, ...] = (
         "operations in flight and ended, checks of data, NCCL's RAS, how ranks ended, TCP connections of ranks that communicate much",
         _of_ranks,
     ),
+    Finder(("desync", "hang", "stalled"), "dumps of PyTorch's Flight Recorder", _in_dumps),
     Finder(("nccl_fault",), "the logs of NCCL, and the output of the ranks", _in_logs),
     Finder(("uneven_work",), "the waits in the steps of the last minute", lambda evidence, _: uneven_work(evidence)),
     *(Finder((kind,), "the last five minutes of the metrics", _of_metrics(rule)) for kind, rule in METRIC_RULES),
@@ -98,6 +107,12 @@ def conclude(
         for each in after
     )
     return explained(over)
+
+
+def of_dumps(dumps: Sequence[RankDump], table: Table) -> list[Incident]:
+    """Return the incidents that dumps of PyTorch's Flight Recorder show, as of the time when the latest of them was written."""
+    now = max(each.at_ns for each in dumps) / 1e9
+    return conclude(Evidence(now, {JOB: KnownJob(JOB, len(dumps), ended=True)}, dumps=dumps), (), table, Around(now))
 
 
 def _is_uneven(each: Condition | Incident, jobs: Collection[str]) -> bool:

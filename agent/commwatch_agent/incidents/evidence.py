@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from commwatch_agent.analysis.flight_recorder_analysis import RankDump
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.views import GroupView, RankView
@@ -53,6 +54,8 @@ class Evidence:
     metrics: MetricWindow = field(default_factory=lambda: MetricWindow([name.value for name in Name]))
     #: The errors that were found in the logs of NCCL and the output of jobs, by job.
     errors: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    #: Dumps of PyTorch's Flight Recorder, of the job ``JOB``.
+    dumps: Sequence[RankDump] = ()
     #: What was found of jobs with ranks on several nodes, in place of what this node knows of their ranks.
     whole: Mapping[str, WholeJob] = field(default_factory=dict)
     #: What all nodes know the runs of jobs by, by key.

@@ -71,6 +71,8 @@ class Condition:
     #: Further labels and numbers of the texts of the table.
     labels: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    #: Further facts for the views of it, such as ``verdict_views``.
+    details: Mapping[str, object] = field(default_factory=dict)
     evidence: tuple[EvidenceItem, ...] = ()
 
     @property
@@ -135,6 +137,8 @@ class Incident:
     share: float | None = None
     #: Id of the incident that explains this one.
     consequence_of: str | None = None
+    #: As of its latest condition.
+    details: Mapping[str, object] = field(default_factory=dict)
     evidence: tuple[EvidenceItem, ...] = ()
     alerts: tuple[AlertState, ...] = ()
 

@@ -13,6 +13,7 @@ from commwatch_agent.core.units import percent
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import STANDSTILLS, Condition, EvidenceItem
+from commwatch_agent.incidents.verdict_views import details_of, subject
 from commwatch_collectors.spans import ranks as named
 
 #: Source of verdicts that follow from what the probe records.
@@ -32,13 +33,16 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
     """Yield what ranks do wrong: hangs, stalls, ranks that have not come, ranks that disagree, stragglers, corrupt data.
 
-    That ranks disagree counts after a moment, or at the job's end: who is at fault shows only once the calls of all of them are known.
+    That ranks disagree counts once the calls of all of them are known, after a moment, or at the job's end: before, others may be at fault.
+    The straggler of several groups is known by the one in which it costs most.
     """
     sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
-    for verdict in _without_echoes([each for each in evidence.verdicts if each.job_id in evidence.jobs]):
+    known = [each for each in evidence.verdicts if each.job_id in evidence.jobs]
+    for verdict in sorted(_without_echoes(known), key=lambda each: -(each.cost_share or 0.0)):
         size = sizes.get((verdict.job_id, verdict.group_id))
         job = evidence.jobs[verdict.job_id]
-        if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S and not job.ended:
+        is_whole = len({*verdict.ranks, *verdict.waiting}) == size
+        if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S and not is_whole and not job.ended:
             continue
         yield _condition(verdict, job, size, evidence.now)
 
@@ -90,7 +94,7 @@ def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: flo
     idle, share = _idle(verdict, group_size)
     return Condition(
         kind=verdict.kind,
-        subject=_subject(verdict),
+        subject=subject(verdict),
         says=_PREFIXES.sub(r"\1", verdict.says),
         began_at=now - verdict.since_s,
         job_id=verdict.job_id,
@@ -105,19 +109,9 @@ def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: flo
         seq=verdict.seq,
         idle_ranks=idle,
         share=share,
+        details=details_of(verdict),
         evidence=(_item(verdict, now),),
     )
-
-
-def _subject(verdict: Verdict) -> tuple[str, ...]:
-    """Return what a verdict is about: a rank for a straggler, all operations of a kind for waits that are no fault, else one operation."""
-    if verdict.kind == "waiting":
-        return ("waiting", verdict.group_id, verdict.op)
-    if verdict.kind == "straggler":
-        return tuple(map(str, verdict.ranks))
-    if verdict.kind == "corruption":
-        return (verdict.group_id, verdict.parameter or verdict.op)
-    return (verdict.group_id or verdict.group, verdict.op if verdict.seq is None else str(verdict.seq))
 
 
 def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float | None]:

@@ -24,12 +24,12 @@ def seen_here(jobs: Iterable[Job], now_ns: int, reported: Iterable[Verdict]) -> 
         reported: verdicts on what has ended, and those of other sources.
     """
     held = list(jobs)
-    return Seen(live_ranks.ranks(held, now_ns), live_ranks.groups(held), list(reported), {})
+    return Seen(live_ranks.ranks(held, now_ns), live_ranks.groups(held), list(reported))
 
 
 def judged_dumps(dumps: Iterable[RankDump]) -> list[Verdict]:
     """Return the verdicts on the ranks of dumps of PyTorch's Flight Recorder, the longest first."""
-    found = judged(Seen(*views(dumps), [], {}))
+    found = judged(Seen(*views(dumps), []))
     return [replace(verdict, source=SOURCE) for verdict in found]
 
 

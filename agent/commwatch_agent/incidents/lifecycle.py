@@ -210,6 +210,7 @@ def _facts(condition: Condition, around: Around) -> dict[str, Any]:
         "op": condition.op,
         "seq": condition.seq,
         "share": condition.share,
+        "details": condition.details,
     }
 
 

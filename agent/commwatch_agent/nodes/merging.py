@@ -62,8 +62,6 @@ class Seen:
     groups: list[GroupView]
     #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
     reported: list[Verdict]
-    #: Agents that did not answer, by URL, with the reason.
-    silent: dict[str, str]
     #: The latest collectives of cross-node groups, by rank.
     parts: list[RankParts] = field(default_factory=list)
     #: The latest checks of replicas that have ranks on several nodes, by rank.

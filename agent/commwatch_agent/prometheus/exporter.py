@@ -18,7 +18,6 @@ from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL, RECORDED
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.ingest.jobs import Aggregate, Job
@@ -34,8 +33,6 @@ from commwatch_collectors.registry import Reading
 MOST_GROUPS = 32
 #: Most groups of one rank that have series of their own, in the order of their first operation.
 MOST_GROUP_IDS = 64
-#: Most verdicts in ``/metrics`` (the oldest; stragglers, whose age is that of their window, come last), and most ranks of one verdict.
-MOST_VERDICTS, MOST_CULPRITS = 16, 8
 _EFFICIENCY_NS = 5_000_000_000
 
 
@@ -56,7 +53,6 @@ class Exporter(Collector):
         readings: returns the node's collectors as (name, readings or ``None`` if it failed).
         references: expected durations of operations.
         gpu_of: returns the index of the GPU that a rank computes on, as a label.
-        verdicts: returns what ranks do wrong right now.
         labels: additional labels of every ``job_info``.
         owner_of: returns who runs a job, and its script; empty: not known, or not to be named.
         node: this node's name; empty: not to be named.
@@ -71,13 +67,12 @@ class Exporter(Collector):
         *,
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
-        verdicts: Callable[[], list[Verdict]] = list,
         labels: Mapping[str, str] | None = None,
         owner_of: Callable[[Job], tuple[str, str]] = lambda job: ("", ""),
         node: str = "",
     ) -> None:
         self._of_jobs, self._owner_of, self._node = labels or {}, owner_of, node
-        self._gpu_of, self._verdicts = gpu_of, verdicts
+        self._gpu_of = gpu_of
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -108,7 +103,6 @@ class Exporter(Collector):
             _ups(families, self._aggregate.jobs.values())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
             self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
-        _verdicts(families, self._verdicts())
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
             for reading in readings or ():
@@ -334,18 +328,3 @@ def _ups(families: Families, jobs: Iterable[Job]) -> None:
         for totals in live_ranks.of_this_run(job):
             if totals.alive or not totals.closed_properly:
                 families.add("rank_up", (job.id, str(totals.rank)), float(totals.alive))
-
-
-def _verdicts(families: Families, found: list[Verdict]) -> None:
-    """Add one series per culprit; verdicts with equal labels share one, with the greatest age."""
-    ages: dict[Labels, float] = {}
-    for verdict in sorted(found, key=lambda verdict: (verdict.kind == "straggler", -verdict.since_s))[:MOST_VERDICTS]:
-        about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)
-        for rank in [str(rank) for rank in verdict.ranks[:MOST_CULPRITS]] or [""]:
-            ages.setdefault((*about, rank), verdict.since_s)
-            if verdict.cost_share is not None:
-                families.add(
-                    "straggler_wait_ratio", (verdict.job_id, verdict.group, verdict.group_id, rank), verdict.cost_share
-                )
-    for labels, age_s in ages.items():
-        families.add("verdict_seconds", labels, age_s)

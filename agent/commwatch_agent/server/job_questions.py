@@ -33,9 +33,10 @@ from commwatch_agent.incidents.answers import (
 from commwatch_agent.incidents.conclude import of_ranks
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.incidents.judging import judged, with_waits
+from commwatch_agent.incidents.judging import with_waits
 from commwatch_agent.incidents.stored import incidents_of
-from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs, own_records
+from commwatch_agent.incidents.verdict_views import merged_verdicts
+from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
 from commwatch_agent.report import incident_page as pages
@@ -58,6 +59,8 @@ class Parts:
     parts: list[RankParts]
     #: The latest checks of replicated parameters that have ranks on other nodes.
     replicas: list[RankChecks] = field(default_factory=list)
+    #: Verdicts that need this agent's own records.
+    reported: list[Verdict] = field(default_factory=list)
 
 
 def jobs(agent: QueryService, *, most: int | None, heard: Heard) -> JobWide[list[JobView]]:
@@ -119,7 +122,7 @@ def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str, *, he
 class Own:
     """What this agent has in memory of a job."""
 
-    #: Its verdicts.
+    #: Verdicts that need its own records.
     reported: list[Verdict]
     #: Its collectives of groups that also have ranks on other nodes.
     parts: list[RankParts]
@@ -127,10 +130,11 @@ class Own:
     replicas: list[RankChecks]
 
 
-def verdicts(agent: QueryService, job: str, *, own: Own, heard: Heard) -> JobWide[list[Verdict]]:
-    """Return what is wrong right now."""
-    seen, nodes = _seen(agent, job, own, heard)
-    return JobWide(nodes, judged(seen))
+def verdicts(agent: QueryService, job: str, *, own: list[Verdict], heard: Heard) -> JobWide[list[Verdict]]:
+    """Return what is wrong right now, as the agents of the job's nodes have concluded; ``own``: this agent."""
+    found, nodes = read(heard, list[Verdict], list[RankView])
+    seen = [*agent.ranks(job), *(view for _, views in found for view in views)]
+    return JobWide(nodes, merged_verdicts([own, *(there for there, _ in found)], job, (view.rank for view in seen)))
 
 
 def conditions(
@@ -149,13 +153,12 @@ def conditions(
 
 
 def _seen(agent: QueryService, job: str, own: Own, heard: Heard) -> tuple[Seen, Nodes]:
-    found, nodes = read(heard, list[RankView], list[GroupView], list[Verdict], Parts)
+    found, nodes = read(heard, list[RankView], list[GroupView], Parts)
     every = JobQueries(agent, [NodePart(ranks=tuple(views)) for views, *_ in found])
     seen = Seen(
         every.ranks(job),
-        [*agent.groups(job), *(group for _, groups, *_ in found for group in groups)],
-        own_records([*own.reported, *(verdict for *_, verdicts, _ in found for verdict in verdicts)]),
-        nodes.silent,
+        [*agent.groups(job), *(group for _, groups, _ in found for group in groups)],
+        [*own.reported, *(verdict for *_, answer in found for verdict in answer.reported)],
         [*own.parts, *(part for *_, answer in found for part in answer.parts)],
         [*own.replicas, *(part for *_, answer in found for part in answer.replicas)],
     )

@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_since
-from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import HostView
@@ -31,7 +30,7 @@ from commwatch_agent.nodes.job_report import (
     rows_of,
 )
 from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
-from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, late_across
+from commwatch_agent.nodes.merging import Heard, JobWide, Nodes
 from commwatch_agent.nodes.queries import Cells
 from commwatch_agent.nodes.topologies import merged_topology
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
@@ -42,7 +41,7 @@ from commwatch_agent.report.recorded_steps import FEW_PARTS, known_steps, study_
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
 from commwatch_agent.server.history_queries import ApiError, Operations, Text, as_file, job_exists
-from commwatch_agent.server.job_questions import Parts, read
+from commwatch_agent.server.job_questions import read
 from commwatch_agent.whatif.model import Model
 
 
@@ -81,9 +80,6 @@ class Asked:
     #: The latest part of the timelines; and most operations of all nodes together that are replayed.
     timelines: Heard = field(default_factory=lambda: Heard({}, {}))
     most_parts: int = FEW_PARTS
-    #: The latest collectives of groups that span nodes, of this node and of the others, for the current stragglers.
-    own_parts: list[RankParts] = field(default_factory=list)
-    live: Heard = field(default_factory=lambda: Heard({}, {}))
 
 
 def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeReport:
@@ -124,7 +120,7 @@ def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None,
     every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
     ranks = agent.ranks(job)
     network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
-    late = _late([own.late, *(each.part.late for each in others)], asked)
+    late = _late([own.late, *(each.part.late for each in others)])
     theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
     whys = whys_of(merged([own.incidents, *theirs]))
     findings = findings_of([own.topology, *(each.part.topology for each in others)])
@@ -212,13 +208,9 @@ def _waits(agent: QueryService, job: str, asked: Asked) -> JobWaits:
     return JobWaits(joined_waits([wait_part(agent, job, most=asked.most_collectives), *(part for (part,) in found)]))
 
 
-def _late(of_nodes: Iterable[dict[int, float] | None], asked: Asked) -> dict[int, float] | None:
-    """Return the current stragglers of all nodes by rank, as in ``ReportPart``: those of each node, and of groups that span nodes."""
-    found, _ = read(asked.live, Parts)
-    every = [*asked.own_parts, *(part for (answer,) in found for part in answer.parts)]
-    known: list[dict[int, float]] = [late for late in of_nodes if late is not None]
-    if every:
-        known.append({late.rank: late.cost_share for _, _, late in late_across(every)})
+def _late(of_nodes: Iterable[dict[int, float] | None]) -> dict[int, float] | None:
+    """Return the current stragglers of all nodes by rank, as in ``ReportPart``."""
+    known = [late for late in of_nodes if late is not None]
     return {rank: share for late in known for rank, share in late.items()} if known else None
 
 

@@ -19,13 +19,13 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.answers import IncidentView, latest_of, merged, whys_of
 from commwatch_agent.incidents.answers import view_of as incident_view
+from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Nodes, own_records
+from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.server.live_view import JobNow, job_now
 from commwatch_agent.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch_agent.server.other_nodes import OtherNodes
@@ -115,8 +115,8 @@ class LiveFeed:
             part = None if job is None else self._part(job, now_ns)
         shown, nodes, found = None, Nodes(1, {}), self._of_node(0.0 if part is None else part.started_at)
         if part is not None:
-            parts, late, nodes = self._others.now(part.job_id)
-            shown = job_now([part, *parts], late)
+            parts, nodes = self._others.now(part.job_id)
+            shown = job_now([part, *parts])
             there = ([replace(each, job_id=part.job_id) for each in other.incidents] for other in parts)
             found = merged([found, part.incidents, *there])
         here = (None, None if part is None else part.job_id)
@@ -133,18 +133,14 @@ class LiveFeed:
 
     def _part(self, job: Job, now_ns: int) -> NodeNow:
         run, every = live_ranks.run_key(job) or job.id, self._services.incidents.incidents()
-        incidents = [incident_view(each) for each in every if each.job_id and (each.run or each.job_id) == run]
-        reported = own_records(self._verdicts(job.id))
-        return node_now(job, self._cards(job), reported, now_ns, latest_of(incidents, _MOST_ENDED))
+        of_run = [each for each in every if each.job_id and (each.run or each.job_id) == run]
+        wrong = verdicts_of(of_run, self._clock())
+        return node_now(job, self._cards(job), wrong, now_ns, latest_of(map(incident_view, of_run), _MOST_ENDED))
 
     def _of_node(self, since: float) -> list[IncidentView]:
         """Return the incidents of this node that lasted at some time since then."""
         every = (each for each in self._services.incidents.incidents() if not each.job_id)
         return [incident_view(each) for each in every if each.ended_at is None or each.ended_at >= since]
-
-    def _verdicts(self, job_id: str) -> list[Verdict]:
-        """Return verdicts of about now: a page asks each second."""
-        return [verdict for verdict in self._services.verdicts.look().verdicts if verdict.job_id == job_id]
 
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""

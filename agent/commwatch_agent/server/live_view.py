@@ -15,8 +15,8 @@ from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.core.views import InFlight, RankView, common_source
-from commwatch_agent.incidents.judging import judged
-from commwatch_agent.nodes.merging import Seen, merged_ranks
+from commwatch_agent.incidents.verdict_views import merged_verdicts
+from commwatch_agent.nodes.merging import merged_ranks
 from commwatch_agent.server.node_now import NodeNow, Oldest, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
@@ -81,21 +81,18 @@ class JobNow:
     verdicts: list[Verdict]
 
 
-def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
+def job_now(nodes: Sequence[NodeNow]) -> JobNow:
     """Return the state of a job at this moment.
 
     Args:
         nodes: the parts of its nodes; at least one has ranks.
-        more: verdicts that need the records of several nodes.
     """
     views = merged_ranks(one.view for node in nodes for one in node.ranks)
     counted = {id(view) for view in views}
     nodes = [node for node in nodes if node.running or any(id(one.view) in counted for one in node.ranks)]
     ranks = [one for node in nodes for one in node.ranks if id(one.view) in counted]
     ranks.sort(key=lambda one: one.line.rank)
-    groups = [group for node in nodes for group in node.groups]
-    reported = [verdict for node in nodes for verdict in node.reported]
-    found = judged(Seen(views, groups, [*reported, *more], {}))
+    found = merged_verdicts((node.verdicts for node in nodes), nodes[0].job_id, (view.rank for view in views))
     stepping = [one.line for one in ranks if one.line.step_s is not None]
     comm, comm_ranks = _mean_of_known([line.comm for line in stepping])
     exposed, exposed_ranks = _mean_of_known([line.exposed for line in stepping])

@@ -19,7 +19,7 @@ from commwatch_agent.core import endings
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import GroupView, RankView, common_source
+from commwatch_agent.core.views import RankView, common_source
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
@@ -92,9 +92,8 @@ class NodeNow:
     #: How the job ended; empty while it runs, or if it ended normally.
     ending: str
     ranks: list[RankNow]
-    groups: list[GroupView]
-    #: Verdicts that do not follow from operations in flight.
-    reported: list[Verdict]
+    #: What its ranks do wrong, as this node has concluded.
+    verdicts: list[Verdict]
     #: The last complete 10 s bucket and the one in progress, where they hold data; and the begin of the former in ns of Unix time.
     slots_from_ns: int
     slots: list[SlotSums]
@@ -140,7 +139,7 @@ def running(job: Job) -> bool:
 def node_now(
     job: Job,
     cards: Mapping[int, Card],
-    reported: Iterable[Verdict],
+    verdicts: Iterable[Verdict],
     now_ns: int,
     incidents: Iterable[IncidentView] = (),
 ) -> NodeNow:
@@ -149,7 +148,7 @@ def node_now(
     Args:
         job: has at least one rank; the caller holds the lock that guards it.
         cards: GPUs by rank, where they are known.
-        reported: verdicts that do not follow from operations in flight.
+        verdicts: what its ranks do wrong, as this node has concluded.
         now_ns: the monotonic clock.
         incidents: of this run.
     """
@@ -164,8 +163,7 @@ def node_now(
         steps_unavailable=next((totals.steps.unavailable for totals in rank_totals if totals.steps.unavailable), None),
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
         ranks=[_rank(job.id, totals, sought, cards.get(totals.rank), now_ns) for totals in rank_totals],
-        groups=live_ranks.groups([job]),
-        reported=list(reported),
+        verdicts=list(verdicts),
         slots_from_ns=min(_last_slot_ns(totals, now_ns) for totals in rank_totals),
         slots=_slots(rank_totals, now_ns),
         incidents=list(incidents),

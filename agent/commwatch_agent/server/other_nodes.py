@@ -11,21 +11,18 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from commwatch.wire.concurrency import at_once
-from commwatch.wire.errors import CommwatchError
 from commwatch_agent.analysis.timeline import NodeBars
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.runtime.peers import SELF
 from commwatch_agent.server.job_questions import read
 from commwatch_agent.server.node_now import NodeNow
 from commwatch_agent.server.services import Services
-from commwatch_agent.server.whole_jobs import question_of_job
 
 _T = TypeVar("_T")
 #: Seconds between two requests to each agent, or so many seconds for each agent if that is longer: with 128 agents 6.4 s.
 _EVERY_S, _PER_AGENT_S = 1.0, 0.05
-#: Seconds between two requests for bars, and between two joins of the operations of groups with ranks on several nodes.
-_BARS_S, _JOIN_S = 2.0, 5.0
+#: Seconds between two requests for bars.
+_BARS_S = 2.0
 #: Seconds that the first event of each kind waits for the other nodes; seconds without a watcher after which a job is forgotten.
 _FIRST_S, _FORGET_S = 1.0, 60.0
 
@@ -44,8 +41,6 @@ class _Job:
     """What is known of the other nodes of one job."""
 
     parts: _Known[tuple[list[NodeNow], Nodes]] = field(default_factory=lambda: _Known(([], Nodes(1, {}))))
-    #: Verdicts on groups with ranks on several nodes.
-    late: _Known[list[Verdict]] = field(default_factory=lambda: _Known([]))
     bars: _Known[list[NodeBars]] = field(default_factory=lambda: _Known([]))
     wanted_s: float = 0.0
 
@@ -66,15 +61,13 @@ class OtherNodes:
         """Return whether the agent has peers."""
         return any(peer.state != SELF for peer in self._services.peers.views())
 
-    def now(self, job_id: str) -> tuple[list[NodeNow], list[Verdict], Nodes]:
-        """Return the latest known parts of the other nodes, verdicts that need several nodes, and which nodes these are."""
+    def now(self, job_id: str) -> tuple[list[NodeNow], Nodes]:
+        """Return the latest known parts of the other nodes, and which nodes these are."""
         if not self.exist():
-            return [], [], Nodes(1, {})
+            return [], Nodes(1, {})
         job = self._job(job_id)
-        self._refresh(job.late, _JOIN_S, lambda: self._late(job_id))
         self._refresh(job.parts, self.every_s(_EVERY_S), lambda: self._parts(job_id))
-        parts, nodes = job.parts.value
-        return parts, job.late.value, nodes
+        return job.parts.value
 
     def bars(self, job_id: str) -> list[NodeBars]:
         """Return the latest operations of the other nodes, as far as they are known."""
@@ -96,12 +89,11 @@ class OtherNodes:
             job.wanted_s = now_s
             return job
 
-    def _refresh(self, known: _Known[_T], every_s: float, read: Callable[[], _T | None]) -> None:
+    def _refresh(self, known: _Known[_T], every_s: float, read: Callable[[], _T]) -> None:
         """Start a request in the background if it is time; the first one of its kind is waited for, for a moment."""
 
         def ask(_: None) -> None:
-            found = read()
-            known.value = known.value if found is None else found
+            known.value = read()
 
         with self._lock:
             first = known.asking is None
@@ -120,10 +112,3 @@ class OtherNodes:
 
     def _read(self, kind: Any, route: str, job_id: str) -> tuple[list[list[Any]], Nodes]:
         return read(self._services.peers.ask(f"{route}?job={quote(job_id, safe='')}"), kind)
-
-    def _late(self, job_id: str) -> list[Verdict] | None:
-        try:
-            found = self._services.worker.find("job_verdicts", **question_of_job(self._services, job_id))
-        except CommwatchError:  # the worker is busy or ends; the next request may succeed
-            return None
-        return [verdict for verdict in found.data if verdict.kind in ("straggler", "corruption")]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
 from urllib.parse import quote
 
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.waits.step_waits import waited_for_cores
 from commwatch_agent.incidents.answers import details_of
+from commwatch_agent.incidents.verdict_views import late_ranks
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
 from commwatch_agent.runtime.peers import SELF
 from commwatch_agent.server.job_reports import Asked, Own
 from commwatch_agent.server.services import Services
-from commwatch_agent.server.whole_jobs import parts_of_job
 from commwatch_agent.watchers.nccl_archive import kept
 
 #: Seconds that the other agents have, each of the four times that they are asked.
@@ -23,21 +23,23 @@ WITHIN_S = 5.0
 
 def own_facts(services: Services, job: str) -> Own:
     """Return what this agent knows of a job beside its history."""
+    is_whole = services.incidents.judges_all_nodes(job)
     with services.queries.live(job) as (jobs, now_ns):
-        late = live_ranks.late_now(jobs, now_ns)
+        is_known = live_ranks.shows_late_ranks(jobs, now_ns, of_all_nodes=is_whole)
         for_cores = waited_for_cores(totals for each in jobs for totals in live_ranks.of_this_run(each))
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
-    incidents = (each for each in services.incidents.incidents() if each.job_id == job)
+    incidents = [each for each in services.incidents.incidents() if each.job_id == job]
+    late = late_ranks(incidents, time.time()) if is_known else None
     return Own(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
-    """Return the answers of the other agents about a job, after 20 s at most, with ``live`` 22.
+    """Return the answers of the other agents about a job, after 20 s at most.
 
     Args:
         last_s: as in ``report``.
-        live: also request what shows the current stragglers, and fewer operations for a replay.
+        live: request fewer operations for a replay.
     """
     which = f"job={quote(job, safe='')}"
     nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
@@ -53,8 +55,4 @@ def asked_of_others(services: Services, job: str, last_s: float | None, *, live:
     replayed = ADVICE_PARTS if live else FEW_PARTS
     last = "all" if last_s is None else f"{last_s:g}s"
     timelines = services.peers.ask(f"timeline_part?{which}&last={last}&limit={replayed // nodes}", within_s=WITHIN_S)
-    asked = Asked(most, windows, parts, heard, collectives, waits, timelines, replayed)
-    if not live:
-        return asked
-    own_parts, theirs = parts_of_job(services, job)
-    return replace(asked, own_parts=own_parts, live=services.peers.ask(theirs))
+    return Asked(most, windows, parts, heard, collectives, waits, timelines, replayed)

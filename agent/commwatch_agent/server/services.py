@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from commwatch_agent.alerting.bundles import Bundles
 from commwatch_agent.alerting.incident_watch import IncidentWatch
-from commwatch_agent.alerting.look import Verdicts
+from commwatch_agent.alerting.look import RankLook
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import PushView
+from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.watchers.culprits import Culprits
@@ -36,8 +39,8 @@ class Services:
     host: HostWatch
     #: What is wrong, and the alerts of that.
     incidents: IncidentWatch
-    #: What ranks of this node do wrong right now.
-    verdicts: Verdicts
+    #: Looks at what ranks of this node do right now.
+    ranks: RankLook
     #: What the culprits on this node do.
     culprits: Culprits
     #: Bundles of data that were captured when alerts began to fire.
@@ -52,7 +55,15 @@ class Services:
     ready: Callable[[], str | None]
     #: Returns whether it is about to end: then streams end, too.
     ending: Callable[[], bool]
+    #: Asks the agents of other nodes about a job (``None``: all) that this agent leads.
+    look_elsewhere: Callable[[str | None], None] = lambda job: None
     #: Returns the state of the pushes over OTLP, by signal.
     pushes: Callable[[], dict[str, PushView]] = dict
     #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
     scraped: tuple[float | None, str | None] = (None, None)
+
+    def verdicts(self, job: str | None) -> list[Verdict]:
+        """Return what ranks of a job (``None``: of all jobs) do wrong right now, the longest first: the incidents of this moment."""
+        self.look_elsewhere(job)
+        self.ranks.search_anew()
+        return verdicts_of(self.incidents.current(), time.time(), job)

@@ -6,6 +6,7 @@ Only Prometheus sees jobs on more nodes than an agent asks: its rules ``Straggle
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from commwatch_agent.server.job_questions import Own, read
 from commwatch_agent.server.services import Services
 
 log = logging.getLogger("commwatch")
-#: Seconds between two questions: usually, and while ranks wait; and for each agent, if that is longer.
+#: Seconds between two questions: usually, and while ranks wait or someone asks; and for each agent, if that is longer.
 _EVERY_S, _SOON_S, _PER_AGENT_S = 10.0, 2.0, 0.1
 #: Seconds between two questions while ranks communicate much, so that a slow link is known soon; and questions before that, in which a job begins.
 _TRAFFIC_S, _OF_BEGIN = 5.0, 2
@@ -38,13 +39,13 @@ _COLUMNS = 64
 
 
 def question_of_job(services: Services, job: str) -> dict[str, Any]:
-    """Return the arguments of the worker's question ``job_verdicts``; waits for the agents of other nodes, at most 2 s."""
+    """Return what all nodes know of a job, as arguments of the worker's questions; waits for the agents of other nodes, at most 2 s."""
     parts, theirs = parts_of_job(services, job)
     which = f"job={quote(job, safe='')}"
     with services.queries.live(job) as (jobs, now_ns):
         replicas = rank_checks(jobs, now_ns)
-    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts")), theirs)
-    return {"job": job, "own": Own(services.verdicts(job), parts, replicas), "heard": heard}
+    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups")), theirs)
+    return {"job": job, "own": Own(services.ranks.of_records(job), parts, replicas), "heard": heard}
 
 
 def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
@@ -74,7 +75,7 @@ class _Job:
 
 
 class WholeJobs:
-    """Concludes for the jobs that this agent leads; one thread calls ``tick``, any thread the other methods.
+    """Concludes for the jobs that this agent leads; any thread may call it.
 
     Args:
         services: of the agent.
@@ -84,13 +85,23 @@ class WholeJobs:
     def __init__(self, services: Services, clock: Callable[[], float] = time.monotonic) -> None:
         self._services, self._clock = services, clock
         self._jobs: dict[str, _Job] = {}
+        self._lock = threading.Lock()
 
     def tick(self) -> None:
         """Ask the agents of other nodes about each job that is due."""
+        with self._lock:
+            self._ask_about(None, soon=False)
+
+    def soon(self, job: str | None) -> None:
+        """Ask about a job (``None``: all) unless that was done a moment ago."""
+        with self._lock:
+            self._ask_about(job, soon=True)
+
+    def _ask_about(self, wanted: str | None, *, soon: bool) -> None:
         agents = sum(peer.state == ANSWERS for peer in self._services.peers.views())
         if not 0 < agents <= MOST_AGENTS:  # most agents are alone, and need not look at their ranks for this
             return
-        here = self._services.verdicts.look()
+        here = self._services.ranks.look()
         ranks = Counter(view.job_id for view in here.ranks)
         waits = {verdict.job_id for verdict in here.verdicts if verdict.kind in STANDSTILLS}
         waits |= {view.job_id for view in here.ranks if view.state == "gone"}
@@ -99,8 +110,12 @@ class WholeJobs:
         self._jobs = {name: self._jobs.get(name, _Job()) for name in shared}
         for name, job in shared.items():
             often = name in sends and self._jobs[name].asked >= _OF_BEGIN
-            every_s = _SOON_S if name in waits else _TRAFFIC_S if often else _EVERY_S
-            if self.leads(here.common.get(job.run, "")) and self._is_due(name, agents, every_s):
+            every_s = _SOON_S if soon or name in waits else _TRAFFIC_S if often else _EVERY_S
+            if (
+                wanted in (None, name)
+                and self.leads(here.common.get(job.run, ""))
+                and self._is_due(name, agents, every_s)
+            ):
                 self._ask(name, job)
 
     def leads(self, common: str) -> bool:

@@ -119,7 +119,7 @@ def test_history_that_cannot_be_read(tmp_path: Path) -> None:
     found = json.loads(
         bundle(
             fired(),
-            Sources(QueryService(tmp_path / "none"), lambda job: [], nothing, nothing, nothing).sections("train"),
+            Sources(QueryService(tmp_path / "none"), list, nothing, nothing, nothing).sections("train"),
             NOON,
         )
     )

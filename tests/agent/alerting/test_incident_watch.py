@@ -140,6 +140,7 @@ def test_metrics(tmp_path: Path) -> None:
             "commwatch_incident_open{" + job + ", 'rank': '0', 'severity': 'warning'}": 1,
             "commwatch_incidents_total{" + job + "}": 1,
             "commwatch_incident_cost_seconds_total{" + job + "}": 4 * (20 + 10),
+            "commwatch_verdict_seconds{'group': '', 'group_id': '', " + job + ", 'rank': '0'}": 20 + 11,
         }
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from commwatch_agent.alerting.look import METRICS_S, NodeLook, Verdicts
+from commwatch_agent.alerting.look import METRICS_S, NodeLook, RankLook
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_collectors.node import process
@@ -20,7 +20,7 @@ def test_waits(tmp_path: Path) -> None:
     """How ranks wait for each other is looked up with the metrics, and stays known until it is looked up again."""
     aggregate = Aggregate()
     Loop(in_turn, steps=400).run(aggregate, time.monotonic_ns() - 25 * S)
-    look = NodeLook(Verdicts(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock())), tuple)
+    look = NodeLook(RankLook(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock())), tuple)
     waits = look(1000.0, 50.0).waits
     assert set(waits["job"].waits) == set(RANKS)
     aggregate.jobs.clear()
@@ -33,7 +33,7 @@ def test_owner(tmp_path: Path) -> None:
     aggregate = Aggregate()
     totals = aggregate.open("a", identity(), os.getuid(), run="key")
     job = aggregate.jobs["job"]
-    verdicts = Verdicts(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock()))
+    verdicts = RankLook(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock()))
     assert verdicts.owner(job) == (getpass.getuser(), "")
     totals.pid = os.getpid()
     user, script = verdicts.owner(job)

@@ -19,7 +19,7 @@ from commwatch_agent.analysis.ended_operations import (
     put_together,
     stragglers,
 )
-from commwatch_agent.analysis.live_ranks import late_now
+from commwatch_agent.analysis.live_ranks import shows_late_ranks
 from commwatch_agent.analysis.straggler_search import stragglers_in
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
@@ -258,17 +258,17 @@ def test_one_way() -> None:
     assert stragglers(aggregate.jobs.values(), 120 * EVERY) == []
 
 
-def test_late_now() -> None:
-    """Who is late now is known of a job whose ranks are all here and have run for 5 s, the last of them lately; it may be no rank."""
-    for late, found in ((2, [2]), (None, [])):
-        here = node(range(4), late, seqs=range(80))
-        known = late_now(here.jobs.values(), 81 * EVERY)
-        assert known is not None
-        assert list(known) == found
-        assert late_now(here.jobs.values(), 81 * EVERY + WINDOW_NS) is None
-        assert late_now(node(range(4), late, seqs=range(40)).jobs.values(), 41 * EVERY) is None
-        assert late_now(node((0, 1), late, seqs=range(80)).jobs.values(), 81 * EVERY) is None
-    assert late_now([], 0) is None
+def test_late_ranks_are_known() -> None:
+    """Who is late now is known of a job that has run for 5 s, lately, with all of its ranks here or judged elsewhere, too."""
+    for late in (2, None):
+        here, part = node(range(4), late, seqs=range(80)), node((0, 1), late, seqs=range(80))
+        begins = node(range(4), late, seqs=range(40))
+        assert shows_late_ranks(here.jobs.values(), 81 * EVERY, of_all_nodes=False)
+        assert shows_late_ranks(part.jobs.values(), 81 * EVERY, of_all_nodes=True)
+        assert not shows_late_ranks(part.jobs.values(), 81 * EVERY, of_all_nodes=False)
+        assert not shows_late_ranks(here.jobs.values(), 81 * EVERY + WINDOW_NS, of_all_nodes=True)
+        assert not shows_late_ranks(begins.jobs.values(), 41 * EVERY, of_all_nodes=True)
+    assert not shows_late_ranks([], 0, of_all_nodes=True)
 
 
 def test_ended_job() -> None:

@@ -18,10 +18,11 @@ from commwatch_agent.analysis.flight_recorder_analysis import (
     take_all,
     text,
 )
+from commwatch_agent.incidents.conclude import of_dumps
 from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_collectors.node.flight_recorder import BadDump, load
 from tests.collectors.node.test_flight_recorder import BEGIN_NS, dump_of, entry, pending
-from tests.helpers import commwatch
+from tests.helpers import commwatch, table
 
 S = 1_000_000_000
 
@@ -187,7 +188,10 @@ def test_damaged_files(tmp_path: Path) -> None:
     dumps, damaged = take_all([good, tmp_path / "t1", tmp_path / "t2", twice])
     assert [each.rank for each in dumps] == [0]
     assert list(damaged) == [str(tmp_path / "t1"), str(tmp_path / "t2"), str(twice)]
-    said = text(judged_dumps(dumps), dumps, damaged)
+    (incident,) = of_dumps(dumps, table())
+    assert (incident.kind, incident.ranks, incident.evidence[0].source) == ("stalled", (1,), "flight_recorder")
+    assert incident.began_at == pytest.approx(incident.last_at - 59)
+    said = text([incident.says], dumps, damaged)
     assert "t1 is skipped: not a dump of the Flight Recorder" in said
     assert "t2 is skipped: No such file or directory" in said
     assert "no data from rank 1" in said
@@ -206,4 +210,5 @@ def test_command(tmp_path: Path) -> None:
     write(tmp_path / "t0", entry(0, 1), pending(1, 2))
     done = commwatch("diagnose", "--json", "--flight-recorder", *healthy)
     assert done.returncode == 1
-    assert json.loads(done.stdout)["verdicts"][0]["kind"] == "stalled"
+    told = json.loads(done.stdout)
+    assert [told[name][0]["kind"] for name in ("verdicts", "incidents")] == ["stalled"] * 2

@@ -13,17 +13,31 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.wire import events as ev
 from commwatch.wire import ring, splits
+from commwatch_agent.alerting.incident_watch import MOST_RANKS, MOST_VERDICTS, IncidentWatch, Plan
 from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.core.views import Ended, Failed, InFlight
+from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Aggregate
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
+from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.server.node_now import node_now
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.helpers import MS, Trainer, agent, group_entry, identity, judged_now, mark, operation, packed, wait_for
+from tests.helpers import (
+    MS,
+    Trainer,
+    agent,
+    group_entry,
+    identity,
+    judged_now,
+    mark,
+    operation,
+    packed,
+    table,
+    wait_for,
+)
 
 S = 1000 * MS
 NOW = 100 * S
@@ -99,8 +113,12 @@ def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
 def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
     """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
     registry = CollectorRegistry()
-    here = judged_now(aggregate.jobs.values(), NOW)
-    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, verdicts=lambda: [*here, *told]))
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list))
+    jobs = {name: KnownJob("", 4, ended=False) for name in ("job", *aggregate.jobs)}
+    here = Evidence(NOW / 1e9, jobs, [*judged_now(aggregate.jobs.values(), NOW), *told])
+    watch = IncidentWatch(Plan(table()), lambda now, now_s: here, "here", wall=lambda: NOW / 1e9)
+    watch.tick()
+    registry.register(watch)
     families = [family for family in registry.collect() if family.name == f"commwatch_{metric}"]
     return {tuple(sample.labels.values()): sample.value for family in families for sample in family.samples}
 
@@ -180,16 +198,20 @@ def test_verdicts_are_bounded() -> None:
     """At most 16 verdicts have series, the oldest, and 8 ranks of each; one that names no rank has an empty label."""
     many = [verdict(n, list(range(100)), f"g{n}") for n in range(MOST_VERDICTS + 5)]
     found = scraped(Aggregate(), "verdict_seconds", *many)
-    assert len(found) == MOST_VERDICTS * MOST_CULPRITS
+    assert len(found) == MOST_VERDICTS * MOST_RANKS
     assert min(found.values()) == 5
     assert {labels[-1] for labels in found} == {str(number) for number in range(8)}
     assert scraped(Aggregate(), "verdict_seconds", verdict(9, [])) == {("job", "world", "w", "hang", ""): 9}
 
 
 def test_two_verdicts_alike() -> None:
-    """If two sources give the same verdict, the older one counts."""
-    found = scraped(Aggregate(), "verdict_seconds", verdict(3, [1]), verdict(30, [1]), verdict(8, [1, 2]))
-    assert found == {("job", "world", "w", "hang", "1"): 30, ("job", "world", "w", "hang", "2"): 8}
+    """If two sources give the same verdict, it counts once, since the earlier begin."""
+    found = scraped(Aggregate(), "verdict_seconds", verdict(30, [1]), verdict(3, [1]), verdict(8, [1, 2], "v"))
+    assert found == {
+        ("job", "world", "w", "hang", "1"): 30,
+        ("job", "world", "v", "hang", "1"): 8,
+        ("job", "world", "v", "hang", "2"): 8,
+    }
 
 
 def test_before_the_first_operation(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from commwatch.wire import events as ev
 from commwatch_agent.commands.diagnose import CannotDiagnose, ask
+from commwatch_agent.commands.diagnosis import Diagnosis
 from tests.agent.commands.test_top import incident
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
@@ -188,6 +189,12 @@ def are_apart(a: RunningAgent, b: RunningAgent) -> None:
     assert alone == "not yet certain: no data from ranks 0-1 (job)"
 
 
+def whole_with_verdicts(urls: list[str]) -> Diagnosis | None:
+    """All four ranks, once something is wrong with them."""
+    seen = ask(urls, None)
+    return seen if len(seen.ranks) == 4 and seen.verdicts else None
+
+
 def test_straggler_over_two_agents(tmp_path: Path) -> None:
     """Each agent sees two ranks of four and names none; two that know each other name the late one, once, whichever is asked, under whatever names."""
     peers = tmp_path / "peers.json"
@@ -202,8 +209,8 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
                 "the other agent",
             )
         for urls in ([a.url], [b.url], [a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
-            # On a busy machine an agent may not answer the other one in time.
-            seen = wait_for(lambda: len((found := ask(urls, None)).ranks) == 4 and found, "all ranks")  # noqa: B023
+            # On a busy machine an agent may not answer the other one in time; one of them asks the other every other second.
+            seen = wait_for(partial(whole_with_verdicts, urls), "all ranks, and the verdict")
             assert (seen.apart, [view.rank for view in seen.ranks]) == ([], [0, 1, 2, 3])
             (verdict,) = seen.verdicts
             assert (verdict.kind, verdict.group, verdict.ranks) == ("straggler", "world", [3])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text, without_look
 from commwatch_agent.core.units import time_of_day
 from commwatch_agent.core.views import JobView, RankView
@@ -107,21 +106,8 @@ def test_pending() -> None:
     assert not any("comm_bound" in line for line in lines)
 
 
-def test_verdict_before_its_incident() -> None:
-    """What a verdict says and no incident yet is not lost; a verdict of another kind of wait has its incident, and RAS' is an echo."""
-    verdict = Verdict("stalled", "late", "train", "g1", "dp", 3, "all_reduce", [1], [0], 12.0, "rank 1 has not joined")
-    code, lines = said(seen(two(), verdicts=[verdict]))
-    assert (code, lines[1:]) == (1, ["not yet certain: rank 1 has not joined"])
-    for of in (
-        seen(two(), details("hang", 1), verdicts=[verdict]),
-        seen(two(), verdicts=[replace(verdict, source="ras")]),
-    ):
-        code, lines = said(of)
-        assert (code, any("not yet certain" in line for line in lines)) == (1, False)
-
-
 def test_for_information() -> None:
-    """An open incident for information is shown; the exit code is that of nothing wrong, as no verdict says otherwise."""
+    """An open incident for information is shown; the exit code is that of nothing wrong."""
     code, lines = said(seen(two(), details("waiting", 1, severity="info")))
     assert (code, lines[0]) == (0, "INFO  waiting: rank 1 (train)")
 

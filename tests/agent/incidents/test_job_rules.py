@@ -77,9 +77,11 @@ def test_known_to_ras_only() -> None:
 
 
 def test_disagreement_that_is_not_known_yet() -> None:
-    """That ranks disagree is a condition once it is two seconds old."""
-    differ = replace(HANG, kind="desync", cause="sizes")
-    assert [len(found(replace(differ, since_s=age_s))) for age_s in (0.5, 1.9, 2.0)] == [0, 0, 1]
+    """That ranks disagree is a condition once the calls of all of them are known, or it is two seconds old."""
+    whole = replace(HANG, kind="desync", cause="sizes")
+    part = replace(whole, waiting=[0, 3])
+    assert [len(found(replace(part, since_s=age_s))) for age_s in (0.5, 1.9, 2.0)] == [0, 0, 1]
+    assert len(found(replace(whole, since_s=0.5))) == 1
 
 
 def test_straggler_is_about_its_rank() -> None:

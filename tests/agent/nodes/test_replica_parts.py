@@ -56,7 +56,7 @@ def found(*nodes: Node) -> list[Verdict]:
     reported = [verdict for node, of in zip(nodes, jobs, strict=True) for verdict in judged_now(of, node.now_ns + S)]
     groups = [group for of in jobs for group in live_ranks.groups(of)]
     replicas = [part for node in nodes for part in node.answer()]
-    return judged(Seen([], groups, own_records(reported), {}, replicas=replicas))
+    return judged(Seen([], groups, own_records(reported), replicas=replicas))
 
 
 def test_one_rank_each() -> None:

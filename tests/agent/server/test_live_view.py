@@ -23,7 +23,19 @@ from commwatch_agent.ingest.jobs import Aggregate, Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.server.live_view import JobNow, job_now
 from commwatch_agent.server.node_now import Card, Oldest, node_now, operations, pick, running
-from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
+from tests.helpers import (
+    EPOCH_NS,
+    MS,
+    Trainer,
+    Watch,
+    group_entry,
+    identity,
+    judged_now,
+    mark,
+    operation,
+    packed,
+    write_ring,
+)
 
 SECOND = 1000 * MS
 #: Steps of 100 ms of which 40 ms are communication, 30 ms of them exposed.
@@ -58,7 +70,7 @@ def now(
     shown: Job, now_ns: int = 2 * SECOND, cards: dict[int, Card] | None = None, told: tuple[Verdict, ...] = ()
 ) -> JobNow:
     """A moment of it."""
-    return job_now([node_now(shown, cards or {}, told, now_ns)])
+    return job_now([node_now(shown, cards or {}, [*judged_now([shown], now_ns), *told], now_ns)])
 
 
 def books(shown: Job) -> list[RankTotals]:

@@ -28,7 +28,6 @@ from commwatch_agent.server.routes.params import (
     sound_parameters,
     the_job,
 )
-from commwatch_agent.server.whole_jobs import question_of_job
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
@@ -37,22 +36,26 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 def job_verdicts(
     agent: QueriesOf,
     services: ServicesOf,
+    others: OthersOf,
     job: JobFilter = None,
     scope: Scope = "node",
 ) -> Response:
-    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then verdicts of RAS.
+    """What is wrong right now, the longest first: the open incidents on hangs, stalls, ranks that disagree, stragglers, corrupt data.
 
     Empty if nothing is wrong.
     """
     job_exists(agent, job)
+    own = services.verdicts(job)
     if scope == "node":
-        return answered(text_of(services.verdicts(job)))
-    return answered(services.worker.text("job_verdicts", **question_of_job(services, the_job(job))))
+        return answered(text_of(own))
+    heard = others.ask("verdicts?job", "ranks?job")
+    return answered(services.worker.text("job_verdicts", job=the_job(job), own=own, heard=heard))
 
 
 @router.get("/parts")
 def parts(
     agent: QueriesOf,
+    services: ServicesOf,
     job: JobFilter = None,
     limit: Annotated[
         int, Query(ge=1, le=MOST_PENDING, description="Maximum number of collectives of a group.")
@@ -60,9 +63,10 @@ def parts(
 ) -> Parts:
     """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; the agent of another node joins them."""
     job_exists(agent, job)
+    reported = services.ranks.of_records(job)
     with agent.live(job) as (live, now_ns):
         jobs = list(live)
-        return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns))
+        return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns), reported)
 
 
 @router.get("/culprits")

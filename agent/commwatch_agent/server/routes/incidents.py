@@ -63,9 +63,7 @@ def incidents(
     wanted = IncidentFilter(
         states=state, kind=kind, severity=severity, since=span.from_ns / 1e9, until=span.until_ns / 1e9
     )
-    own = [
-        view_of(each) for each in services.incidents.incidents() if job in (None, each.job_id) and wanted.holds(each)
-    ]
+    own = [view_of(each) for each in services.incidents.current() if job in (None, each.job_id) and wanted.holds(each)]
     about = {"wanted": wanted, "own": own, "limit": limit}
     if scope == "node":
         return answered(worker.text("incidents", job=job, **about))
