@@ -240,7 +240,8 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
     parts = idle | parts
     ranks = RankLook(queries, lambda: parts["ras"].verdicts(None))
     incidents = IncidentWatch(Plan(table()), NodeLook(ranks, tuple), "here")
-    return Services(queries=queries, **({"ranks": ranks, "incidents": incidents} | parts))
+    watched: dict[str, Any] = {"ranks": ranks, "incidents": incidents}
+    return Services(queries=queries, **(watched | parts))
 
 
 @cache

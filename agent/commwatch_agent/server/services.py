@@ -55,8 +55,8 @@ class Services:
     ready: Callable[[], str | None]
     #: Returns whether it is about to end: then streams end, too.
     ending: Callable[[], bool]
-    #: Asks the agents of other nodes about a job (``None``: all) that this agent leads.
-    look_elsewhere: Callable[[str | None], None] = lambda job: None
+    #: Asks the agents of other nodes about a job, if this agent leads it.
+    look_elsewhere: Callable[[str], None] = lambda job: None
     #: Returns the state of the pushes over OTLP, by signal.
     pushes: Callable[[], dict[str, PushView]] = dict
     #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
@@ -64,6 +64,5 @@ class Services:
 
     def verdicts(self, job: str | None) -> list[Verdict]:
         """Return what ranks of a job (``None``: of all jobs) do wrong right now, the longest first: the incidents of this moment."""
-        self.look_elsewhere(job)
         self.ranks.search_anew()
         return verdicts_of(self.incidents.current(), time.time(), job)

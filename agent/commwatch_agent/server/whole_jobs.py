@@ -92,8 +92,8 @@ class WholeJobs:
         with self._lock:
             self._ask_about(None, soon=False)
 
-    def soon(self, job: str | None) -> None:
-        """Ask about a job (``None``: all) unless that was done a moment ago."""
+    def soon(self, job: str) -> None:
+        """Ask about a job unless that was done a moment ago."""
         with self._lock:
             self._ask_about(job, soon=True)
 

@@ -45,11 +45,11 @@ def job_verdicts(
     Empty if nothing is wrong.
     """
     job_exists(agent, job)
-    own = services.verdicts(job)
     if scope == "node":
-        return answered(text_of(own))
-    heard = others.ask("verdicts?job", "ranks?job")
-    return answered(services.worker.text("job_verdicts", job=the_job(job), own=own, heard=heard))
+        return answered(text_of(services.verdicts(job)))
+    services.look_elsewhere(the_job(job))
+    about = {"job": the_job(job), "own": services.verdicts(job)}
+    return answered(services.worker.text("job_verdicts", **about, heard=others.ask("verdicts?job", "ranks?job")))
 
 
 @router.get("/parts")
