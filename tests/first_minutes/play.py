@@ -87,7 +87,7 @@ class Player:
             command, cwd=cwd or self.place, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=_PATIENCE_S, check=False,
         )  # fmt: skip
-        self.rows.append(Row(what, time.monotonic() - began, _cpu_s() - cpu))
+        self._took(Row(what, time.monotonic() - began, _cpu_s() - cpu))
         _show(command, done.stdout)
         wanted = [text for text in shows if not re.search(text, done.stdout)]
         self.missing += [f"{what}: exit code {done.returncode}"] * (done.returncode != code)
@@ -114,7 +114,7 @@ class Player:
         )
         self.does("first job to report", *watched("train.py"), shows=shows)
         whole_s = sum(row.wall_s for row in self.rows)
-        self.rows.append(Row("newcomer: clone to report", whole_s, sum(row.cpu_s or 0.0 for row in self.rows)))
+        self._took(Row("newcomer: clone to report", whole_s, sum(row.cpu_s or 0.0 for row in self.rows)))
         if whole_s > LIMIT_S:
             self.missing.append(f"newcomer: {whole_s:.0f} s from clone to report, more than {LIMIT_S:.0f}")
 
@@ -131,13 +131,18 @@ class Player:
             )
             for what, pattern in (("verdict on the slow rank", "Late rank: rank 1"), ("its file and line", place)):
                 found = self._until_diagnosed(pattern, job)
-                self.rows.append(Row(f"{name}: {what}", time.monotonic() - began))
+                self._took(Row(f"{name}: {what}", time.monotonic() - began))
                 self.missing += [] if found else [f"{name}: {what}"]
             self.does(f"{name}: top", "commwatch", "top", "--once", shows=("Late rank: rank 1",))
             job.wait(_PATIENCE_S)
         _show(job.args, (self.place / f"{name}.log").read_text())
         self.does(f"{name}: diagnose", "commwatch", "diagnose", "latest", shows=("Late rank: rank 1", place))
         self.does(f"{name}: report", "commwatch", "report", shows=("rank 1 is late", place))
+
+    def _took(self, row: Row) -> None:
+        """Keep a row of the table, and print it, so that a play that is ended early has shown what it measured."""
+        self.rows.append(row)
+        print(f"-- {row.what}: {row.wall_s:.1f} s\n", flush=True)
 
     def _until_diagnosed(self, pattern: str, job: subprocess.Popen[bytes]) -> bool:
         while job.poll() is None:
@@ -160,10 +165,14 @@ class Player:
                 subprocess.run([*before, *plain], cwd=self.place, env=self.env, capture_output=True, check=True)
                 rank, step = map(float, (self.place / "starts").read_text().split())
                 figures[what].append([rank - began, step - rank])
+                print(
+                    f"-- {what}: {rank - began:.1f} s to the rank's first line, then {step - rank:.1f} s to its first step",
+                    flush=True,
+                )
         for what, each in figures.items():
             for part, at in (("command to rank's first line", 0), ("rank's first line to end of first step", 1)):
                 values = sorted(run[at] for run in each)
-                self.rows.append(Row(f"{what}: {part}, median of {runs}", values[runs // 2]))
+                self._took(Row(f"{what}: {part}, median of {runs}", values[runs // 2]))
 
 
 def watched(*script: str) -> list[str]:
