@@ -66,6 +66,7 @@ TRIALS = (
     Trial("overlap", "DDP in place of all_reduce after the backward pass", ("by_hand",), DDP, link=SLOW, link_after=SLOW),
     Trial("compression", "`fp16_compress_hook`", DDP, (*DDP, "--half"), link=SLOWER, link_after=SLOWER, named="fp16"),
     Trial("faster_network", "twice the rate", DDP, DDP, link=SLOWER, link_after=slow("400mbit"), links="eth-1g"),
+    Trial("faster_network", "twice the rate of a link that no setting names", DDP, DDP, link=SLOWER, link_after=slow("400mbit")),
     Trial("below_the_link", "1 Gbit/s, as the link should have", DDP, DDP, link=SLOWER, link_after=slow("1gbit"), links="eth-1g"),
     Trial("tensor_parallel_in_node", "tensor parallel pairs within a node", ("tensor",), ("tensor", "--in-node"), ranks=4, link=slow("400mbit"),
           link_after=slow("400mbit"), one_node=False),
