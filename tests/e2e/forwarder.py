@@ -49,7 +49,7 @@ def forward(delayed: int, prompt: int, delay_s: float) -> None:
 
 
 def _read(file: int) -> list[bytes]:
-    frames = []
+    frames: list[bytes] = []
     try:
         while len(frames) < 64:
             frames.append(os.read(file, _LONGEST_FRAME))
@@ -64,6 +64,6 @@ def _write(file: int, frame: bytes) -> None:
 
 
 if __name__ == "__main__":
-    ends = [tap(*sys.argv[1:3]), tap(*sys.argv[3:5])]
+    first, other = tap(*sys.argv[1:3]), tap(*sys.argv[3:5])
     print(flush=True)
-    forward(*ends, float(sys.argv[5]))
+    forward(first, other, float(sys.argv[5]))
