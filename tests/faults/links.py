@@ -232,7 +232,7 @@ def _links(agents: Sequence[RunningAgent]) -> Iterator[str]:
 
 def step_s(watched: RunningAgent) -> float:
     """The median of the latest steps."""
-    return median(step["duration_s"] for step in watched.get(f"/api/v1/steps?job={JOB}&limit=5"))
+    return median(float(step["duration_s"]) for step in watched.get(f"/api/v1/steps?job={JOB}&limit=5"))
 
 
 def judged(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
