@@ -273,6 +273,11 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
             raise UsageError(f"--{flag} {getattr(arguments, flag)}: needs at least {least}")
     if arguments.host_network and not arguments.daemonset:
         raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
+    if arguments.host_network and not arguments.insecure:
+        raise UsageError(
+            "--host-network: everybody who reaches the node could listen to the agent's port; "
+            "use the Helm chart with TLS, or add --insecure if the node's network is private"
+        )
     if arguments.launcher and arguments.daemonset:
         raise UsageError("--launcher does not apply with --daemonset, which starts no training")
     if arguments.peers and not arguments.token_secret:

@@ -116,15 +116,20 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _check(config: Config, arguments: argparse.Namespace) -> int:
+    check(config, os.environ)
+    print("the settings are valid")
+    return 0
+
+
+def check(config: Config, env: Mapping[str, str]) -> None:
+    """Check all that an agent with these settings needs for its start, and the variables of commwatch; raise ``ConfigError``."""
     from commwatch_agent.alerting.alert_rules import catalogue
     from commwatch_agent.otlp import opening
     from commwatch_agent.runtime.run_lock import check_folders
     from commwatch_agent.server import listener
 
-    check_variables(os.environ)
+    check_variables(env)
     catalogue(config)
     check_folders(config)
     listener.check(config)
     opening.check(config)
-    print("the settings are valid")
-    return 0

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
+from commwatch_agent.config import SETTINGS
 from commwatch_agent.deploy.kubernetes import CHART_ONLY, FIELD, templates
-from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.catalogue import Catalogue, read, shipped
 from commwatch_alerts.export import RUNBOOK_URL, prometheus
 from commwatch_dashboards.export import plain
 
@@ -23,20 +25,54 @@ _WANTED = {
     ("sidecar", "PodMonitor"): ".Values.podMonitor.enabled",
     ("sidecar", "NetworkPolicy"): ".Values.networkPolicy.enabled",
     ("sidecar", "PersistentVolumeClaim"): ".Values.history.size",
-    ("daemonset", "ServiceMonitor"): ".Values.serviceMonitor.enabled",
+    ("daemonset", "ServiceMonitor"): '.Values.serviceMonitor.enabled (not (include "commwatch.loopback" .))',
     # Policies do not apply to the node's network.
     ("daemonset", "NetworkPolicy"): ".Values.networkPolicy.enabled (not .Values.hostNetwork)",
 }
 #: Fields that may be empty; a line with an empty one is left out.
 _OPTIONAL = {
-    *("attach_node", "dns_policy", "gpus", "history_claim", "host_network", "node_field", "peer_name", "peers"),
-    *("runtime_class", "state_volume", "token_file", "token_folder", "token_group", "token_mode", "token_secret"),
+    *(
+        "attach_node",
+        "ca_file",
+        "config",
+        "connection",
+        "dns_policy",
+        "gpus",
+        "healthz",
+        "history_claim",
+        "host",
+        "host_network",
+        "insecure",
+    ),
+    *(
+        "node_field",
+        "peer_name",
+        "peers",
+        "readyz",
+        "require_token",
+        "runtime_class",
+        "secret_group",
+        "state_volume",
+        "tls_cert",
+        "tls_key",
+    ),
+    *("token_file", "token_folder", "token_mode", "token_secret"),
 }
 
 
-def files() -> dict[str, str]:
-    """Return the text of each file by its path in the chart."""
-    made = {"files/rules.yaml": prometheus(read(shipped("rules.yaml")))}
+#: Settings that follow from other values of the chart, or from its folders.
+OF_THE_CHART = ("dir", "state", "node", "port", "token_file", "tls_cert", "tls_key")
+
+
+def files(schema: str) -> dict[str, str]:
+    """Return the text of each file by its path in the chart.
+
+    Args:
+        schema: of the values, as JSON; without that of the agents' settings.
+    """
+    catalogue = read(shipped("rules.yaml"))
+    whole = schema.replace('"settings": {}', f'"settings": {_settings_schema(catalogue)}')
+    made = {"values.schema.json": whole, "files/rules.yaml": prometheus(catalogue)}
     made |= {f"files/{name}": text for name, text in plain(RUNBOOK_URL).items()}
     for mode in ("sidecar", "daemonset"):
         for text in templates(mode):
@@ -47,6 +83,16 @@ def files() -> dict[str, str]:
             body = "".join(map(_line, text.splitlines(keepends=True)))
             made[f"templates/{mode}-{kind.lower()}.yaml"] = f"{_HEAD}{{{{- if {condition} }}}}\n{_FIELDS}{body}{_END}"
     return made
+
+
+def _settings_schema(catalogue: Catalogue) -> str:
+    """Return the schema of the agents' settings as JSON, with the names and ranges of thresholds and the names of kinds."""
+    found = {key: each.kind.schema for key, each in SETTINGS.items() if key not in OF_THE_CHART}
+    limits = {each.name: {"type": "number", "minimum": each.low, "maximum": each.high} for each in catalogue.thresholds}
+    found["thresholds"] = {"type": "object", "additionalProperties": False, "properties": limits}
+    found["kinds"] = {**found["kinds"], "propertyNames": {"enum": list(catalogue.kinds)}}
+    lines = ",\n".join(f"        {json.dumps(key)}: {json.dumps(each)}" for key, each in found.items())
+    return f'{{\n      "type": "object", "additionalProperties": false, "properties": {{\n{lines}\n      }}\n    }}'
 
 
 def _line(line: str) -> str:
@@ -63,7 +109,8 @@ def _line(line: str) -> str:
 
 def main(chart: Path) -> None:
     """Write the files into the folder of the chart."""
-    for name, text in files().items():
+    schema = (chart.parent / "values.schema.json").read_text(encoding="utf-8")
+    for name, text in files(schema).items():
         (chart / name).parent.mkdir(parents=True, exist_ok=True)
         (chart / name).write_text(text, encoding="utf-8")
 

@@ -22,6 +22,16 @@ from commwatch_agent.deploy.templates import template
 _TOKEN = {"token_folder": "/etc/commwatch-token", "token_file": "/etc/commwatch-token/token", "token_mode": 0o440}
 #: CPU and memory of the agent.
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+#: Fields that only values of the chart change.
+_WITHOUT_THE_CHART = {
+    "args": ["agent"],
+    "host": "0.0.0.0",  # noqa: S104 - the address of a pod
+    "insecure": "true",
+    "require_token": "true",
+    "healthz": {"port": "metrics", "path": "/healthz"},
+    "readyz": {"port": "metrics", "path": "/readyz"},
+    **dict.fromkeys(("connection", "config", "tls_cert", "tls_key", "ca_file")),
+}
 FIELD = re.compile(r"\$(\w+)")
 #: Marks a line of a template that is only for the Helm chart.
 CHART_ONLY = "{{"
@@ -120,10 +130,11 @@ def _labels(site: Site) -> dict[str, str]:
 def _documents(texts: list[str], site: Site, more: Mapping[str, object]) -> list[str]:
     """Return the YAML documents of templates, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
-    fields |= {"token_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
+    fields |= {"secret_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
     sources = node_sources(site.node_labels)
     fields["relabelings"] = [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
     fields["attach_node"] = bool(site.node_labels) or None
+    fields |= _WITHOUT_THE_CHART
     return [_filled(text, fields) for text in texts]
 
 

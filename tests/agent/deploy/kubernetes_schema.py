@@ -9,7 +9,7 @@ import pytest
 from kubernetes_validate import SchemaNotFoundError, ValidationError, validate  # type: ignore[import-untyped]
 
 #: Kinds that only an operator knows, which no schema of Kubernetes has.
-CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate"}
 
 
 def strictly_valid(objects: Iterable[dict[str, Any]]) -> None:

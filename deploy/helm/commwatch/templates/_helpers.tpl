@@ -19,10 +19,123 @@
 {{- toJson $made }}
 {{- end }}
 
+{{/* Not empty if the agents listen only on loopback. */}}
+{{- define "commwatch.loopback" -}}
+{{- if has .Values.settings.host (list "127.0.0.1" "::1" "localhost") }}yes{{ end }}
+{{- end }}
+
+{{/* Name of the Secret with the agents' certificate; empty: no TLS. */}}
+{{- define "commwatch.tls" -}}
+{{- $made := ternary (printf "%s-tls" (include "commwatch.name" .)) "" (not (empty .Values.tls.issuer.name)) }}
+{{- .Values.tls.existingSecret | default $made }}
+{{- end }}
+
+{{/* The settings as commwatch.toml: texts, numbers and lists are written as in JSON. */}}
+{{- define "commwatch.toml" -}}
+{{- range $key, $value := omit . "receivers" }}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := omit . "kinds" }}
+{{- if kindIs "map" $value }}
+[{{ $key }}]
+{{- include "commwatch.keys" $value }}
+{{- end }}
+{{- end }}
+{{- range $name, $table := .kinds }}
+[kinds.{{ toJson $name }}]
+{{- include "commwatch.keys" $table }}
+{{- end }}
+{{- range .receivers }}
+[[receivers]]
+{{- include "commwatch.keys" . }}
+{{- end }}
+{{- end }}
+
+{{- define "commwatch.keys" -}}
+{{- range $key, $value := . }}
+{{ toJson $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+
+{{/* Where the agent has its settings and secrets, and the volumes for them. */}}
+{{- define "commwatch.mounts" -}}
+{{- $found := list }}
+{{- if .Values.settings }}
+{{- $found = append $found (dict "name" "settings" "mountPath" "/etc/commwatch-settings" "readOnly" true) }}
+{{- end }}
+{{- if include "commwatch.tls" . }}
+{{- $found = append $found (dict "name" "tls" "mountPath" "/etc/commwatch-tls" "readOnly" true) }}
+{{- end }}
+{{- range .Values.secrets }}
+{{- $place := printf "/etc/commwatch-secrets/%s" . }}
+{{- $found = append $found (dict "name" (printf "secret-%s" .) "mountPath" $place "readOnly" true) }}
+{{- end }}
+{{- toJson (concat $found .Values.extraVolumeMounts) }}
+{{- end }}
+
+{{- define "commwatch.volumes" -}}
+{{- $found := list }}
+{{- if .Values.settings }}
+{{- $map := printf "%s-settings" (include "commwatch.name" .) }}
+{{- $found = append $found (dict "name" "settings" "configMap" (dict "name" $map)) }}
+{{- end }}
+{{- with include "commwatch.tls" . }}
+{{- $found = append $found (dict "name" "tls" "secret" (dict "secretName" . "defaultMode" 288)) }}
+{{- end }}
+{{- range .Values.secrets }}
+{{- $found = append $found (dict "name" (printf "secret-%s" .) "secret" (dict "secretName" . "defaultMode" 288)) }}
+{{- end }}
+{{- toJson (concat $found .Values.extraVolumes) }}
+{{- end }}
+
+{{/* What the kubelet asks for a state of health: over TLS without a look at the certificate; on loopback if the agent is only there. */}}
+{{- define "commwatch.get" -}}
+{{- $found := dict "port" "metrics" "path" .path }}
+{{- if include "commwatch.tls" .root }}{{ $_ := set $found "scheme" "HTTPS" }}{{ end }}
+{{- if include "commwatch.loopback" .root }}{{ $_ := set $found "host" "127.0.0.1" }}{{ end }}
+{{- toJson $found }}
+{{- end }}
+
+{{/* TLS and token of Prometheus' requests. */}}
+{{- define "commwatch.access" -}}
+{{- $v := .Values }}
+{{- $found := dict }}
+{{- with include "commwatch.tls" . }}
+{{- $tls := dict "serverName" ($v.tls.serverName | default (printf "%s.%s.svc" (include "commwatch.name" $) $.Release.Namespace)) }}
+{{- if $v.tls.caKey }}{{ $_ := set $tls "ca" (dict "secret" (dict "name" . "key" $v.tls.caKey)) }}{{ end }}
+{{- $_ := merge $found (dict "scheme" "https" "tlsConfig" (merge $tls $v.tls.monitor)) }}
+{{- end }}
+{{- if $v.settings.require_token_for_metrics }}
+{{- $_ := set $found "authorization" (dict "credentials" (dict "name" $v.token.existingSecret "key" "token")) }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}
+
+{{/* Values that would make agents that nobody reaches, or that everybody can listen to. */}}
+{{- define "commwatch.check" -}}
+{{- $v := .Values }}
+{{- $local := include "commwatch.loopback" . }}
+{{- if and $v.hostNetwork (not $local) (not (include "commwatch.tls" .)) (not $v.settings.insecure) }}
+{{- fail "hostNetwork: everybody who reaches the node could listen to the agent's port; set tls.existingSecret or tls.issuer.name, or settings.host to 127.0.0.1, or settings.insecure to true" }}
+{{- end }}
+{{- if and $local (not $v.hostNetwork) }}
+{{- fail "settings.host: the kubelet and Prometheus do not reach an agent on the pod's loopback; remove it, or set hostNetwork" }}
+{{- end }}
+{{- if and $v.settings.require_token_for_metrics (not $v.token.existingSecret) }}
+{{- fail "settings.require_token_for_metrics: Prometheus needs the agents' token; set token.existingSecret" }}
+{{- end }}
+{{- end }}
+
 {{/* The fields of the objects, as `commwatch manifest k8s` fills them. An empty field's lines are left out. */}}
 {{- define "commwatch.fields" -}}
 {{- $v := .Values }}
+{{- $s := .Values.settings }}
+{{- include "commwatch.check" . }}
 {{- $name := include "commwatch.name" . }}
+{{- $tls := include "commwatch.tls" . }}
+{{- $get := not $s.tls_client_ca }}
 {{- $fields := dict
   "name" $name
   "namespace" .Release.Namespace
@@ -36,12 +149,27 @@
   "resources" $v.resources
   "relabelings" (include "commwatch.relabelings" . | fromJsonArray)
   "attach_node" (not (empty $v.nodeLabels))
-  "peers" $v.peers
+  "args" (concat (list "agent") $v.extraArgs)
+  "config" (ternary "/etc/commwatch-settings/commwatch.toml" "" (not (empty $s)))
+  "host" (ternary "" "0.0.0.0" (hasKey $s "host"))
+  "insecure" (ternary "" "true" (or (hasKey $s "insecure") (not (empty $tls)) $v.hostNetwork))
+  "require_token" (ternary "" "true" (hasKey $s "require_token"))
+  "healthz" (ternary (include "commwatch.get" (dict "root" . "path" "/healthz") | fromJson) "" $get)
+  "readyz" (ternary (include "commwatch.get" (dict "root" . "path" "/readyz") | fromJson) "" $get)
+  "connection" (ternary "" (dict "port" "metrics") $get)
+  "access" (include "commwatch.access" . | fromJson)
 }}
+{{- if $tls }}
+{{- $_ := merge $fields (dict
+  "tls_cert" "/etc/commwatch-tls/tls.crt"
+  "tls_key" "/etc/commwatch-tls/tls.key"
+  "ca_file" (ternary "" (printf "/etc/commwatch-tls/%s" $v.tls.caKey) (or (hasKey $s "ca_file") (empty $v.tls.caKey)))
+) }}
+{{- end }}
+{{- if or $tls $v.token.existingSecret $v.secrets }}{{ $_ := set $fields "secret_group" $v.group }}{{ end }}
 {{- with $v.token.existingSecret }}
 {{- $_ := merge $fields (dict
   "token_secret" .
-  "token_group" $v.group
   "token_folder" "/etc/commwatch-token"
   "token_file" "/etc/commwatch-token/token"
   "token_mode" 288
@@ -61,14 +189,14 @@
   "access_mode" $v.history.accessMode
 ) }}
 {{- else }}
-{{- if and $v.token.existingSecret (not $v.peers) }}
+{{- if and $v.token.existingSecret (not (hasKey $s "peers")) (not $tls) }}
 {{- $_ := set $fields "peers" (printf "dns+%s:%v" $name $v.port) }}
 {{- end }}
 {{- $_ := merge $fields (dict
   "host_network" $v.hostNetwork
   "node_field" "spec.nodeName"
   "dns_policy" (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork)
-  "peer_name" (ternary $name "" (not (empty $fields.peers)))
+  "peer_name" (ternary $name "" (or (not (empty $fields.peers)) (not (empty $s.peers))))
 ) }}
 {{- end }}
 {{- toJson $fields }}
