@@ -74,7 +74,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     },
     "agent/commwatch_agent/core/unpacking.py": {"GzipFile": [OPENED]},
     "agent/commwatch_agent/daemon.py": {"unlink": [STATE]},
-    "agent/commwatch_agent/deploy/chart.py": {"write_text": [TYPED]},
+    "agent/commwatch_agent/deploy/chart.py": {"read_text": [OURS], "write_text": [TYPED]},
     "agent/commwatch_agent/deploy/hooks_wheel.py": {
         "TemporaryDirectory": [TYPED],
         "glob": [TYPED],

@@ -157,7 +157,7 @@ def test_name_used_again_after_restarts() -> None:
         rank(aggregate, number, size=3, started_ns=60 * S)
     lost(rank(aggregate, 3, size=4, started_ns=61 * S), gone_ns=70 * S)
     assert scraped(aggregate, "rank_up") == {("job", str(number)): number < 3 for number in range(4)}
-    assert scraped(aggregate, "job_info") == {("job", "4", "0"): 1}
+    assert scraped(aggregate, "job_info") == {("job", "4", "0", "", "", ""): 1}
     job = aggregate.jobs["job"]
     assert {(each.rank, each.restart) for each in ranks([job], NOW)} == {(number, 0) for number in range(4)}
     now = node_now(job, {}, [], NOW)
