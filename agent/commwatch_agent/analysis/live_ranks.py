@@ -281,7 +281,7 @@ def shows_late_ranks(jobs: Collection[Job], now_ns: int, *, of_all_nodes: bool) 
     windows = (join.window.begins_ns for job in jobs for join in job.joins.values())
     began_ns += [each for each in windows if each is not None]
     begins = latest_ns - min(began_ns) < LEAST_NS if began_ns else not of_all_nodes
-    return whole and not begins and latest_ns >= now_ns - WINDOWS_NS[-1]
+    return bool(ranks) and whole and not begins and latest_ns >= now_ns - WINDOWS_NS[-1]
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
