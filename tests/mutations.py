@@ -1,4 +1,4 @@
-"""Some sixty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
+"""Some eighty faults in the core, each of which the tests of the core must find: ``python -m tests.mutations`` (``make mutations``).
 
 Each is one changed line in a copy of the tree, so that agents, trainers and pages that a test starts have it, too. A mutation that no test
 finds shows a gap in the tests.
@@ -71,10 +71,19 @@ MUTATIONS = (
     Mutation("NOT_KNOWN_NS, 0, own - usual[:, None])", "NOT_KNOWN_NS, 0, own)", "agent/ingest/test_collective_join.py"),
     Mutation("late[order] = np.maximum(0, own - earlier)", "late[order] = np.maximum(0, own)", "agent/ingest/test_collective_join.py"),
     Mutation("if len(ranks) == size:", "if ranks:", "agent/analysis/test_ended_operations.py"),
+    Mutation("if part.end_ns < pending.last_launch:", "if False:", "agent/ingest/test_collective_join.py"),
+    Mutation("if len(self._pending) > MOST_PENDING:", "if False:", "agent/ingest/test_collective_join.py"),
     # Retention of the history.
     Mutation("ORDER BY chunk.id LIMIT {_CHUNKS}", "ORDER BY chunk.id DESC LIMIT {_CHUNKS}", "agent/history/test_retention.py"),
     Mutation("if arrived_ns < cuts.get(", "if arrived_ns > cuts.get(", "agent/history/test_retention.py"),
     Mutation("if not ring.running:", "if ring.running or True:", "agent/history/test_store_limits.py"),
+    Mutation("if deleted >= too_much[owner]:", "if False:", "agent/history/test_retention.py"),
+    Mutation("WHERE arrived_ns < {before_ns:d} LIMIT {_ROWS}", "WHERE arrived_ns > {before_ns:d} LIMIT {_ROWS}", "agent/history/test_retention.py"),
+    # Requests to an agent.
+    Mutation("MOST_REQUESTS * (1 if self._requests[client] else 2)", "MOST_REQUESTS", "agent/server/test_gate.py"),
+    Mutation("if self._requests[client] >= MOST_OF_ONE:", "if False:", "agent/server/test_gate.py"),
+    Mutation("if taken > MOST_BODY_BYTES:", "if False:", "agent/server/test_gate.py"),
+    Mutation('if "job" in given.get("scope", ()) or route', "if route", "agent/server/test_gate.py"),
     # Files of other users.
     Mutation("shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and ", "shared = trust.group and ", "collectors/wire/test_crossing.py"),
     Mutation("if self._links > _MOST_LINKS or self._shared or of_others:", "if self._links > _MOST_LINKS or of_others:", "collectors/wire/test_crossing.py"),
@@ -114,6 +123,9 @@ MUTATIONS = (
     Mutation("if cause.seen_at < effect.began_at and lost <= set(cause.waiting):", "if False:", "agent/incidents/test_job_rules.py"),
     # The live page.
     Mutation("const op = rank.oldest;", "const op = job.in_flight.find((each) => each.rank === rank.rank);", "agent/server/test_live_page_modules.py"),
+    Mutation("size >= SMALL ? 0 : size >= TINY ? 1 : 2", "size >= TINY ? 0 : 2", "agent/server/test_live_page_modules.py"),
+    Mutation("[below(incident, 0)]", "[[{ incident, depth: 0 }]]", "agent/server/test_live_page_modules.py"),
+    Mutation("if (at < latest - HOUR_S) this", "if (at < latest - 2 * HOUR_S) this", "agent/server/test_live_page_modules.py"),
     Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/server/test_live_view.py"),
 )  # fmt: skip
 
