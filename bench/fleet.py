@@ -1,6 +1,6 @@
 """The agents of a training job that does not exist: real books, real exporters, real ``/metrics`` and answers of the API, made-up records.
 
-Each node has eight ranks, an ``Aggregate`` and an ``Exporter`` of its own, and a port of its own, as an agent has. Megatron's
+Each node has eight ranks, an ``JobTable`` and an ``Exporter`` of its own, and a port of its own, as an agent has. Megatron's
 layout: tensor parallel within a node, pipeline, data and expert parallel across nodes, 13 (group, op) pairs a rank.
 Run as a script it goes at the pace of real time: ``python bench/fleet.py NODES`` prints the targets as one JSON list, and
 reads orders from its standard input, one a line: ``late RANK``, ``stop RANK``. It ends with its standard input.
@@ -39,7 +39,7 @@ from commwatch_agent.analysis.timeline import bars
 from commwatch_agent.core.views import JobView
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.nodes.queries import CellView, view_of
 from commwatch_agent.prometheus.exporter import Exporter
@@ -200,7 +200,7 @@ class Node:
     def __init__(
         self, layout: Layout, number: int, began_ns: int, now_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._aggregate, self._lock, self._now_ns = Aggregate(), threading.RLock(), now_ns
+        self._aggregate, self._lock, self._now_ns = JobTable(), threading.RLock(), now_ns
         self._began_ns, self._offset_ns = began_ns, time.time_ns() - time.monotonic_ns()
         self.ranks = [self._rank(layout, number * PER_NODE + local) for local in range(PER_NODE)]
         exporter = Exporter(

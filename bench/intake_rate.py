@@ -21,7 +21,7 @@ from bench.common import emit, scratch
 from bench.synthetic import WORLD_SIZE, Rank
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.intake import Intake
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 
 PER_SECOND = 2000
 #: Of the records' clock, between two ticks: 1,000 operations a ring.
@@ -47,7 +47,7 @@ class Rings:
         self._writer = get_context("spawn").Process(target=write_on_request, args=arguments, daemon=True)
         self._writer.start()
         self.store = Writer(history / "history.sqlite")
-        self._intake = Intake(rings, Aggregate(), self.store, threading.RLock())
+        self._intake = Intake(rings, JobTable(), self.store, threading.RLock())
 
     def tick(self) -> tuple[int, float]:
         """Fill the rings, then drain them; records drained and CPU seconds of that."""

@@ -22,7 +22,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.history.chunks import OpenChunk, statements
 from commwatch_agent.history.opening import Transaction, connect
-from commwatch_agent.history.soundness import seal
+from commwatch_agent.history.soundness import row_checksum
 from commwatch_agent.history.store import Writer
 from commwatch_agent.reference.references import References
 from commwatch_agent.server.history_queries import Wanted, operations
@@ -71,10 +71,10 @@ def moved(
     (insert, (_, _, _, from_ns, until_ns, size, data, _)), (extent, found), *_ = of_first
     times = tuple(int(at) + chunk * span_ns for at in (from_ns, until_ns))  # type: ignore[call-overload]
     about = (ring, first, first + CHUNK_RECORDS, *times, size)
-    yield insert, (*about, data, seal(about))
+    yield insert, (*about, data, row_checksum(about))
     ops, groups, longest, seq_from, seq_until = found[3:8]
     where = (ring, *times, ops, groups, longest, seq_from, seq_until)
-    yield extent, (*where, seal(where), ring, first)
+    yield extent, (*where, row_checksum(where), ring, first)
 
 
 def fill(path: Path, minutes: float) -> int:

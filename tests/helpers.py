@@ -43,7 +43,7 @@ from commwatch_agent.history.store import begin
 from commwatch_agent.incidents.judging import judged, seen_here
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.steps import EXPLICIT
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime.peers import Peers
@@ -220,7 +220,7 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
 
 def idle_services(queries: QueryService, **parts: Any) -> Services:
     """The parts of an agent that has nothing to watch, but for those that are given."""
-    lock, aggregate, nowhere = threading.RLock(), Aggregate(), Path("none")
+    lock, aggregate, nowhere = threading.RLock(), JobTable(), Path("none")
     idle: dict[str, Any] = {
         "worker": idle_worker(queries),
         "logs": NcclLogs(nowhere, aggregate, lock),
@@ -349,7 +349,7 @@ class Watch:
     def __init__(self, directory: Path, looks: int = 1) -> None:
         self.rings, self.path = directory / "rings", directory / "h.sqlite"
         self.damaged, lock = Damaged(), threading.RLock()
-        self.store, self.aggregate = begin(self.path, self.damaged), Aggregate()
+        self.store, self.aggregate = begin(self.path, self.damaged), JobTable()
         self.intake = Intake(self.rings, self.aggregate, self.store, lock, looks=looks)
         self.agent = QueryService(self.path, self.aggregate, lock, damaged=self.damaged)
 

@@ -211,10 +211,10 @@ def test_counting_imports_no_masked_arrays(tmp_path: Path) -> None:
         from bench.synthetic import Rank
         from commwatch_agent.history.store import Writer
         from commwatch_agent.ingest.intake import Intake
-        from commwatch_agent.ingest.jobs import Aggregate
+        from commwatch_agent.ingest.jobs import JobTable
         at, directory = time.monotonic_ns(), Path({str(tmp_path)!r})
         ranks = [Rank(directory / "rings", rank, at, 2000) for rank in range(8)]
-        intake = Intake(directory / "rings", Aggregate(), Writer(directory / "history.sqlite"), threading.RLock())
+        intake = Intake(directory / "rings", JobTable(), Writer(directory / "history.sqlite"), threading.RLock())
         for until in range(1, 9):
             for rank in ranks:
                 rank.write_until(at + 10_000_000 * until)

@@ -292,7 +292,7 @@ class Config:
     @property
     def sent_alerts(self) -> Path:
         """File of the alerts that were sent to receivers."""
-        return self.state / f"told-{self.node_name}.json"
+        return self.state / f"sent-{self.node_name}.json"
 
 
 @dataclass(frozen=True)

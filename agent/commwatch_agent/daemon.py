@@ -38,7 +38,7 @@ from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.store import begin
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.intake import Intake, room_for_rings
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
@@ -47,11 +47,11 @@ from commwatch_agent.runtime.agent_log import about, set_up
 from commwatch_agent.runtime.ending import Ending
 from commwatch_agent.runtime.memory import share_one_heap
 from commwatch_agent.runtime.peers import Peers
-from commwatch_agent.runtime.periodic import OVER, Beside, known
+from commwatch_agent.runtime.periodic import OVER, PeriodicThread, known
 from commwatch_agent.runtime.reload import Change, change
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
-from commwatch_agent.runtime.sighup import Hangup
+from commwatch_agent.runtime.sighup import SighupListener
 from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
 from commwatch_agent.server.services import Services
@@ -123,7 +123,7 @@ class Daemon:
             raise CannotStart(str(error)) from None
         self._lock = lock = threading.RLock()
         handover = threading.RLock()
-        self._aggregate = aggregate = Aggregate(int(config.keep_ended * 1e9))
+        self._aggregate = aggregate = JobTable(int(config.keep_ended * 1e9))
         most_rings = room_for_rings(raised_limit())
         self._ends = ProcessEnds()
         self._intake = Intake(
@@ -183,11 +183,11 @@ class Daemon:
         services.look_elsewhere, services.pushes = whole.soon, self._push.views if self._push is not None else dict
         app = application(services, self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
-        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop, jobs=self._jobs)
+        self._profiling = PeriodicThread("profiles", self._profile, _PROFILES_S, self._stop, jobs=self._jobs)
         self._beside = [
             *watchers.threads,
             *self._own_threads(),
-            Beside("jobs", whole.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
+            PeriodicThread("jobs", whole.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
             self._profiling,
         ]
         self._threads = [
@@ -252,20 +252,20 @@ class Daemon:
         watch, elsewhere = self._incidents, partial(culprits_elsewhere, self._peers)
         return Culprits(watch.incidents, self._live_ranks, watch.add_evidence, elsewhere)
 
-    def _own_threads(self) -> list[Beside]:
+    def _own_threads(self) -> list[PeriodicThread]:
         """Return the periodic threads that are neither watchers nor profiles."""
         examination = Examination(self.config.history, self._damaged)
         return [
-            Beside("incidents", self._incidents.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
-            Beside("process ends", self._ends.tick, 0.0, self._stop, self._ends.close),
-            Beside(
+            PeriodicThread("incidents", self._incidents.tick, _INCIDENTS_S, self._stop, jobs=self._jobs),
+            PeriodicThread("process ends", self._ends.tick, 0.0, self._stop, self._ends.close),
+            PeriodicThread(
                 "examination", lambda: OVER if examination.tick() else None, _EXAMINE_S, self._stop, examination.close
             ),
-            Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
-            Beside("culprits", self._culprits.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
-            Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
-            Beside("peers", self._peers.tick, _PEERS_S, self._stop),
-            Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
+            PeriodicThread("evidence", self._evidence.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
+            PeriodicThread("culprits", self._culprits.tick, _EVIDENCE_S, self._stop, jobs=self._jobs),
+            PeriodicThread("housekeeping", self._tidy, _TIDY_S, self._stop),
+            PeriodicThread("peers", self._peers.tick, _PEERS_S, self._stop),
+            PeriodicThread("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
         ]
 
     def run(self) -> bool:
@@ -276,7 +276,7 @@ class Daemon:
         gc.freeze()
         gc.set_threshold(20_000, 50, 50)
         ending = Ending()
-        hangup = None if self._reread is None else Hangup()
+        hangup = None if self._reread is None else SighupListener()
         for thread in (*self._threads, *(each.thread for each in self._unawaited)):
             thread.start()
         announce(

@@ -21,7 +21,7 @@ from commwatch_agent.core.runs import origin_of
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
 from commwatch_agent.ingest.intake import MOST_RINGS
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rings.source import Source
 from commwatch_agent.ingest.tables.weights import ALL_BYTES, MOST_ENDED
@@ -107,7 +107,7 @@ class Agent:
     """What an agent keeps of its rings."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.aggregate, self.store = directory, Aggregate(), Writer(directory / "h.sqlite")
+        self.directory, self.aggregate, self.store = directory, JobTable(), Writer(directory / "h.sqlite")
         self.sources: list[Source] = []
         self.written = 0
 

@@ -16,7 +16,7 @@ from commwatch_agent.analysis.nccl_operations import nccl_operations, slow_choic
 from commwatch_agent.core.cells import MOST_KINDS
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
 from tests.agent.prometheus.test_metrics import samples
@@ -38,9 +38,9 @@ def ends(last: int, us: int) -> int:
     return us << ev.CHANNEL_BITS | last + 1
 
 
-def recorded(*ranks: list[tuple[int, ...]]) -> Aggregate:
+def recorded(*ranks: list[tuple[int, ...]]) -> JobTable:
     """A job of ranks with these operations."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank, operations in enumerate(ranks):
         about = {
             "job": "job",
@@ -102,7 +102,7 @@ def test_ends_of_channels() -> None:
 @pytest.mark.parametrize(("ranks", "wrong"), [(8, True), (32, True), (64, False)])
 def test_large_groups(ranks: int, wrong: bool) -> None:
     """Where each rank's part of an operation is small, latency counts, and NCCL may well choose LL: no remark."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     totals = aggregate.open("ring", identity(world_size=ranks))
     totals.learn([group_entry(1, tuple(range(ranks)), "all")])
     ingest_records(totals, packed(timed(TREE_LL_1, ms=1, size=64 << 20)))

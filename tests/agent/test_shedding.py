@@ -14,7 +14,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.core.shares import Room
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import (
     MS,
@@ -192,4 +192,4 @@ def test_ring_of_before(tmp_path: Path) -> None:
         file.write(struct.pack("<I", 1))
         file.truncate(path.stat().st_size - splits.AREA_BYTES)
     assert RingReader(path).drain().read == 1
-    assert Aggregate().open("a", RingReader(path).identity).mode == FULL
+    assert JobTable().open("a", RingReader(path).identity).mode == FULL

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.watchers.host import HostWatch
 from commwatch_collectors.registry import Reading
@@ -112,7 +112,7 @@ def _job_on_a_card(place: Path) -> Iterator[None]:
 def _recorded_host(place: Path) -> Iterator[str]:
     """A node with RoCE ports as recorded, whose counters move: its address."""
     tree = unpack("roce", place / "roce")
-    watch = HostWatch(Aggregate(), threading.RLock(), time.monotonic_ns, tree / "sys")
+    watch = HostWatch(JobTable(), threading.RLock(), time.monotonic_ns, tree / "sys")
     counter = "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
 
     def readings() -> Iterable[tuple[str, list[Reading] | None]]:
@@ -121,7 +121,7 @@ def _recorded_host(place: Path) -> Iterator[str]:
         return watch.readings()
 
     registry = CollectorRegistry()
-    registry.register(Exporter(Aggregate(), threading.RLock(), time.monotonic_ns, readings))
+    registry.register(Exporter(JobTable(), threading.RLock(), time.monotonic_ns, readings))
     port = free_port()
     server, thread = start_http_server(port, "127.0.0.1", registry)
     try:

@@ -24,7 +24,7 @@ from commwatch.wire.ring_reader import BadRing, RingReader
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.intake import Intake
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests import prefork
 from tests.conftest import CACHE
 from tests.e2e.hosts import Host
@@ -254,10 +254,10 @@ def results(output: str) -> list[Any]:
     return [value for _, value in sorted(lines, key=lambda line: line[0])]
 
 
-def digest(directory: Path) -> tuple[QueryService, Aggregate]:
+def digest(directory: Path) -> tuple[QueryService, JobTable]:
     """Take the rings a job has left through an agent's own parts: what its API and its metrics would say."""
     lock = threading.RLock()
-    store, aggregate = Writer(directory / "history.sqlite"), Aggregate()
+    store, aggregate = Writer(directory / "history.sqlite"), JobTable()
     intake = Intake(directory / "rings", aggregate, store, lock)
     intake.tick(time.monotonic_ns(), time.time_ns())
     store.close()

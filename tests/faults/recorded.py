@@ -25,7 +25,7 @@ from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.core.cells import StepRecord
 from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.batches import Batch, ingest
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests.faults.scenarios import Scenario
 from tests.helpers import Watch, identity, write_ring
 
@@ -128,7 +128,7 @@ def looks(path: Path, directory: Path, frameworks: Sequence[str] | None = None) 
 
 def steps_of(path: Path, *, marked: bool) -> list[list[StepRecord]]:
     """The steps of each rank in a file, or what they are if the ranks had marked none."""
-    aggregate, ranks, now_ns = Aggregate(), [], 0
+    aggregate, ranks, now_ns = JobTable(), [], 0
     for number, rank in enumerate(json.loads(gzip.decompress(path.read_bytes()))):
         totals = aggregate.open(str(number), identity(**rank["identity"]))
         totals.learn(rank["names"])

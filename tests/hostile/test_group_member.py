@@ -20,7 +20,7 @@ from commwatch_agent.history.history import History
 from commwatch_agent.history.job_exit import Exit, Exits, leave
 from commwatch_agent.history.retention import MOST_EXITS
 from commwatch_agent.history.store import begin
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import NcclLogs
@@ -170,7 +170,7 @@ def test_links_in_place_of_folders(public: Path) -> None:
     exits.remove()
     profiles = Profiles(run, public / "kept", None)  # type: ignore[arg-type]
     profiles.tidy(time.time())
-    logs = NcclLogs(run, Aggregate(), threading.RLock())
+    logs = NcclLogs(run, JobTable(), threading.RLock())
     logs.tick()
     with pytest.raises(OSError, match=r"not a directory|symbolic links"):
         LogRequest("job", ["/logs/*"], 0.0, 7).write(run)

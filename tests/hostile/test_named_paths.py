@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers.inspector import Inspector
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import MOST_JOBS, NcclLogs
@@ -32,9 +32,9 @@ def requested(run: Path, uid: int, *patterns: str) -> None:
     os.chown(path, uid, -1)
 
 
-def followed(run: Path, aggregate: Aggregate | None = None) -> tuple[list[str], dict[str, str]]:
+def followed(run: Path, aggregate: JobTable | None = None) -> tuple[list[str], dict[str, str]]:
     """The files that an agent follows for the job, and its troubles."""
-    logs = NcclLogs(run, aggregate or Aggregate(), threading.RLock())
+    logs = NcclLogs(run, aggregate or JobTable(), threading.RLock())
     logs.tick()
     try:
         topologies = logs.topology("job")
@@ -55,9 +55,9 @@ def named(how: str, path: Path) -> dict[str, object]:
 COUNTS = """
 import sys, threading
 from pathlib import Path
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers.nccl import NcclLogs
-logs, counts = NcclLogs(Path(sys.argv[1]), Aggregate(), threading.RLock()), {"os.scandir": 0, "open": 0}
+logs, counts = NcclLogs(Path(sys.argv[1]), JobTable(), threading.RLock()), {"os.scandir": 0, "open": 0}
 logs.tick()
 def count(event, arguments):
     if event in counts:
@@ -98,7 +98,7 @@ def test_many_requests(tmp_path: Path) -> None:
     log.write_text(WARNING)
     os.chown(log, BOB, -1)
     requested(tmp_path, BOB, str(log))
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock())
     logs.tick()
     patterns = [each.pattern for each in logs._jobs["job"].follower.patterns]
     logs.close()
@@ -119,7 +119,7 @@ def test_many_jobs(tmp_path: Path) -> None:
     log = tmp_path / "mine"
     log.write_text(WARNING)
     os.chown(log, BOB, -1)
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock())
     try:
         logs.tick()
         requested(tmp_path, BOB, str(log))
@@ -145,7 +145,7 @@ def test_flood_of_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["request", "ring", "output"])
 def test_logs_of_others(how: str, public: Path) -> None:
     """As the NCCL log of a user's job only files of that user are read: not the agent's, not a third user's, no pipe, nothing behind a link."""
-    run, aggregate = shared(public / "run"), Aggregate()
+    run, aggregate = shared(public / "run"), JobTable()
     home = public / "home"
     home.mkdir()
     os.chown(home, MALLORY, MALLORY)
@@ -172,7 +172,7 @@ def test_logs_of_others(how: str, public: Path) -> None:
 
 def test_job_of_another(public: Path) -> None:
     """Logs that one user requests are not taken for those of another user's running job."""
-    run, aggregate = shared(public / "run"), Aggregate()
+    run, aggregate = shared(public / "run"), JobTable()
     log = public / "log"
     log.write_text(WARNING)
     os.chown(log, MALLORY, MALLORY)
@@ -184,7 +184,7 @@ def test_job_of_another(public: Path) -> None:
 
 def test_inspector_of_others(public: Path) -> None:
     """Of the folder that a rank names for NCCL Inspector only files of the rank's user are read."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     totals = aggregate.open("ring", IDENTITY)
     totals.owner_uid = MALLORY
     totals.learn([{"inspector": str(public)}])

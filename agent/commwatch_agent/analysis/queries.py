@@ -37,7 +37,7 @@ from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Cursor, Operation, Reader
 from commwatch_agent.history.rows import RingRow, as_run, has_begun, latest_of_ranks, latest_run
 from commwatch_agent.ingest import collective_join
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import Gpu, GpuPlace
@@ -85,7 +85,7 @@ class QueryService:
     def __init__(
         self,
         path: Path,
-        aggregate: Aggregate | None = None,
+        aggregate: JobTable | None = None,
         lock: threading.RLock | None = None,
         now_ns: Callable[[], int] = lambda: 0,
         *,
@@ -411,9 +411,9 @@ class QueryService:
         return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
 
 
-def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
+def _recount(history: History, rings: Iterable[RingRow]) -> JobTable:
     """Return totals of records that are stored but not in a rollup yet: an agent's last seconds, for other processes."""
-    aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
+    aggregate, open_ended = JobTable(), [ring for ring in rings if ring.rolled_n < ring.next_n]
     ids = [ring.id for ring in open_ended]
     groups, ops, begun = history.groups(ids), history.names("op", ids), history.first_steps(ids)
     sources = history.names("steps", ids)
@@ -434,7 +434,7 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     return aggregate
 
 
-def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, Counted]]:
+def _live(aggregate: JobTable, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, Counted]]:
     return [
         (slot, totals.counted(each.id, key, cell.copy()))
         for each in aggregate.jobs.values()

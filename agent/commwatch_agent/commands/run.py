@@ -177,7 +177,7 @@ def _follow_nccl(agent: _JobAgent, job: _Job, env: Mapping[str, str], level: str
     Args:
         state: this user's state directory.
     """
-    # Beside the history of an agent of this user; another user's agent does not decide where this user's job writes.
+    # PeriodicThread the history of an agent of this user; another user's agent does not decide where this user's job writes.
     state = agent.history.parent if agent.uid == os.geteuid() else state
     directory = logs_of(state) / f"{ring_prefix(job.name).removesuffix('.r')}-{os.getpid()}"
     planned = nccl_debug.plan(env, level, directory)

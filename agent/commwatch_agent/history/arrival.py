@@ -6,7 +6,7 @@ import sqlite3
 from typing import NamedTuple
 
 from commwatch_agent.history.chunks import Statement
-from commwatch_agent.history.soundness import SOUND, seal
+from commwatch_agent.history.soundness import SOUND, row_checksum
 
 #: Most time that passes between two boots: the wall clock of a node that has just booted may be years ahead.
 _MOST_APART_NS = 86_400 * 10**9
@@ -45,4 +45,4 @@ def stored(db: sqlite3.Connection) -> Moment | None:
 
 def store(moment: Moment) -> Statement:
     """Return the statement that stores the moment of a commit."""
-    return "INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?, ?)", (*moment, seal(moment))
+    return "INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?, ?)", (*moment, row_checksum(moment))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.events import RECORD_SIZE
 from commwatch_agent.history.packing import pack, unpack
-from commwatch_agent.history.soundness import seal
+from commwatch_agent.history.soundness import row_checksum
 
 if TYPE_CHECKING:
     from commwatch_agent.history.ranges import Ranges
@@ -133,13 +133,13 @@ class OpenChunk:
         yield (
             "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc, arrived_ns)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*about, data, seal(about), arrived_ns),
+            (*about, data, row_checksum(about), arrived_ns),
         )
         row = "FROM chunk WHERE ring = ? AND first_n = ?"
         extent = (self.ring, found.from_ns, found.until_ns, *found.extent())
         yield (
             f"INSERT OR REPLACE INTO extent SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? {row}",
-            (*extent, seal(extent), self.ring, first_n),
+            (*extent, row_checksum(extent), self.ring, first_n),
         )
         for span in found.spans:
             yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (*span[:3], self.ring, first_n)

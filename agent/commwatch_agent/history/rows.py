@@ -18,7 +18,7 @@ from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.runs import Run, common_id
 from commwatch_agent.history.chunks import Statement
-from commwatch_agent.history.soundness import SOUND, seal
+from commwatch_agent.history.soundness import SOUND, row_checksum
 
 #: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000
@@ -248,7 +248,11 @@ def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell, *
         json.dumps(cell.durations),
         sketch.encode(cell.bins),
     )
-    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?, ?)", (*values, seal(values), arrived_ns)
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?, ?)", (
+        *values,
+        row_checksum(values),
+        arrived_ns,
+    )
 
 
 def _storable(total: float) -> float:

@@ -44,7 +44,7 @@ _MALFORMED = ("malformed", "not a database")
 _FILES = ("", "-wal", "-shm")
 
 
-def seal(values: Iterable[object]) -> int:
+def row_checksum(values: Iterable[object]) -> int:
     """Return the checksum of a row."""
     # Integers take the fast path: nearly all values are, and a summary may read a million.
     return zlib.crc32(repr([value if type(value) is int else _as_read(value) for value in values]).encode())
@@ -79,7 +79,7 @@ def _fits(table: str, crc: object, values: tuple[object, ...]) -> bool:
         if not _are_counts(growing) or not _is_ending(ending):
             return False
         values = values[:_RING_SEALED]
-    return crc == seal(values)
+    return crc == row_checksum(values)
 
 
 def _are_counts(values: Iterable[object]) -> bool:

@@ -41,7 +41,7 @@ from commwatch_agent.history.rows import (
     step_source,
 )
 from commwatch_agent.history.sharing import remove_empty, share, unshared
-from commwatch_agent.history.soundness import is_malformed, mark, seal, set_aside
+from commwatch_agent.history.soundness import is_malformed, mark, row_checksum, set_aside
 
 log = logging.getLogger("commwatch")
 #: Cache of SQLite, a quarter of its default: what is written now is nearly all that is read.
@@ -190,12 +190,12 @@ class Writer:
         if not found:
             with Transaction(self._db):
                 name, run = (str(identity["job"]), "") if run_of is None else run_of()
-                sealed = (uid, name, *counts, began_ns, offset, run, json.dumps(identity))
+                checked_values = (uid, name, *counts, began_ns, offset, run, json.dumps(identity))
                 # Replaces a damaged row, with a new id, so that data under the old id does not count for this ring.
                 self._db.execute(
                     "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, run, identity,"
                     " seen_ns, crc, arrived_ns) SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,?,?,? FROM ring",
-                    (*sealed, now_ns, seal(sealed), self.arrived_ns),
+                    (*checked_values, now_ns, row_checksum(checked_values), self.arrived_ns),
                 )
             found = rings(self._db, *wanted)
         if len(found) != 1:
@@ -216,9 +216,18 @@ class Writer:
             return False
         for ring in rings(self._db, "run = ?", (run,)):
             counts = ring.restart, ring.rank, ring.world_size
-            sealed = (ring.uid, name, *counts, ring.started_ns, ring.wall_offset_ns, run, json.dumps(ring.identity))
+            checked_values = (
+                ring.uid,
+                name,
+                *counts,
+                ring.started_ns,
+                ring.wall_offset_ns,
+                run,
+                json.dumps(ring.identity),
+            )
             self._note(
-                ("named", ring.id), ("UPDATE ring SET job = ?, crc = ? WHERE id = ?", (name, seal(sealed), ring.id))
+                ("named", ring.id),
+                ("UPDATE ring SET job = ?, crc = ? WHERE id = ?", (name, row_checksum(checked_values), ring.id)),
             )
         return True
 
@@ -271,12 +280,12 @@ class Writer:
     def exit(self, ended: Exit) -> None:
         """Store the exit code of a run's launcher."""
         row = ended.job, ended.run, ended.code, int(ended.at * 1e9)
-        values = (*row, seal(row), self.arrived_ns)
+        values = (*row, row_checksum(row), self.arrived_ns)
         self._note(("exit", *row[:2]), ("INSERT OR REPLACE INTO run_exit VALUES (?,?,?,?,?,?)", values))
 
     def incident(self, stored: IncidentRow) -> None:
         """Store an incident in its latest state."""
-        values = (*stored, seal(stored), self.arrived_ns)
+        values = (*stored, row_checksum(stored), self.arrived_ns)
         statement = "INSERT OR REPLACE INTO incident VALUES (?,?,?,?,?,?,?,?,?,?)"
         self._note(("incident", stored.id, stored.agent), (statement, values))
 
@@ -286,12 +295,12 @@ class Writer:
         names = (group.group_id, group.label, group.name, group.description)
         row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
         statement = "INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)"
-        self._note(("group", ring, small_id), (statement, (*row, seal(row))))
+        self._note(("group", ring, small_id), (statement, (*row, row_checksum(row))))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
         """Store the name of a code in the ring; ``kind`` is as in ``History.names``."""
         row = (ring, kind, code, name)
-        self._note((kind, ring, code), ("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
+        self._note((kind, ring, code), ("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, row_checksum(row))))
 
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Store closed cells, as (slot, key, cell); they contain the ring's records before number ``rolled_n``."""
@@ -306,7 +315,10 @@ class Writer:
             what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
             row = (ring.id, step.seq, start, end, *what)
             self._pending.append(
-                ("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row), self.arrived_ns))
+                (
+                    "INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+                    (*row, row_checksum(row), self.arrived_ns),
+                )
             )
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
@@ -323,7 +335,7 @@ class Writer:
     def node_sample(self, sample: CounterSample) -> None:
         """Store measurements of the node."""
         row = sample.at_ns, json.dumps(sample.counters)
-        values = (*row, seal(row), self.arrived_ns)
+        values = (*row, row_checksum(row), self.arrived_ns)
         self._pending.append(("INSERT OR REPLACE INTO node_sample VALUES (?,?,?,?)", values))
 
     def commit(self) -> bool:

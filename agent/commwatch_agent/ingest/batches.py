@@ -17,8 +17,8 @@ from commwatch_agent.core.names_file import Announced
 from commwatch_agent.core.records import RECORD
 from commwatch_agent.ingest.columns import Columns, read
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.ingest.rows import Cut
-from commwatch_agent.ingest.section import Section
+from commwatch_agent.ingest.record_batch import RecordBatch
+from commwatch_agent.ingest.rows import SlotBoundary
 from commwatch_agent.ingest.tables.rhythm import Places, Rhythm, places
 
 #: The fields of a record that ``Checksum`` has, in its order.
@@ -100,7 +100,7 @@ def _ingest(batches: Sequence[Batch]) -> None:
         batch.totals.take(batch.records, batch.until_n, nonsense - checksums)
     if len(columns):
         cuts = _cuts(columns, batches)
-        Section(columns, raw, ranks, cuts).ingest()
+        RecordBatch(columns, raw, ranks, cuts).ingest()
         _note_rhythm(columns, ranks)
     for totals in ranks:
         totals.trim()
@@ -158,7 +158,7 @@ def _add_collective(totals: RankTotals, records: npt.NDArray[np.void]) -> None:
         checked[info.group_id].add(totals, op, map(ev.Checksum._make, zip(*fields, strict=True)))
 
 
-def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[Cut]:
+def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[SlotBoundary]:
     """Return where slots end, in order."""
     bounds = np.searchsorted(columns.ring, np.arange(len(batches) + 1)).tolist()
     operation = columns.op != ev.STEP_MARK
@@ -172,7 +172,7 @@ def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[Cut]:
                 break
             at += int(after.argmax())
             wall_ns = int(columns.end[at]) + totals.offset_ns
-            cuts.append(Cut(at, ring, wall_ns))
+            cuts.append(SlotBoundary(at, ring, wall_ns))
             slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
             at += 1
     return cuts

@@ -60,7 +60,7 @@ class Columns:
         return _Some(self, wanted)
 
     @property
-    def apart(self) -> Ints:
+    def cell_group(self) -> Ints:
         """The group that each record's cell belongs to."""
         shared = (self.group >= MOST_APART) & (self.group < ev.NO_GROUP)
         return np.where(shared, OTHER_ID, self.group) if shared.any() else self.group

@@ -23,7 +23,7 @@ from commwatch_agent.history.job_exit import Exits
 from commwatch_agent.history.rows import has_begun
 from commwatch_agent.history.soundness import is_malformed
 from commwatch_agent.history.store import Writer
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rings import runs
 from commwatch_agent.ingest.rings.clock import offset_of
@@ -81,7 +81,7 @@ class Intake:
     def __init__(
         self,
         directory: Path,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         store: Writer,
         lock: threading.RLock,
         *,

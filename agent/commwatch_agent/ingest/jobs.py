@@ -99,7 +99,7 @@ class Job:
         return {totals.owner_uid for totals in self.rank_totals.values() if totals.owner_uid is not None}
 
 
-class Aggregate:
+class JobTable:
     """All jobs of this node.
 
     Args:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.why_late import Sample
 from commwatch_collectors.node import process
 from commwatch_collectors.node.gpu import GpuPlace
@@ -24,7 +24,7 @@ class Processes:
 
     def __init__(
         self,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         *,
         held_back: Callable[[GpuPlace | None], Sequence[str]] = lambda place: (),

@@ -17,7 +17,7 @@ from commwatch_agent.ingest.tables.bins import bins_of, buckets_of, codes_of
 _BUCKETS = len(DURATION_BOUNDS_NS) + 1
 
 
-class Cut(NamedTuple):
+class SlotBoundary(NamedTuple):
     """The end of a rank's slot."""
 
     #: Place of the first record after it.
@@ -39,9 +39,9 @@ class Rows:
     """
 
     def __init__(
-        self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[Cut], marked: Ints | None
+        self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[SlotBoundary], marked: Ints | None
     ) -> None:
-        groups, kinds = columns.apart, classes(columns.size)
+        groups, kinds = columns.cell_group, classes(columns.size)
         more = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
         startup = None if marked is None else (at < marked[columns.ring]).astype(np.int64)
         more += [] if startup is None else [startup]

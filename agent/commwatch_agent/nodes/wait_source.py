@@ -103,7 +103,7 @@ def _spanning(
 
 
 def _parts(records: bytes, times: _Times, numbers: list[int]) -> Iterator[tuple[int, _Parts]]:
-    """Yield number of the group and parts of its collectives that an agent joins (``Section._joined``)."""
+    """Yield number of the group and parts of its collectives that an agent joins (``RecordBatch._joined``)."""
     raw = np.frombuffer(records, RECORD)
     sound = (raw["launch"] <= raw["end"]) & (raw["start"] <= raw["end"]) & (raw["end"] < ev.MAX_PLAUSIBLE)
     timed = (raw["timing"] != ev.COUNTED) & (raw["flags"] & (ev.FAILED | ev.UNTIMED | ev.UNALIGNED) == 0)

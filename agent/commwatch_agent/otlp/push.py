@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from commwatch_agent.core.api_views import PushView
 from commwatch_agent.otlp import events, metrics
 from commwatch_agent.otlp.endpoint import Endpoint
-from commwatch_agent.runtime.periodic import Beside
+from commwatch_agent.runtime.periodic import PeriodicThread
 from commwatch_alerts.delivery import Retry
 from commwatch_alerts.receivers.http import post
 from commwatch_alerts.receivers.sending import CannotSend, said, shown
@@ -181,9 +181,9 @@ class Push:
         self._attributes, self._collect, self._incidents, self._wall = attributes, collect, incidents, wall
         self._starts, self._events = metrics.Starts(wall()), events.Events(wall() / 1e9)
         self._metrics, self._logs = (Sender(signal, endpoint, every_s) for signal in (METRICS, LOGS))
-        self.threads = [Beside("otlp", self._push_metrics, every_s, stop)]
+        self.threads = [PeriodicThread("otlp", self._push_metrics, every_s, stop)]
         if incidents is not None:
-            self.threads.append(Beside("otlp", self._push_logs, every_s, stop))
+            self.threads.append(PeriodicThread("otlp", self._push_logs, every_s, stop))
 
     def views(self) -> dict[str, PushView]:
         """Return the state of each signal."""

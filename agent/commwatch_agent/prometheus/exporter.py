@@ -20,7 +20,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch_agent.core.views import ITERATIONS
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.families import Families, Labels
 from commwatch_agent.prometheus.metrics import NAMED
@@ -60,7 +60,7 @@ class Exporter(Collector):
 
     def __init__(
         self,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         now_ns: Callable[[], int],
         readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Aside(Generic[_T]):
+class SharedCall(Generic[_T]):
     """Runs a call in a thread beside the event loop, one at a time; requests during a call share its result.
 
     Args:

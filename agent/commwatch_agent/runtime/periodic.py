@@ -15,7 +15,7 @@ IDLE_S = 5.0
 OVER = object()
 
 
-class Beside:
+class PeriodicThread:
     """A thread that calls ``tick`` periodically until the agent ends.
 
     An exception in ``tick`` affects neither the intake nor the other threads. It is logged once, with its traceback, and shown in
@@ -71,7 +71,7 @@ class Beside:
 
 
 def known(
-    readings: Iterable[tuple[str, list[Reading] | None]], threads: Iterable[Beside]
+    readings: Iterable[tuple[str, list[Reading] | None]], threads: Iterable[PeriodicThread]
 ) -> list[tuple[str, list[Reading] | None]]:
     """Return readings by collector; ``None`` for collectors whose thread is failing, as their readings may be old."""
     return [*(dict(readings) | {each.name: None for each in threads if each.failing}).items()]

@@ -6,7 +6,7 @@ import os
 import signal
 
 
-class Hangup:
+class SighupListener:
     """Handler of SIGHUP; create it in the main thread. It stays inactive where the signal was ignored at the start (``nohup``)."""
 
     def __init__(self) -> None:

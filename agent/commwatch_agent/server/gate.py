@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commwatch.wire.tokens import BadToken
 from commwatch_agent.report.html_frame import STYLE_HASH, page
-from commwatch_agent.runtime.offload import Aside
+from commwatch_agent.runtime.offload import SharedCall
 from commwatch_agent.server import access, client_name
 from commwatch_agent.server.access import Refusal, Rules
 from commwatch_agent.server.http_protocol import MOST_HEADER_BYTES
@@ -72,7 +72,7 @@ class Gate:
     def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
         self._app, self._secure = app, secure
         #: Both may be replaced while requests are handled.
-        self.rules, self.token = rules, Aside("token", token)
+        self.rules, self.token = rules, SharedCall("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
         self._streams = Places(MOST_STREAMS, MOST_STREAMS_OF_ONE)
         #: Number of requests by client.

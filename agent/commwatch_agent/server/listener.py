@@ -23,7 +23,7 @@ from commwatch.wire.errors import CommwatchError
 from commwatch_agent.alerting.notifications import url_of
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
-from commwatch_agent.runtime.offload import Aside
+from commwatch_agent.runtime.offload import SharedCall
 from commwatch_agent.runtime.run_lock import CannotStart, bind_remedy
 from commwatch_agent.server import access, tls
 from commwatch_agent.server.gate import Gate
@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         self._gate = Gate(app, _rules(config, address), _token(config), config.tls_cert is not None)
         self._certificates = _certificates(config)
         _check_requests(config)
-        self._renewing = Aside("certificates", self._renew)
+        self._renewing = SharedCall("certificates", self._renew)
         settings = uvicorn.Config(
             self._gate,
             http=self._connection,  # type: ignore[arg-type]
@@ -164,8 +164,8 @@ class Server(uvicorn.Server):
         _check_requests(config)
 
         def apply() -> None:
-            self._gate.rules, self._gate.token = rules, Aside("token", token)
-            self._certificates, self._renewing = certificates, Aside("certificates", self._renew)
+            self._gate.rules, self._gate.token = rules, SharedCall("token", token)
+            self._certificates, self._renewing = certificates, SharedCall("certificates", self._renew)
 
         before, after = (each and each.known for each in (self._certificates, certificates))
         return apply, before != after

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from commwatch_agent.prometheus.exposition import rendered
-from commwatch_agent.runtime.offload import Aside
+from commwatch_agent.runtime.offload import SharedCall
 
 #: A page is cached for so many times the CPU time it took, and for at most so many seconds. A costly page thus takes at
 #: most 1/11 of a core (above 30 ms: its CPU time every 0.3 s), and a cheap one is always fresh.
@@ -31,7 +31,7 @@ class _Form:
         self.content_type = choose_encoder(accept)[1]
         self._openmetrics = accept == _OPENMETRICS
         self._registry, self._clock = registry, clock
-        self._aside = Aside("metrics", self._render)
+        self._aside = SharedCall("metrics", self._render)
         self._text, self._until_s = b"", clock()
 
     async def text(self) -> bytes:

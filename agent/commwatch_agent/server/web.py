@@ -74,7 +74,7 @@ def _live_events(live: LiveFeed, ending: Callable[[], bool]) -> EventStream:
         Topic("moment", live.moment, 1.0),
         Topic("timeline", live.timeline, 2.0),
         Topic("operations", live.operations, 5.0, "nodes"),
-        Topic("told", live.insights, 10.0, "worker"),
+        Topic("insights", live.insights, 10.0, "worker"),
     ]
     return EventStream(Topic("past", live.past, 0.0, "history"), topics, ending)
 

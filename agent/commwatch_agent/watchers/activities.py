@@ -14,7 +14,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.waits.outside_waits import outside_waits
 from commwatch_agent.analysis.waits.wait_graph import waits
 from commwatch_agent.incidents.incident import WAITED_FOR, Incident
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_collectors.node.activity import GpuUse, Parents, Sample, sample
 from commwatch_collectors.node.gpu import GpuPlace
@@ -49,7 +49,7 @@ class Activities:
 
     def __init__(
         self,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         *,
         incidents: Callable[[], Iterable[Incident]] = tuple,

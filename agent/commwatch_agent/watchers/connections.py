@@ -13,7 +13,7 @@ from typing import NamedTuple
 from commwatch.wire.identity import network_namespace
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.views import RankTraffic
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_collectors.node.tcp_connections import Lister, Sockets, Unknown
 from commwatch_collectors.node.tcp_peers import peers
@@ -45,7 +45,7 @@ class Connections:
 
     def __init__(
         self,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         *,
         listed: Callable[[Iterable[int]], dict[int, Sockets | Unknown]] | None = None,

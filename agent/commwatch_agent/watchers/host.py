@@ -17,7 +17,7 @@ from commwatch_agent.analysis.host_rates import Node, NodeSample, SlowSample, an
 from commwatch_agent.analysis.traffic import parts
 from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.node_counters import NodeCounter
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.reference.links import of_device
 from commwatch_collectors.node import host, pci
 from commwatch_collectors.node.infiniband import Infiniband
@@ -51,7 +51,7 @@ class HostWatch:
 
     def __init__(
         self,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         now_ns: Callable[[], int],
         sys: Path = Path("/sys"),

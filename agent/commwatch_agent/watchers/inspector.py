@@ -16,7 +16,7 @@ from pathlib import Path
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.shares import Portions, admitted
 from commwatch_agent.core.witness_views import InspectorRow, InspectorView
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.watchers.inspector_sums import MOST_CELLS, JobFiles
 from commwatch_agent.watchers.nccl_groups import groups_of, past, ranks_of
 from commwatch_collectors.nccl.inspector import VERSIONS
@@ -46,7 +46,7 @@ class Inspector:
     def __init__(
         self,
         directory: Path | None,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -12,7 +12,7 @@ from commwatch_agent.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch_agent.core.witness_views import InspectorRow
 from commwatch_agent.watchers.nccl_groups import fitting
 from commwatch_collectors.nccl.follow import Follower
-from commwatch_collectors.nccl.input.lines import apart
+from commwatch_collectors.nccl.input.lines import split_lines
 from commwatch_collectors.nccl.inspector import Dropped, Reader, Timed
 
 #: Sums kept of one job.
@@ -105,7 +105,7 @@ class JobFiles:
         return sum(self._drops.values()) if self._drops else None
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in apart(texts):
+        for number, line in split_lines(texts):
             self._take_line(line, path, number)
 
     def _take_line(self, line: str, path: str, number: int) -> None:

@@ -20,7 +20,7 @@ from commwatch_agent.analysis.live_ranks import run_key
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.nccl_views import NcclMessage, Topology
 from commwatch_agent.core.shares import Portions, admitted
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers.job_logs import JobLogs
 from commwatch_agent.watchers.log_requests import LogRequest, requests
 from commwatch_agent.watchers.named_logs import named_by_ranks
@@ -70,7 +70,7 @@ class NcclLogs:
     def __init__(
         self,
         run_dir: Path,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
         keep: Callable[[Topology, str], None] = lambda topology, run: None,

@@ -20,7 +20,7 @@ from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.units import seconds
 from commwatch_agent.core.witness_views import RasAnswer, RasCommunicator, RasView
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.watchers.nccl_groups import groups_of
 from commwatch_collectors.nccl import ras
 from commwatch_collectors.nccl.ras import Communicator, Member, Status
@@ -216,7 +216,7 @@ class Ras:
     def __init__(
         self,
         addresses: Iterable[tuple[str, int]],
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
         ask: Callable[[str, int], str] = ras.ask,

@@ -12,10 +12,10 @@ from commwatch.wire.addresses import hosts_and_ports
 from commwatch_agent.config import Config
 from commwatch_agent.core.node_counters import CounterSample
 from commwatch_agent.incidents.incident import Incident
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.reference.references import directory
-from commwatch_agent.runtime.periodic import Beside
+from commwatch_agent.runtime.periodic import PeriodicThread
 from commwatch_agent.watchers.activities import Activities
 from commwatch_agent.watchers.connections import Connections
 from commwatch_agent.watchers.gpus import Gpus, note_link
@@ -45,7 +45,7 @@ class Watchers:
     def __init__(
         self,
         config: Config,
-        aggregate: Aggregate,
+        aggregate: JobTable,
         lock: threading.RLock,
         stop: threading.Event,
         jobs: threading.Event,
@@ -62,16 +62,16 @@ class Watchers:
         activities = Activities(aggregate, lock, incidents=incidents, gpu_busy=self.gpus.busy)
         processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
         self.threads = [
-            Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close, jobs=jobs),
-            Beside("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close, jobs=jobs),
-            Beside("ras", self.ras.tick, _RAS_S, stop),
-            Beside("network", self.host.tick, _HOST_S, stop, jobs=jobs),
-            Beside("processes", processes.tick, _PROCESSES_S, stop, jobs=jobs),
-            Beside("activities", activities.tick, _PROCESSES_S, stop, jobs=jobs),
-            Beside("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop, jobs=jobs),
+            PeriodicThread("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close, jobs=jobs),
+            PeriodicThread("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close, jobs=jobs),
+            PeriodicThread("ras", self.ras.tick, _RAS_S, stop),
+            PeriodicThread("network", self.host.tick, _HOST_S, stop, jobs=jobs),
+            PeriodicThread("processes", processes.tick, _PROCESSES_S, stop, jobs=jobs),
+            PeriodicThread("activities", activities.tick, _PROCESSES_S, stop, jobs=jobs),
+            PeriodicThread("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop, jobs=jobs),
         ]
         #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
-        self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)
+        self.gpu_thread = PeriodicThread("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
         """Return the readings of collectors and watchers by collector; ``None``: it failed."""

@@ -26,7 +26,7 @@ class NamingProbe(Protocol):
     def say(self, text: str, about: str) -> None:
         """Print one line to standard error, once per topic ``about``."""
 
-    def apart(self, do: Callable[[], _T]) -> _T:
+    def with_probe_locks(self, do: Callable[[], _T]) -> _T:
         """Call, from the trainer's thread, what takes locks of the probe."""
 
     def group_of(self, pg: Any) -> Group:

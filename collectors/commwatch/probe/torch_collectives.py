@@ -61,7 +61,7 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
         before.uninstall()
         env = os.environ if _given is None else _given
         if env.get("COMMWATCH_DISABLE") != "1":
-            probe = before.heir(env)
+            probe = before.successor(env)
             probe.remark, probe.home = before.remark, before.home
             if not forked:  # the other ranks may continue their counts
                 probe.groups.count_on(groups)

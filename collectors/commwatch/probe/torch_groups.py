@@ -191,7 +191,7 @@ class Groups:
         The caller adds the group to ``known`` once its entry is written.
         """
         if pg not in c10d._world.pg_names:
-            stranger, entry = self.add_stranger(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
+            stranger, entry = self.add_foreign(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
             group = Group(weakref.ref(pg), stranger.size, None, stranger.id, aligned=False)
             group.small_id = stranger.small_id
             return group, entry
@@ -219,7 +219,7 @@ class Groups:
         made = self._made.get(id(pg))
         return made[1] if made is not None and made[0]() is pg else None
 
-    def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
+    def add_foreign(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
         """Add a group that is not in ``torch.distributed``; those of one name and size count as one.
 
         Returns the group and its entry for the names file (``None`` if already written).

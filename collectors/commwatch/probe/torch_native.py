@@ -69,7 +69,7 @@ class NativeProbe(Probe):
 
     # -- life ---------------------------------------------------------------------------------
 
-    def heir(self, env: Mapping[str, str]) -> NativeProbe:
+    def successor(self, env: Mapping[str, str]) -> NativeProbe:
         """Return a new probe with this library."""
         return NativeProbe(env, self._library)
 
@@ -128,12 +128,12 @@ class NativeProbe(Probe):
 
     def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:
         pg = self.groups.named(name.decode(), size)
-        group = self.stranger(name.decode(), description.decode(), size) if pg is None else self.group_of(pg)
+        group = self.foreign_group(name.decode(), description.decode(), size) if pg is None else self.group_of(pg)
         ranks = group.ranks or ()
         array = (ctypes.c_int32 * len(ranks))(*ranks)
         self._library.describe_group(handle, group.small_id, group.size, group.aligned, array, len(ranks))
 
-    def apart(self, do: Callable[[], _T]) -> _T:
+    def with_probe_locks(self, do: Callable[[], _T]) -> _T:
         """Call it in another thread, without the garbage collector as in ``_guarded``, and wait; it may raise an ``Exception``.
 
         Operations ask Python in a thread of their own. One in a signal handler would wait forever for a lock that the interrupted thread holds.

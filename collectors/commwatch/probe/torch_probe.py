@@ -187,7 +187,7 @@ class Probe(GraphEvents, ABC):
         """Undo ``_put_in``, and close the ring."""
 
     @abstractmethod
-    def heir(self, env: Mapping[str, str]) -> Probe:
+    def successor(self, env: Mapping[str, str]) -> Probe:
         """Return a new probe with this hook, not installed."""
 
     def abandon(self) -> None:
@@ -213,7 +213,7 @@ class Probe(GraphEvents, ABC):
         if writer is None or self.off or group.small_id == ev.NO_GROUP:
             return
         try:
-            self.apart(partial(writer.name, {"destroyed": group.small_id}))
+            self.with_probe_locks(partial(writer.name, {"destroyed": group.small_id}))
         except Exception as error:  # no space, or no thread: the rank will seem to do something else
             if raised_by_handler(error):
                 raise
@@ -381,7 +381,7 @@ class Probe(GraphEvents, ABC):
         try:
             found = self._gpu.find(current)
             if found is not None:
-                self.apart(partial(self.ring.name, {"gpu": found}))
+                self.with_probe_locks(partial(self.ring.name, {"gpu": found}))
             if found is not None or self._gpu.over:
                 self._gpu = None
         except Exception as error:  # any error of torch: the agent can do without
@@ -395,7 +395,7 @@ class Probe(GraphEvents, ABC):
         try:
             found = self._frameworks.found(self.steps.seen())
             if found is not None and self.ring is not None:
-                self.apart(partial(self.ring.name, {"frameworks": found}))
+                self.with_probe_locks(partial(self.ring.name, {"frameworks": found}))
         except Exception as error:  # any error of a framework, or no space: advice names the settings of all
             if raised_by_handler(error):
                 raise
@@ -406,7 +406,7 @@ class Probe(GraphEvents, ABC):
 
     # -- names --------------------------------------------------------------------------------
 
-    def apart(self, do: Callable[[], _T]) -> _T:
+    def with_probe_locks(self, do: Callable[[], _T]) -> _T:
         """Call, from the trainer's thread, what takes locks of the probe; a signal handler may communicate meanwhile."""
         return do()
 
@@ -421,10 +421,10 @@ class Probe(GraphEvents, ABC):
                 self.groups.known[id(pg)] = group
             return group
 
-    def stranger(self, name: str, description: str, size: int) -> Group:
+    def foreign_group(self, name: str, description: str, size: int) -> Group:
         """Return a group that is not in ``torch.distributed``: counted under its name, never joined across ranks."""
         with self._making:
-            group, entry = self.groups.add_stranger(name, description, size)
+            group, entry = self.groups.add_foreign(name, description, size)
             if entry is not None:
                 group.small_id = self.intern("group", group.small_id, entry, ev.NO_GROUP)
             return group

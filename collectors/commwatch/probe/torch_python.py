@@ -94,7 +94,7 @@ class PythonProbe(Probe):
 
     # -- life ---------------------------------------------------------------------------------
 
-    def heir(self, env: Mapping[str, str]) -> PythonProbe:
+    def successor(self, env: Mapping[str, str]) -> PythonProbe:
         """Return a new Python probe."""
         return PythonProbe(env)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commwatch_agent.alerting.look import METRICS_S, NodeLook, RankLook
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_collectors.node import process
 from tests.agent.analysis.test_uneven_work import RANKS, Loop, S, in_turn
 from tests.helpers import identity
@@ -18,7 +18,7 @@ from tests.helpers import identity
 
 def test_waits(tmp_path: Path) -> None:
     """How ranks wait for each other is looked up with the metrics, and stays known until it is looked up again."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     Loop(in_turn, steps=400).run(aggregate, time.monotonic_ns() - 25 * S)
     look = NodeLook(RankLook(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock())), tuple)
     waits = look(1000.0, 50.0).waits
@@ -30,7 +30,7 @@ def test_waits(tmp_path: Path) -> None:
 
 def test_owner(tmp_path: Path) -> None:
     """A job's user and script are those of a rank's process; of one that the agent does not see, the ring's owner; the setting leaves them out."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     totals = aggregate.open("a", identity(), os.getuid(), run="key")
     job = aggregate.jobs["job"]
     verdicts = RankLook(QueryService(tmp_path / "h.sqlite", aggregate, threading.RLock()))

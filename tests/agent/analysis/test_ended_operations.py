@@ -23,7 +23,7 @@ from commwatch_agent.analysis.live_ranks import shows_late_ranks
 from commwatch_agent.analysis.straggler_search import stragglers_in
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.nodes.merging import late_across
@@ -41,22 +41,22 @@ def operations(seqs: Iterable[int], took_ms: float, op: str = "all_reduce", **mo
     return packed(*(operation(op, start_ns=end - int(took_ms * MS), end_ns=end, seq=seq, **more) for seq, end in ends.items()))  # fmt: skip
 
 
-def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50), size: int = 4) -> Aggregate:
+def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50), size: int = 4) -> JobTable:
     """The totals of an agent: some ranks of a group, all of which take 60 ms per collective except the late one."""
-    aggregate, seqs = Aggregate(), list(seqs)
+    aggregate, seqs = JobTable(), list(seqs)
     for rank in ranks:
         ingest_records(add(aggregate, rank, size), operations(seqs, TOOK_MS if rank == late else TOOK_MS + LATE_MS))
     return aggregate
 
 
-def add(aggregate: Aggregate, rank: int, size: int) -> RankTotals:
+def add(aggregate: JobTable, rank: int, size: int) -> RankTotals:
     """The totals of one rank."""
     book = aggregate.open(f"ring-{rank}", identity(rank=rank, world_size=size))
     book.learn([group_entry(0, tuple(range(size)), "world", group_id="w")])
     return book
 
 
-def parts_of(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
+def parts_of(*aggregates: JobTable, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
     """The parts that several agents report, each agent one second later than the previous one."""
     return [
         column
@@ -147,7 +147,7 @@ def test_only_complete_ones() -> None:
 
 def test_rooted_and_unobserved_operations_are_not_told() -> None:
     """What no join takes is in no part: rooted operations, ends seen late or not at all, groups used before the probe came."""
-    here = Aggregate()
+    here = JobTable()
     book = add(here, 0, 2)
     ingest_records(book, operations(range(5), 10, "broadcast"))
     ingest_records(book, operations(range(5, 10), 10, flags=ev.UNTIMED))
@@ -174,7 +174,7 @@ def test_bounds() -> None:
     """An answer holds at most so many collectives of a group, the latest, and fewer where there are many groups and ranks."""
     assert [column.seq for column in parts_of(node((0, 1), None), limit=3)] == [[49, 48, 47]] * 2
     ranks, size = 64, 128
-    crowd = Aggregate()
+    crowd = JobTable()
     for rank in range(ranks):
         ingest_records(add(crowd, rank, size), operations(range(500), 1))
     limit, columns = parts(crowd.jobs.values(), 501 * EVERY)
@@ -204,9 +204,9 @@ def test_late_out_of_another_operation() -> None:
         assert [who.rank for who in named(columns)] == culprits
 
 
-def pipeline(slow: int, size: int = 3) -> Aggregate:
+def pipeline(slow: int, size: int = 3) -> JobTable:
     """The totals of stages that send and receive in each step of 100 ms; the slow one waits 5 ms for it, the others 50."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in range(size):
         waited_us = 5_000 if rank == slow else 50_000
         steps = [
@@ -248,7 +248,7 @@ def test_slow_stage_is_not_known() -> None:
 
 def test_one_way() -> None:
     """Of ranks that only send and ranks that only receive none is a straggler: who receives always waits."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank, op in enumerate(("send", "recv")):
         made = [
             operation(op, start_ns=at, end_ns=at + 90 * MS, seq=at // EVERY, peer=1 - rank, waited_us=rank * 80_000)
@@ -283,9 +283,9 @@ def test_ended_job() -> None:
     assert stragglers([job], 81 * EVERY) == []
 
 
-def buckets(ranks: Iterable[int], late_ms: int) -> Aggregate:
+def buckets(ranks: Iterable[int], late_ms: int) -> JobTable:
     """The totals of an agent: some of four ranks that exchange eight buckets in each step of 1 s; rank 2 is late in all of them."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in ranks:
         records = []
         for step in range(20):

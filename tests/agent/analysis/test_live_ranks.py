@@ -20,7 +20,7 @@ from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.core.views import Ended, Failed, InFlight
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.server.node_now import node_now
@@ -44,7 +44,7 @@ NOW = 100 * S
 Found = dict[tuple[str, ...], float]
 
 
-def rank(aggregate: Aggregate, number: int, *, inside_s: float | None = None, size: int = 2, **who: Any) -> RankTotals:
+def rank(aggregate: JobTable, number: int, *, inside_s: float | None = None, size: int = 2, **who: Any) -> RankTotals:
     """A rank that lives and is at collective 7 of a group of all: inside for so long, or not there yet."""
     book = aggregate.open(f"ring-{number}-{who}", identity(rank=number, world_size=size, **who))
     book.learn([group_entry(0, tuple(range(size)), "world", group_id="w")])
@@ -68,7 +68,7 @@ def rank(aggregate: Aggregate, number: int, *, inside_s: float | None = None, si
 )
 def test_latest_error(later: list[tuple[int, ...]], in_flight: list[tuple[int, ...]], is_latest: bool) -> None:
     """An error is the latest thing that a rank did until it begins another operation, or ends a step."""
-    totals = rank(Aggregate(), 0)
+    totals = rank(JobTable(), 0)
     raised = operation("recv", start_ns=NOW - 6 * S, end_ns=NOW - 4 * S, peer=1, flags=ev.FAILED)
     ingest_records(totals, packed(raised, *later))
     totals.in_flight = [ev.Record._make((1, *fields, 1)) for fields in in_flight]
@@ -81,7 +81,7 @@ def test_latest_error(later: list[tuple[int, ...]], in_flight: list[tuple[int, .
 )
 def test_in_flight_on_a_gpu(flags: int, queued: bool, waited_s: float | None) -> None:
     """On a GPU an operation is queued until the GPU reaches it, and pending, with its age, from there on."""
-    totals = rank(Aggregate(), 0)
+    totals = rank(JobTable(), 0)
     reached_ns = 0 if queued else NOW - 3 * S
     fields = operation(start_ns=reached_ns, end_ns=0, launch_ns=NOW - 60 * S, seq=7, flags=flags)
     totals.in_flight = [ev.Record._make((1, *fields, 1))]
@@ -92,7 +92,7 @@ def test_in_flight_on_a_gpu(flags: int, queued: bool, waited_s: float | None) ->
 
 def test_quiet() -> None:
     """A rank is quiet since its latest operation or step ended; its longest pause before may lie between two readings, or within one."""
-    totals = rank(Aggregate(), 0)
+    totals = rank(JobTable(), 0)
     assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (None, None)
     ends = [NOW - seconds * S for seconds in (60, 59, 50)]
     ingest_records(totals, packed(operation(start_ns=ends[0], end_ns=ends[0], seq=1)))
@@ -110,7 +110,7 @@ def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
     book.alive, book.closed_properly, book.gone_ns = False, properly, gone_ns
 
 
-def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
+def scraped(aggregate: JobTable, metric: str, *told: Verdict) -> Found:
     """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
     registry = CollectorRegistry()
     registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list))
@@ -125,7 +125,7 @@ def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
 
 def test_rank_up() -> None:
     """A rank is up while it lives, down once it was lost, and not there once it has ended properly."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, 0)
     lost(rank(aggregate, 1))
     lost(rank(aggregate, 2), properly=True)
@@ -134,12 +134,12 @@ def test_rank_up() -> None:
 
 def test_rank_up_is_of_the_latest_life() -> None:
     """A rank that was lost before a restart, or in an earlier run of the same name, is not missing in the new one."""
-    elastic = Aggregate()
+    elastic = JobTable()
     for number in (0, 1):
         lost(rank(elastic, number))
     rank(elastic, 0, restart=1)
     assert scraped(elastic, "rank_up") == {("job", "0"): 1}
-    again = Aggregate()
+    again = JobTable()
     for number in (0, 1, 2):
         lost(rank(again, number, started_ns=0), gone_ns=50 * S)
     rank(again, 0, started_ns=60 * S)
@@ -150,7 +150,7 @@ def test_rank_up_is_of_the_latest_life() -> None:
 
 def test_name_used_again_after_restarts() -> None:
     """A job that is started anew counts its restarts from 0: it is the latest life, with its own size, whatever count the earlier one had."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for number in (0, 1):
         lost(rank(aggregate, number, restart=2, started_ns=0), gone_ns=50 * S)
     for number in (0, 1, 2):
@@ -166,13 +166,13 @@ def test_name_used_again_after_restarts() -> None:
 
 def test_verdict_of_a_lost_rank() -> None:
     """A verdict is as old as the longest wait; the culprit is a label. Without a problem there is no verdict."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, 0, inside_s=70)
     other = rank(aggregate, 1)
     assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "stalled", "1"): 70}
     lost(other)
     assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "hang", "1"): 70}
-    well = Aggregate()
+    well = JobTable()
     for number in (0, 1):
         rank(well, number, inside_s=0.1)
     assert scraped(well, "verdict_seconds") == {}
@@ -180,7 +180,7 @@ def test_verdict_of_a_lost_rank() -> None:
 
 def test_straggler() -> None:
     """A straggler is exported as well."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for number, took_ms in ((0, 60), (1, 10)):
         ends = [(seq, NOW - S + seq * 100 * MS) for seq in range(-90, 10)]
         made = [operation(start_ns=end - took_ms * MS, end_ns=end, seq=seq + 90) for seq, end in ends]
@@ -197,16 +197,16 @@ def verdict(since_s: float, ranks: list[int], group_id: str = "w") -> Verdict:
 def test_verdicts_are_bounded() -> None:
     """At most 16 verdicts have series, the oldest, and 8 ranks of each; one that names no rank has an empty label."""
     many = [verdict(n, list(range(100)), f"g{n}") for n in range(MOST_VERDICTS + 5)]
-    found = scraped(Aggregate(), "verdict_seconds", *many)
+    found = scraped(JobTable(), "verdict_seconds", *many)
     assert len(found) == MOST_VERDICTS * MOST_RANKS
     assert min(found.values()) == 5
     assert {labels[-1] for labels in found} == {str(number) for number in range(8)}
-    assert scraped(Aggregate(), "verdict_seconds", verdict(9, [])) == {("job", "world", "w", "hang", ""): 9}
+    assert scraped(JobTable(), "verdict_seconds", verdict(9, [])) == {("job", "world", "w", "hang", ""): 9}
 
 
 def test_two_verdicts_alike() -> None:
     """If two sources give the same verdict, it counts once, since the earlier begin."""
-    found = scraped(Aggregate(), "verdict_seconds", verdict(30, [1]), verdict(3, [1]), verdict(8, [1, 2], "v"))
+    found = scraped(JobTable(), "verdict_seconds", verdict(30, [1]), verdict(3, [1]), verdict(8, [1, 2], "v"))
     assert found == {
         ("job", "world", "w", "hang", "1"): 30,
         ("job", "world", "v", "hang", "1"): 8,
@@ -284,7 +284,7 @@ def test_ended_while_others_are_inside() -> None:
     """What a rank passed to a collective that it has ended is shown while another rank is inside that, or has lately raised in it, and named
     if it differs.
     """
-    aggregate = Aggregate()
+    aggregate = JobTable()
     waits, ended = rank(aggregate, 0, inside_s=4.0), rank(aggregate, 1)
     ingest_records(waits, packed(broadcast(0, seq=6)))
     unused = [
@@ -310,7 +310,7 @@ def test_ended_while_others_are_inside() -> None:
 
 def test_ended_long_before() -> None:
     """What a rank passed is known also after it has made more operations in other groups than its latest records hold."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, 0, inside_s=40.0)
     ended = rank(aggregate, 1)
     ended.learn([group_entry(1, (1, 2), "other", group_id="o")])
@@ -322,7 +322,7 @@ def test_ended_long_before() -> None:
 
 def test_split_sizes() -> None:
     """What a rank sends and expects in an all_to_all is shown once it has been inside for 2 s, has raised in it, or has ended it before others."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     area = bytearray(splits.AREA_BYTES)
     for number, seq, sends in ((1, 6, (5, 6)), (2, 7, (8, 9))):
         splits.note(area, 0, number, (0, seq), splits.Splits(sends, (3, 4)))
@@ -344,7 +344,7 @@ def test_split_sizes() -> None:
 
 def test_ended_in_a_group_over_several_nodes() -> None:
     """An agent shows its ranks' latest collectives of a group with ranks elsewhere, which may be inside them, once that group is quiet."""
-    here, there = Aggregate(), Aggregate()
+    here, there = JobTable(), JobTable()
     ingest_records(rank(here, 1), packed(*(broadcast(1, seq, ago_s=12.0 - seq) for seq in range(8))))
     rank(there, 0, inside_s=4.0)
     passed = ranks(here.jobs.values(), NOW)
@@ -357,7 +357,7 @@ def test_ended_in_a_group_over_several_nodes() -> None:
 
 def test_raised_with_another_root() -> None:
     """Of an operation that raised, the root is known."""
-    totals = rank(Aggregate(), 0)
+    totals = rank(JobTable(), 0)
     ingest_records(totals, packed(broadcast(1, flags=ev.FAILED)))
     (failed,) = view("job", totals, NOW).failed
     assert (failed.root, failed.peer) == (1, None)

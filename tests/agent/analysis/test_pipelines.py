@@ -6,7 +6,7 @@ import pytest
 
 from commwatch_agent.analysis.pipelines import Message, are_pipeline, have_pipeline, is_forward, pipelines
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 
@@ -33,7 +33,7 @@ def test_direction(op: str, me: int, peer: int, size: int, forward: bool) -> Non
 
 def test_pipelines_apart() -> None:
     """Two pipelines in one group are reported as two; stages are in pipeline order, with their waits and bubble."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     group = group_entry(0, (0, 1, 2, 3), "pp")
     for rank, peer in ((0, 2), (2, 0), (1, 3), (3, 1)):
         book = aggregate.open(str(rank), identity(rank=rank, world_size=4))
@@ -63,7 +63,7 @@ def test_pipelines_apart() -> None:
 
 def test_stages_elsewhere() -> None:
     """Where stages run on other nodes there is no least bubble; a rank without steps has no bubble; unknown peers are passed over."""
-    book = (aggregate := Aggregate()).open("0", identity(rank=1, world_size=4))
+    book = (aggregate := JobTable()).open("0", identity(rank=1, world_size=4))
     book.learn([group_entry(0, (0, 1, 2, 3), "pp")])
     ingest_records(
         book, packed(operation("recv", start_ns=0, end_ns=9, peer=0), operation("recv", start_ns=0, end_ns=9, peer=-1))
@@ -123,7 +123,7 @@ def test_part_of_the_messages() -> None:
 @pytest.mark.parametrize(("pairs", "is_pipeline"), [(CHAIN, True), (RING, False)])
 def test_of_a_job_that_runs(pairs: list[tuple[int, int]], is_pipeline: bool) -> None:
     """The messages of ranks in memory are judged as recorded ones; a job without messages has no pipeline, and unknown peers are passed over."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in range(4):
         totals = aggregate.open(str(rank), identity(rank=rank, world_size=4))
         totals.learn([group_entry(0, (0, 1, 2, 3))])

@@ -15,7 +15,7 @@ from commwatch.wire.ring import HEARTBEAT, RingWriter
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.history.job_exit import Exit
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.server.node_now import node_now
@@ -25,7 +25,7 @@ S = 10**9
 DAY = 86_400 * S
 
 
-def rank(aggregate: Aggregate, uid: str, number: int, started_ns: int, size: int = 2, **more: Any) -> RankTotals:
+def rank(aggregate: JobTable, uid: str, number: int, started_ns: int, size: int = 2, **more: Any) -> RankTotals:
     """A rank that runs and has used the group of all ranks."""
     totals = aggregate.open(uid, identity(rank=number, world_size=size, started_ns=started_ns, **more))
     totals.learn([group_entry(0, tuple(range(size)))])
@@ -56,7 +56,7 @@ def states(job: Job) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("gone_s", [5, 55])
 def test_earlier_boot(gone_s: int) -> None:
     """A ring of an earlier boot, whose clock was ahead, does not replace the rank that runs, nor end a scrape."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     end(rank(aggregate, "old", 0, 10 * DAY, size=1, boot_id="earlier"), gone_s * S)
     rank(aggregate, "new", 0, 50 * S, size=1)
     job = aggregate.jobs["job"]
@@ -70,7 +70,7 @@ def test_earlier_boot(gone_s: int) -> None:
 @pytest.mark.parametrize("began_s", [9, 30])
 def test_dead_before_the_last_rank_came(began_s: int) -> None:
     """A rank that died before another one launched its first operation is of this run if that one's process had begun."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, "0", 0, 10 * S, size=3).in_flight = [launched(0, 11 * S)]
     end(rank(aggregate, "1", 1, 10 * S, size=3), 20 * S)
     rank(aggregate, "2", 2, 31 * S, size=3, **process(began_s * S)).in_flight = [launched(0, 31 * S)]
@@ -80,7 +80,7 @@ def test_dead_before_the_last_rank_came(began_s: int) -> None:
 
 def test_group_of_an_earlier_run() -> None:
     """A group that an earlier run used before the probe was there is judged in the latest run."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for number in (0, 1):
         totals = aggregate.open(f"old {number}", identity(rank=number))
         totals.learn([group_entry(aligned=False)])

@@ -9,22 +9,22 @@ import pytest
 from commwatch_agent.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
 from commwatch_agent.core.host_views import TrafficView
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests.helpers import MS, group_entry, operation, packed
 
 S = 1000 * MS
 MB = 1_000_000
 
 
-def node(ranks: tuple[int, ...], members: tuple[int, ...], *made: tuple[int, ...], **more: Any) -> Aggregate:
+def node(ranks: tuple[int, ...], members: tuple[int, ...], *made: tuple[int, ...], **more: Any) -> JobTable:
     """A node with some ranks of a job, each of which has done the same in a group of these members."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in ranks:
         add(aggregate, rank, members, *made, **more)
     return aggregate
 
 
-def add(aggregate: Aggregate, rank: int, members: tuple[int, ...], *made: tuple[int, ...], **more: Any) -> None:
+def add(aggregate: JobTable, rank: int, members: tuple[int, ...], *made: tuple[int, ...], **more: Any) -> None:
     """One more rank."""
     about = {
         "job": "train",
@@ -39,7 +39,7 @@ def add(aggregate: Aggregate, rank: int, members: tuple[int, ...], *made: tuple[
     ingest_records(book, packed(*made))
 
 
-def sent(aggregate: Aggregate) -> float:
+def sent(aggregate: JobTable) -> float:
     """What all ranks of a node should have sent to others."""
     return sum(part.sent_since(None, part) for part in parts(aggregate.jobs.values()).values())
 
@@ -107,7 +107,7 @@ def test_a_ring_that_is_found_later() -> None:
 def test_within_the_node() -> None:
     """Groups of which all ranks are here send nothing out, nor do those of unknown members."""
     assert parts(node((0, 1), (0, 1), one()).jobs.values()) == {}
-    aggregate = Aggregate()
+    aggregate = JobTable()
     add(aggregate, 0, (0, 1), one(), ranks=None)
     assert parts(aggregate.jobs.values()) == {}
 

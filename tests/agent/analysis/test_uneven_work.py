@@ -12,7 +12,7 @@ from commwatch.wire.modes import COUNTERS, FULL
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Uneven, Why, uneven
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.why_late import Sample
 from commwatch_collectors.node.process import Usage
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
@@ -34,9 +34,9 @@ class Loop(NamedTuple):
     #: The last rank sends to no other, and the others to the next one, in each step.
     chain: bool = False
 
-    def run(self, aggregate: Aggregate | None = None, began_ns: int = 0) -> tuple[Job, int]:
+    def run(self, aggregate: JobTable | None = None, began_ns: int = 0) -> tuple[Job, int]:
         """The job in memory at its end, and when that is."""
-        aggregate = aggregate or Aggregate()
+        aggregate = aggregate or JobTable()
         ranks = [aggregate.open(str(rank), identity(rank=rank, world_size=len(RANKS))) for rank in RANKS]
         for totals in ranks:
             totals.learn([group_entry(0, RANKS)])

@@ -10,7 +10,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.steps import EXPLICIT
 from tests.helpers import MS, group_entry, identity, mark, operation, packed, seeds
 
@@ -32,7 +32,7 @@ class Loop:
         self.now_ms = [100.0] * size
         self._records: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
         self._seq = [0] * (2 * len(self.groups))
-        self._aggregate = Aggregate()
+        self._aggregate = JobTable()
         self._books = [
             self._aggregate.open(f"ring-{rank}", identity(rank=rank, world_size=size)) for rank in range(size)
         ]

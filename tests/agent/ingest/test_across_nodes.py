@@ -7,7 +7,7 @@ import random
 from commwatch.wire import events as ev
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING, GroupJoin, Part
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests.helpers import MS, group_entry, identity, operation, packed
 
 HERE, SIZE = (0, 1, 5), 8
@@ -19,7 +19,7 @@ def record(seq: int, rank: int) -> tuple[int, ...]:
     return operation(op, start_ns=end - rank, end_ns=end, seq=seq, peer=0, dtype=1)
 
 
-def read(job: Aggregate, turns: list[dict[int, range]]) -> GroupJoin:
+def read(job: JobTable, turns: list[dict[int, range]]) -> GroupJoin:
     """Read the parts that each rank has in each turn."""
     opened = {rank: job.open(str(rank), identity(rank=rank)) for rank in HERE}
     for totals in opened.values():
@@ -64,7 +64,7 @@ def test_parts_that_wait() -> None:
     """The latest parts that wait are those of a join that takes part after part, whenever and how often it is asked."""
     for seed in range(6):
         turns = in_turns(900 * (seed + 1), random.Random(seed))
-        found, expected = read(Aggregate(), turns), one_by_one(turns)
+        found, expected = read(JobTable(), turns), one_by_one(turns)
         mine = [(seq, [part._replace(own_ns=0, run=None) for part in parts]) for seq, parts in waiting(found)]
         theirs = [(seq, [part._replace(own_ns=0, run=None) for part in parts]) for seq, parts in waiting(expected)]
         assert mine == theirs
@@ -75,14 +75,14 @@ def test_parts_that_wait() -> None:
 
 def test_parts_do_not_become_many() -> None:
     """Parts without a reader take hardly more memory than those in a join."""
-    join = read(Aggregate(), in_turns(20_000, random.Random(1)))
+    join = read(JobTable(), in_turns(20_000, random.Random(1)))
     kept = [len(parts) for parts in vars(join)["_kept"]]
     assert MOST_PENDING * len(HERE) < sum(kept) < 2 * MOST_PENDING * len(HERE)
 
 
 def test_last_rank_comes() -> None:
     """Once all ranks are here, what has waited is joined, and so is what follows."""
-    job = Aggregate()
+    job = JobTable()
     first, second = (job.open(str(rank), identity(rank=rank)) for rank in (0, 1))
     for totals in (first, second):
         totals.learn([group_entry()])

@@ -11,7 +11,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.core.corruption.collectives import MOST_GROUPS, Fault
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, packed
 
@@ -25,7 +25,7 @@ class Job:
     """The ranks of a job that check the collectives of one group."""
 
     def __init__(self, ranks: int, here: int | None = None) -> None:
-        self.aggregate = Aggregate()
+        self.aggregate = JobTable()
         self.size = ranks
         self.ranks = [self.open(rank) for rank in range(ranks if here is None else here)]
 

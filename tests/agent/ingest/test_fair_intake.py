@@ -19,7 +19,7 @@ from commwatch_agent.ingest import intake as intake_module
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.ingest.intake import Intake
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rings import finding
 from commwatch_agent.ingest.tables import weights
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation, packed, write_ring
@@ -143,7 +143,7 @@ def test_long_line_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_members_of_groups_share_room() -> None:
     """Groups with ever more members, texts and parameters take no more memory than there is for all names."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rings = [aggregate.open(f"r{n}", identity("bad", n), "bad") for n in range(20)]
     for book in rings:
         for n in range(100):
@@ -178,7 +178,7 @@ def collectives(groups: int) -> list[bytes]:
     ]
 
 
-def missing(job: str, owner: str, aggregate: Aggregate, groups: int, records: list[bytes]) -> None:
+def missing(job: str, owner: str, aggregate: JobTable, groups: int, records: list[bytes]) -> None:
     """Two ranks of a job that take part in all collectives of their groups of three, in which the third one never does."""
     for rank in range(2):
         book = aggregate.open(f"{job}.{rank}", identity(job, rank, 3), owner)
@@ -187,7 +187,7 @@ def missing(job: str, owner: str, aggregate: Aggregate, groups: int, records: li
             ingest_records(book, each)
 
 
-def parts_of(aggregate: Aggregate) -> dict[str, int]:
+def parts_of(aggregate: JobTable) -> dict[str, int]:
     return {
         job.id: sum(len(parts) for join in job.joins.values() for _, parts in join.waiting())
         for job in aggregate.jobs.values()
@@ -196,7 +196,7 @@ def parts_of(aggregate: Aggregate) -> dict[str, int]:
 
 def test_rank_that_never_joins() -> None:
     """Collectives that wait for a rank have one bound for a job, however many groups it has; the oldest are dropped and counted."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     missing("bad", "bad", aggregate, 256, collectives(256))
     job = aggregate.jobs["bad"]
     kept = parts_of(aggregate)["bad"]
@@ -209,7 +209,7 @@ def test_rank_that_never_joins() -> None:
 
 def test_jobs_whose_ranks_never_join() -> None:
     """Many such jobs of one user have one bound together, and the collectives of another user's job still wait for their rank."""
-    aggregate, records = Aggregate(), collectives(64)
+    aggregate, records = JobTable(), collectives(64)
     for n in range(6):
         missing(f"bad{n}", "bad", aggregate, 64, records)
     missing("good", "good", aggregate, 4, collectives(4))
@@ -340,7 +340,7 @@ def test_directory_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ranks_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks that have ended a bounded number is kept while their job goes on; another user's remain."""
     monkeypatch.setattr("commwatch_agent.ingest.jobs.MOST_ENDED", 50)
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for owner, number in (("good", 5), ("bad", 400)):
         aggregate.open(f"{owner} lives", identity(owner), owner)
         for n in range(number):
@@ -357,7 +357,7 @@ def test_ranks_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_addresses_of_other_agents() -> None:
     """The first addresses to ask include some of each user and of each of its jobs, whatever their number."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for n in range(30):
         peers = [f"http://bad{n}-{k}:1" for k in range(1000)]
         aggregate.open(f"bad {n}", identity("bad", n), "bad").learn([{"peers": peers}])

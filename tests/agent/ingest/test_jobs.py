@@ -14,7 +14,7 @@ from commwatch_agent.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
 from commwatch_agent.core.sketch import quantile
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import GroupJoin
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, examples, group_entry, identity, mark, operation, packed
 
@@ -415,7 +415,7 @@ def test_finish() -> None:
 
 def test_retire() -> None:
     """A job goes when all its ranks have been gone for long enough, not before, and never while one lives."""
-    jobs = Aggregate(keep_ended_ns=100)
+    jobs = JobTable(keep_ended_ns=100)
     first, second = jobs.open("a", identity(rank=0)), jobs.open("b", identity(rank=1))
     jobs.open("c", identity("other"))
     first.alive = False
@@ -432,7 +432,7 @@ def test_retire() -> None:
 
 def test_restarted_job_is_not_retired() -> None:
     """A job whose ranks come back (an elastic restart) stays, and its time starts anew when they end again."""
-    jobs = Aggregate(keep_ended_ns=100)
+    jobs = JobTable(keep_ended_ns=100)
     jobs.open("a", identity()).alive = False
     jobs.retire(1000)
     again = jobs.open("b", identity(restart=1))
@@ -450,7 +450,7 @@ def test_damaged_identity(missing: str) -> None:
     """A ring whose identity lacks what is needed is refused, and leaves no job behind."""
     who = identity()
     del who[missing]
-    jobs = Aggregate()
+    jobs = JobTable()
     with pytest.raises(KeyError):
         jobs.open("a", who)
     assert list(jobs.jobs) == []

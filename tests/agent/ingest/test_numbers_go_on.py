@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from tests.agent.ingest.generated_rings import Ring, job
 from tests.agent.ingest.test_same_results import Result, by_product
 from tests.helpers import examples, group_entry, identity, operation, packed
@@ -63,7 +63,7 @@ def test_any_begin(seed: int, before_zero: int, together: bool) -> None:
 @pytest.mark.parametrize("begin", [5, NUMBERS - 3])
 def test_only_counted(begin: int) -> None:
     """The latest number follows operations that are only counted, in whatever order the kinds of one second come, and records after them."""
-    totals = Aggregate().open("ring", identity(rank=0))
+    totals = JobTable().open("ring", identity(rank=0))
     totals.learn([group_entry(0, (0, 1))])
 
     def counted(after: int, op: str) -> bytes:

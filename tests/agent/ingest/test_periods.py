@@ -7,7 +7,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire.modes import COUNTERS, FULL
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
@@ -17,7 +17,7 @@ S = 1000 * MS
 
 def book() -> RankTotals:
     """The totals of a rank whose group has a second rank elsewhere."""
-    made = Aggregate().open("ring", identity(rank=0, world_size=2))
+    made = JobTable().open("ring", identity(rank=0, world_size=2))
     made.learn([group_entry(0, (0, 1), "world", group_id="w")])
     return made
 

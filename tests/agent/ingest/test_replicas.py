@@ -10,7 +10,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.helpers import group_entry, identity, operation, packed
 
@@ -25,7 +25,7 @@ class Job:
     """The ranks of a job, and their checks: by default all checksums are equal."""
 
     def __init__(self, ranks: int, names: list[str] | None = None, world: int = 0) -> None:
-        self.aggregate = Aggregate()
+        self.aggregate = JobTable()
         self.names = NAMES if names is None else names
         self.ranks = [self.open(rank, world or ranks) for rank in range(ranks)]
 

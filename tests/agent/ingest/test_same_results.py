@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell
 from commwatch_agent.ingest.batches import Batch, ingest
 from commwatch_agent.ingest.collective_join import GroupJoin
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from tests.agent.ingest.generated_rings import Ring, job, rounds
 from tests.agent.ingest.reference import ReferenceJoin, ReferenceRank
@@ -59,7 +59,7 @@ def late(bins: dict[int, dict[int, int]]) -> dict[int, dict[int, int]]:
 
 def by_product(rings: list[Ring], together: bool = True) -> Result:
     """What the product makes of the records, of all rings of a turn together, or ring by ring."""
-    aggregate, opened, slots = Aggregate(), {}, [list[Any]() for _ in rings]
+    aggregate, opened, slots = JobTable(), {}, [list[Any]() for _ in rings]
     finished: list[list[Any]] = [[] for _ in rings]
     for turn in rounds(rings):
         for at, _, _ in turn:

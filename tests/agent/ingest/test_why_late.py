@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
 from commwatch_agent.ingest.why_late import reason as why_of
@@ -148,7 +148,7 @@ def test_verdict() -> None:
 
 def test_samples() -> None:
     """Each pass adds a sample to the totals of a living rank, and only the latest samples are kept."""
-    aggregate, now = Aggregate(), iter(range(1000))
+    aggregate, now = JobTable(), iter(range(1000))
     (book,) = node([0], late=None).rank_totals()
     book.pid = 42
     aggregate.jobs["job"] = next(iter(node([0], late=None).jobs.values()))

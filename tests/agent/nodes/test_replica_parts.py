@@ -14,7 +14,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.nodes.merging import Seen, own_records
 from commwatch_agent.nodes.replica_parts import RankChecks, corruptions_across, rank_checks
 from tests.helpers import group_entry, identity, judged_now, packed
@@ -27,7 +27,7 @@ class Node:
     """An agent with some ranks of a job of ``size`` ranks."""
 
     def __init__(self, ranks: tuple[int, ...], size: int, names: list[str] | None = None) -> None:
-        self.aggregate, self.now_ns, self.names = Aggregate(), 0, names or NAMES
+        self.aggregate, self.now_ns, self.names = JobTable(), 0, names or NAMES
         self.ranks = {rank: self.aggregate.open(str(rank), identity(rank=rank, world_size=size)) for rank in ranks}
         for totals in self.ranks.values():
             entry = {"replicas": 0, "in": 0, "key": "k", "tensors": self.names}

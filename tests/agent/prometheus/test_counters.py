@@ -6,7 +6,7 @@ import threading
 
 from commwatch.wire import events as ev
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
 from tests.helpers import group_entry, identity, mark, operation, packed
@@ -14,7 +14,7 @@ from tests.helpers import group_entry, identity, mark, operation, packed
 S = 10**9
 
 
-def life(aggregate: Aggregate, restart: int) -> RankTotals:
+def life(aggregate: JobTable, restart: int) -> RankTotals:
     """A life of rank 0."""
     totals = aggregate.open(f"life {restart}", identity(started_ns=restart * 100 * S, restart=restart))
     totals.learn([group_entry()])
@@ -32,7 +32,7 @@ def steps(totals: RankTotals, first: int, number: int, *, untimed: bool = False,
     ingest_records(totals, packed(*records, first=totals.read))
 
 
-def seconds(aggregate: Aggregate, now_ns: int = 1000 * S) -> dict[str, float]:
+def seconds(aggregate: JobTable, now_ns: int = 1000 * S) -> dict[str, float]:
     """Samples of rank 0 by name, without the common beginning and end."""
     families = Exporter(aggregate, threading.RLock(), lambda: now_ns, list).collect()
     return {
@@ -44,7 +44,7 @@ def seconds(aggregate: Aggregate, now_ns: int = 1000 * S) -> dict[str, float]:
 
 def test_life_with_unknown_communication() -> None:
     """The lives of a rank have one counter of communication time: none of it is shown once that of one life is not known."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     first = life(aggregate, 0)
     steps(first, 0, 21)
     assert (seconds(aggregate)["step"], seconds(aggregate)["step_comm"]) == (20, 10)
@@ -62,7 +62,7 @@ def test_life_with_unknown_communication() -> None:
 
 def test_unknown_exposed_steps() -> None:
     """Exposed time is absent where that of more than one step in a hundred is unknown; those before the first known one do not count."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank = life(aggregate, 0)
     steps(rank, 0, 5, exposed=False)
     steps(rank, 5, 99)
@@ -77,7 +77,7 @@ def test_unknown_exposed_steps() -> None:
 
 def test_age_of_an_asynchronous_collective() -> None:
     """On the CPU, a collective is as old as its launch, however late a thread waits for it; a receive as the wait."""
-    aggregate, now_ns = Aggregate(), 1000 * S
+    aggregate, now_ns = JobTable(), 1000 * S
     rank = life(aggregate, 0)
     waited = {"start_ns": now_ns - 3 * S, "end_ns": 0, "flags": ev.BLOCKED | ev.ASYNC}
     reduce = operation("reduce_scatter", launch_ns=now_ns - 60 * S, **waited)

@@ -24,7 +24,7 @@ from commwatch.wire import events as ev
 from commwatch.wire import ring
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import MOST_GROUPS, Exporter
 from commwatch_agent.prometheus.exposition import rendered
@@ -43,7 +43,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def exporter(
-    aggregate: Aggregate,
+    aggregate: JobTable,
     readings: list[tuple[str, list[Reading] | None]] | None = None,
     gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
 ) -> CollectorRegistry:
@@ -53,7 +53,7 @@ def exporter(
     return registry
 
 
-def page(aggregate: Aggregate, readings: list[tuple[str, list[Reading] | None]] | None = None) -> str:
+def page(aggregate: JobTable, readings: list[tuple[str, list[Reading] | None]] | None = None) -> str:
     """The text Prometheus gets."""
     return rendered(exporter(aggregate, readings).collect(), openmetrics=False).decode()
 
@@ -69,7 +69,7 @@ def samples(text: str) -> Samples:
     return dict(found)
 
 
-def take(aggregate: Aggregate, path: Path) -> RankTotals:
+def take(aggregate: JobTable, path: Path) -> RankTotals:
     """Read a ring as the agent does; its trainer counts as alive."""
     reader = RingReader(path)
     book = aggregate.open(str(path), reader.identity)
@@ -118,9 +118,9 @@ def _train(rings: Path, rank: int) -> Path:
     return writer.path
 
 
-def recorded(rings: Path) -> Aggregate:
+def recorded(rings: Path) -> JobTable:
     """Two jobs with equal ranks: ``train`` on four, and ``eval``, of which one rank has ended."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in range(4):
         take(aggregate, _train(rings, rank))
     for rank in range(2):
@@ -268,7 +268,7 @@ def test_two_jobs_never_share_a_series() -> None:
     assert {dict(labels).get("job_id") for _, labels in found} == {"train", "eval", None}
 
 
-def _node(ranks: int = 8) -> Aggregate:
+def _node(ranks: int = 8) -> JobTable:
     """A full node: 13 (group, op) pairs a rank of data, tensor, pipeline and expert parallelism."""
     groups: dict[str, tuple[str, ...]] = {
         "dp": ("all_reduce", "all_gather", "reduce_scatter"),
@@ -282,7 +282,7 @@ def _node(ranks: int = 8) -> Aggregate:
     assert sum(map(len, groups.values())) == 13
     everyone = tuple(range(ranks))
     names = [group_entry(i, everyone, label) for i, label in enumerate(groups)]
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank in everyone:
         book = aggregate.open(
             f"ring-{rank}", {"job": "big", "restart": 0, "rank": rank, "world_size": ranks, "wall_offset_ns": 0}
@@ -308,7 +308,7 @@ def test_series_of_a_full_node() -> None:
 
 def test_group_labels_are_capped() -> None:
     """Past 32 group labels of a job all further ones share `other`, and a counter says how many; nothing is lost."""
-    aggregate, more = Aggregate(), 18
+    aggregate, more = JobTable(), 18
     book = aggregate.open("ring", {"job": "many", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(i, label=f"group_{i}") for i in range(MOST_GROUPS + more)])
     ingest_records(book, packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(MOST_GROUPS + more))))
@@ -325,7 +325,7 @@ def test_group_labels_are_capped() -> None:
 
 def test_a_group_called_other() -> None:
     """A group that its user calls `other` keeps series of its own: `other` has only the groups past the limit."""
-    aggregate, more = Aggregate(), 3
+    aggregate, more = JobTable(), 3
     labels = ["other", *(f"group_{i}" for i in range(1, MOST_GROUPS + more))]
     book = aggregate.open("ring", {"job": "many", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(i, label=label) for i, label in enumerate(labels)])
@@ -339,7 +339,7 @@ def test_a_group_called_other() -> None:
 
 def test_second_life_adds_up() -> None:
     """A restarted rank goes on counting where its first life ended: counters never fall."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     totals = []
     for restart in range(2):
         who = {"job": "elastic", "restart": restart, "rank": 0, "world_size": 1, "wall_offset_ns": 0}
@@ -370,7 +370,7 @@ def _has_group_id(labels: frozenset[tuple[str, str]]) -> bool:
 
 def test_step_without_length() -> None:
     """Two step marks at one instant (a damaged ring) do not cost the page: the step is counted and has no share."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     book = aggregate.open("ring", {"job": "odd", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     ingest_records(book, packed(mark(0, MS), mark(1, MS)))
     found = samples(page(aggregate))
@@ -382,7 +382,7 @@ def test_step_without_length() -> None:
 def test_labels_are_escaped() -> None:
     """Whatever a group or job is called, the page stays readable and gives the name back."""
     name = 'a "quoted"\nname\\with {braces} and \N{SNOWMAN}'
-    aggregate = Aggregate()
+    aggregate = JobTable()
     book = aggregate.open("ring", {"job": name, "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
     book.learn([group_entry(label=name)])
     ingest_records(book, packed(operation(start_ns=MS, end_ns=2 * MS)))

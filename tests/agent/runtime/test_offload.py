@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commwatch_agent.runtime.offload import Aside
+from commwatch_agent.runtime.offload import SharedCall
 from tests.helpers import PATIENCE_S
 
 
@@ -30,7 +30,7 @@ def test_one_call_for_all_who_ask_meanwhile(go: threading.Event) -> None:
         return calls[-1]
 
     async def ask() -> None:
-        aside = Aside("slow", call)
+        aside = SharedCall("slow", call)
         asked = [asyncio.create_task(aside.ask(PATIENCE_S)) for _ in range(5)]
         await asyncio.sleep(0)
         go.set()
@@ -44,7 +44,7 @@ def test_next_call_begins_before_the_answer_is_taken() -> None:
     """A caller gets the result of its own call, even if the next call has begun before the loop delivers it."""
 
     async def ask() -> None:
-        aside = Aside("quick", lambda: 1)
+        aside = SharedCall("quick", lambda: 1)
         found: list[int] = []
 
         async def again() -> None:
@@ -67,7 +67,7 @@ def test_patience(go: threading.Event) -> None:
         return "late"
 
     async def ask() -> None:
-        aside = Aside("slow", call)
+        aside = SharedCall("slow", call)
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await aside.ask(0.01)
@@ -86,7 +86,7 @@ def test_errors_are_of_who_asks() -> None:
         raise OSError("no disk")
 
     with pytest.raises(OSError, match="no disk"):
-        asyncio.run(Aside("broken", call).ask(PATIENCE_S))
+        asyncio.run(SharedCall("broken", call).ask(PATIENCE_S))
 
 
 def test_loop_that_has_ended(go: threading.Event) -> None:
@@ -94,7 +94,7 @@ def test_loop_that_has_ended(go: threading.Event) -> None:
 
     async def ask() -> None:
         with pytest.raises(TimeoutError):
-            await Aside("late", lambda: go.wait(PATIENCE_S)).ask(0.01)
+            await SharedCall("late", lambda: go.wait(PATIENCE_S)).ask(0.01)
 
     asyncio.run(ask())
     (thread,) = [each for each in threading.enumerate() if each.name == "late"]

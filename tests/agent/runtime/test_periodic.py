@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
-from commwatch_agent.runtime.periodic import OVER, Beside, known
+from commwatch_agent.runtime.periodic import OVER, PeriodicThread, known
 from commwatch_agent.watchers.nccl import NcclLogs
 from commwatch_collectors.registry import Reading
 from tests.helpers import Trainer, operation, wait_for
@@ -30,7 +30,7 @@ def test_a_look_that_fails(caplog: pytest.LogCaptureFixture) -> None:
         elif result is not None:
             raise result
 
-    beside = Beside("odd", tick, 0.0, stop, closed.set)
+    beside = PeriodicThread("odd", tick, 0.0, stop, closed.set)
     with caplog.at_level(logging.INFO, "commwatch"):
         beside.thread.start()
         beside.thread.join(60)
@@ -46,7 +46,7 @@ def test_what_it_said_before_is_not_told() -> None:
     """While a thread fails its collector is down, also one that has no readings; those of others stay."""
     fine = [Reading("a", (), 1.0)]
     stop = threading.Event()
-    bad, good, quiet = (Beside(name, lambda: None, 1.0, stop) for name in ("bad", "good", "quiet"))
+    bad, good, quiet = (PeriodicThread(name, lambda: None, 1.0, stop) for name in ("bad", "good", "quiet"))
     bad.failing = quiet.failing = True
     assert known([("bad", fine), ("good", fine)], [bad, good, quiet]) == [
         ("bad", None),
@@ -96,7 +96,7 @@ def test_nothing_more_to_do() -> None:
     """A thread whose work is over ends before the agent does, and closes what it has."""
     stop, closed = threading.Event(), threading.Event()
     calls = iter([None, OVER])
-    beside = Beside("once", lambda: next(calls), 0.0, stop, closed.set)
+    beside = PeriodicThread("once", lambda: next(calls), 0.0, stop, closed.set)
     beside.thread.start()
     beside.thread.join(60)
     assert closed.is_set()
@@ -107,7 +107,7 @@ def test_without_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that looks at jobs waits while there is none, calls at once when one begins, and ends at once with the agent."""
     monkeypatch.setattr("commwatch_agent.runtime.periodic.IDLE_S", 3600.0)
     stop, jobs, calls = threading.Event(), threading.Event(), threading.Semaphore(0)
-    beside = Beside("jobs", calls.release, 0.0, stop, jobs=jobs)
+    beside = PeriodicThread("jobs", calls.release, 0.0, stop, jobs=jobs)
     beside.thread.start()
     assert calls.acquire(timeout=60)
     assert not calls.acquire(timeout=0.1)

@@ -19,7 +19,7 @@ from commwatch_agent.analysis.time_buckets import Slot, SlotSums, slots_of
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.cells import NO_STEPS, SLOT_NS
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate, Job
+from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.server.live_view import JobNow, job_now
 from commwatch_agent.server.node_now import Card, Oldest, node_now, operations, pick, running
@@ -56,7 +56,7 @@ def steps(rank: int, number: int = STEPS, unseen: Collection[int] = ()) -> list[
 
 def job(*ranks: list[tuple[int, ...]], **who: Any) -> Job:
     """A job with these ranks, which have done this."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for rank, records in enumerate(ranks):
         about = identity(rank=rank, world_size=len(ranks), **who)
         book = aggregate.open(f"r{rank}", about)

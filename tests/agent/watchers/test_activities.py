@@ -20,7 +20,7 @@ from commwatch.wire.ring import Outside
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import Incident
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.activities import Activities
 from commwatch_collectors.node import activity
@@ -45,9 +45,7 @@ def pid() -> Iterator[int]:
 class Scene:
     """Ranks of one job, and what watches them; its clock goes on from ``NOW``."""
 
-    def __init__(
-        self, *ranks: RankTotals, aggregate: Aggregate, pid: int, incidents: tuple[Incident, ...] = ()
-    ) -> None:
+    def __init__(self, *ranks: RankTotals, aggregate: JobTable, pid: int, incidents: tuple[Incident, ...] = ()) -> None:
         self.ranks, self.incidents, self.lock = ranks, incidents, threading.RLock()
         self.asked: list[GpuPlace] = []
         self.later_ns, began_ns = 0, time.monotonic_ns()
@@ -89,7 +87,7 @@ def inside(book: RankTotals, for_s: float, group: int = 0, flags: int = 0) -> No
 
 def test_while_others_wait(pid: int) -> None:
     """A rank is looked at, without the lock, as long as another one waits for it; what it does is known from the second look on."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=pid)
     waiting, late = scene.ranks
     assert scene.looked_at() == [1]
@@ -107,7 +105,7 @@ def test_while_others_wait(pid: int) -> None:
 
 def test_idle(pid: int) -> None:
     """While no rank waits for another one for long, no process is looked at."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0, inside_s=0.2), rank(aggregate, 1), aggregate=aggregate, pid=pid)
     assert scene.looked_at() == []
     inside(scene.ranks[0], 50.0)
@@ -118,7 +116,7 @@ def test_idle(pid: int) -> None:
 
 def test_message(pid: int) -> None:
     """The rank from which a message should come is looked at."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0), rank(aggregate, 1), aggregate=aggregate, pid=pid)
     waits = operation("recv", start_ns=NOW - 3 * S, launch_ns=NOW - 3 * S, end_ns=0, peer=1, flags=ev.BLOCKED)
     scene.ranks[0].in_flight = [ev.Record._make((1, *waits, 1))]
@@ -127,7 +125,7 @@ def test_message(pid: int) -> None:
 
 def test_outside_operations(pid: int) -> None:
     """The rank that has not come to ``new_group`` is looked at, and not those that are inside."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(*(rank(aggregate, n, size=3) for n in range(3)), aggregate=aggregate, pid=pid)
     for book in scene.ranks[:2]:
         book.outside = Outside(NOW - 3 * S, 1, 1, "new_group", "")
@@ -148,14 +146,14 @@ def test_outside_operations(pid: int) -> None:
 )
 def test_culprits(pid: int, incident: Incident, looked_at: list[int]) -> None:
     """The culprits of an open incident in which others wait are looked at, wherever these wait."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0), rank(aggregate, 1), aggregate=aggregate, pid=pid, incidents=(incident,))
     assert scene.looked_at() == looked_at
 
 
 def test_ranks_of_several_nodes(pid: int) -> None:
     """In a job with ranks on other nodes, whose waits are not seen here, a rank is looked at that has been in no operation for some seconds."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     ranks = [rank(aggregate, number, size=4) for number in (0, 1)]
     scene = Scene(*ranks, aggregate=aggregate, pid=pid)
     for book, quiet_s in zip(ranks, (6, 3), strict=True):
@@ -167,7 +165,7 @@ def test_ranks_of_several_nodes(pid: int) -> None:
 
 def test_lost(pid: int) -> None:
     """A rank that has ended, or whose process is not visible, is not looked at."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(
         *(rank(aggregate, n, size=3, inside_s=2.0 if n == 0 else None) for n in range(3)), aggregate=aggregate, pid=pid
     )
@@ -186,7 +184,7 @@ def test_lost(pid: int) -> None:
 )
 def test_gpu(pid: int, change: Callable[[RankTotals], None], kind: str) -> None:
     """A busy GPU works for a rank, unless a kernel of NCCL may wait there."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=pid)
     late = scene.ranks[1]
     late.gpu = GpuPlace("gpu", "", 0)
@@ -200,7 +198,7 @@ def test_gpu(pid: int, change: Callable[[RankTotals], None], kind: str) -> None:
 def test_agent_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that a rank has begun is no child for which the rank waits, nor are other ranks, nor what these have begun."""
     monkeypatch.setattr(activity, "_MOST_CHILDREN", 100_000)  # the parent of the tests may have many
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=os.getppid())
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         scene.activities.tick()
@@ -212,7 +210,7 @@ def test_agent_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_that_end(pid: int) -> None:
     """A process that ends between two looks stops nothing, and what it did is forgotten."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     scene = Scene(rank(aggregate, 0, inside_s=2.0), rank(aggregate, 1), aggregate=aggregate, pid=pid)
     late = scene.ranks[1]
     scene.until(lambda: late.activity)
@@ -226,7 +224,7 @@ def test_processes_that_end(pid: int) -> None:
 def test_other_agents() -> None:
     """The agents of other nodes understand what a rank does, and ranks of agents that do not send it."""
     adapter = TypeAdapter(RankView)
-    aggregate = Aggregate()
+    aggregate = JobTable()
     book = rank(aggregate, 0)
     book.activity = NOW, WRITING
     here = view("job", book, NOW)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.core.views import RankTraffic
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.connections import Connections
 from commwatch_collectors.node.tcp_connections import Sockets, Unknown
@@ -20,7 +20,7 @@ class Scene:
     """Ranks of a job on two nodes; its clock goes on by a second with each tick, in which they communicate for a part of the time."""
 
     def __init__(self, *, world_size: int = 4, share: float = 0.5, unknown: str = "") -> None:
-        self.aggregate, self.lock, self.now_ns = Aggregate(), threading.RLock(), NOW
+        self.aggregate, self.lock, self.now_ns = JobTable(), threading.RLock(), NOW
         self.ranks = [rank(self.aggregate, number, size=world_size) for number in range(2)]
         for book in self.ranks:
             book.pid = 1000 + book.rank
@@ -93,7 +93,7 @@ def test_pods_of_one_node() -> None:
 def test_long_operation() -> None:
     """A rank that is inside one long transfer is looked at before it ends."""
     scene = Scene(share=0.0)
-    scene.ranks[0].in_flight = rank(Aggregate(), 0, inside_s=2.0).in_flight
+    scene.ranks[0].in_flight = rank(JobTable(), 0, inside_s=2.0).in_flight
     scene.go_on(3)
     assert {tuple(pids) for _, pids in scene.asked} == {(1000,)}
 

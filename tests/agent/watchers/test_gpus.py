@@ -12,7 +12,7 @@ import pytest
 
 from commwatch_agent.core.node_counters import GPU_BUSY
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.gpus import Gpus, note_link
 from commwatch_collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, MigInstance, NoGpus, Snapshot, Xid, plain_uuid
@@ -165,7 +165,7 @@ def test_first_that_finds_cards() -> None:
 # -- ranks ------------------------------------------------------------------------------------
 
 
-def rank(aggregate: Aggregate, number: int, gpu: object, job: str = "train") -> RankTotals:
+def rank(aggregate: JobTable, number: int, gpu: object, job: str = "train") -> RankTotals:
     """A rank that spends a fifth of its steps communicating, and has left word of its card."""
     book = aggregate.open(f"{job}-{number}", identity(job, number, wall_offset_ns=0))
     book.learn([group_entry(), {"gpu": gpu}])
@@ -181,7 +181,7 @@ def test_ranks_beside_their_cards() -> None:
     """Each rank appears at the GPU it computes on, its comm share beside the GPU's utilisation; unknown ranks are named."""
     gpus, _, _ = watching(Snapshot((full(0), full(1)), (Xid(UUIDS[1], 31), Xid(UUIDS[1], 79))))
     gpus.tick()
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, 0, {"uuid": UUIDS[1].removeprefix("GPU-"), "index": 0})
     rank(aggregate, 1, {"uuid": "", "bus_id": "00000000:1B:00.0", "index": 0})
     rank(aggregate, 2, {"uuid": UUIDS[5], "index": 0})
@@ -210,7 +210,7 @@ def test_rank_info() -> None:
     """``commwatch_rank_info`` names the card by the number that ``/metrics`` gives it; empty where it is not known."""
     gpus, _, _ = watching(BOTH)
     gpus.tick()
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank(aggregate, 0, {"uuid": UUIDS[1], "index": 0})
     rank(aggregate, 1, {"uuid": UUIDS[7], "index": 1})
     found = samples(exporter_page(aggregate, gpus))
@@ -218,7 +218,7 @@ def test_rank_info() -> None:
     assert infos == {"0": "1", "1": ""}
 
 
-def exporter_page(aggregate: Aggregate, gpus: Gpus) -> str:
+def exporter_page(aggregate: JobTable, gpus: Gpus) -> str:
     """What Prometheus gets of an agent with these cards."""
     from prometheus_client import generate_latest
 

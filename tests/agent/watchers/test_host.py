@@ -19,7 +19,7 @@ from commwatch_agent.analysis.gpu_nic_affinity import places
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.host_views import HostView, NicView
 from commwatch_agent.core.node_counters import SENT, NodeCounter
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.reference.links import links, of_device
 from commwatch_agent.server.web import application
@@ -38,7 +38,7 @@ class Watched:
     def __init__(self, name: str, at: Path) -> None:
         self.tree, self.now_ns = unpack(name, at), 0
         psutil.PROCFS_PATH = str(self.tree / "proc")
-        self.watch = HostWatch(Aggregate(), threading.RLock(), lambda: self.now_ns, self.tree / "sys")
+        self.watch = HostWatch(JobTable(), threading.RLock(), lambda: self.now_ns, self.tree / "sys")
         self.watch.tick()
 
     def later(self, seconds: float) -> HostView:
@@ -68,7 +68,7 @@ def said(view: HostView) -> dict[tuple[str, str], str]:
 
 def test_nobody_has_looked() -> None:
     """Before the first sample there is an empty answer, and no metrics."""
-    watch = HostWatch(Aggregate(), threading.RLock(), lambda: 0)
+    watch = HostWatch(JobTable(), threading.RLock(), lambda: 0)
     view = watch.view()
     assert (view.looked_at, view.nics, view.cpu, watch.readings()) == (None, [], None, [])
 
@@ -323,7 +323,7 @@ def test_entry_of_the_catalogue(kind: str, speed: float | None, key: str | None)
 
 def test_readings_of_this_machine() -> None:
     """This machine can be looked at, twice."""
-    watch = HostWatch(Aggregate(), threading.RLock(), iter(range(0, 100 * S, S)).__next__)
+    watch = HostWatch(JobTable(), threading.RLock(), iter(range(0, 100 * S, S)).__next__)
     watch.tick()
     watch.tick()
     assert watch.view().cpu is not None

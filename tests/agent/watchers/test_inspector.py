@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commwatch.wire.nccl_debug_file import inspector_dir
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers import inspector, inspector_sums
 from commwatch_agent.watchers.inspector import Inspector
 from commwatch_agent.watchers.inspector_sums import MOST_CELLS
@@ -30,7 +30,7 @@ class Watched:
 
     def __init__(self, folder: Path, setting: Path | None = None, told: bool = True) -> None:
         self.now = 1_700_000_000.0
-        self.aggregate = Aggregate()
+        self.aggregate = JobTable()
         self.inspector = Inspector(setting, self.aggregate, threading.RLock(), lambda: self.now)
         for rank, pid in PIDS.items():
             book = self.aggregate.open(f"ring{rank}", identity("job", rank, pid=pid, host="host.domain"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers.named_logs import named_by_ranks
 from commwatch_collectors.nccl.matching import LogPattern, Output
 from tests.helpers import identity
@@ -18,7 +18,7 @@ def output(path: str = "/logs/job.log", inode: int = 7, size: int = 0) -> dict[s
     return {"output": path, "device": 1, "inode": inode, "size": size}
 
 
-def rank_of(aggregate: Aggregate, job: str, rank: int, *entries: dict[str, Any], uid: int | None = UID) -> Any:
+def rank_of(aggregate: JobTable, job: str, rank: int, *entries: dict[str, Any], uid: int | None = UID) -> Any:
     """A rank that has named these files."""
     totals = aggregate.open(f"{job}{rank}", identity(job, rank), uid)
     totals.owner_uid = uid
@@ -26,14 +26,14 @@ def rank_of(aggregate: Aggregate, job: str, rank: int, *entries: dict[str, Any],
     return totals
 
 
-def found(aggregate: Aggregate, job: str = "job") -> list[LogPattern]:
+def found(aggregate: JobTable, job: str = "job") -> list[LogPattern]:
     """What is to be followed for a job."""
     return named_by_ranks(aggregate.jobs.values())[job]
 
 
 def test_shared_output() -> None:
     """Ranks that share a file have one pattern, from where the first of them began; ranks with files of their own have one each."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank_of(aggregate, "job", 0, output(size=20), output("/logs/0", 8))
     rank_of(aggregate, "job", 1, output(size=10), output("/logs/1", 9, 5))
     assert found(aggregate) == [
@@ -45,7 +45,7 @@ def test_shared_output() -> None:
 
 def test_names_are_no_patterns() -> None:
     """Characters of a name do not match others; a relative name, or one of an unknown user, is not followed."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     rank_of(aggregate, "job", 0, output("/logs/[a]*"), output("job.log", 8))
     rank_of(aggregate, "job", 1, output("/logs/1", 9), uid=None)
     assert [pattern.pattern for pattern in found(aggregate)] == ["/logs/[[]a][*]"]
@@ -53,7 +53,7 @@ def test_names_are_no_patterns() -> None:
 
 def test_copies_of_nccls_lines() -> None:
     """NCCL's lines in an output are left out if each of its ranks has a log of NCCL, and count if one has none."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     first = rank_of(aggregate, "job", 0, output(), {"nccl_log": "/logs/nccl.0"})
     second = rank_of(aggregate, "job", 1, output())
     assert [pattern.output for pattern in found(aggregate)] == [None, Output((1, 7), 0)]
@@ -64,7 +64,7 @@ def test_copies_of_nccls_lines() -> None:
 
 def test_output_ends_with_its_ranks() -> None:
     """An output is over when the last of its ranks has ended; one that has left its group may still write."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     ranks = [rank_of(aggregate, "job", rank, output()) for rank in range(2)]
     ranks[0].alive = False
     assert found(aggregate) == [LogPattern("/logs/job.log", UID, Output((1, 7), 0))]
@@ -76,7 +76,7 @@ def test_output_ends_with_its_ranks() -> None:
 
 def test_two_jobs_in_one_file() -> None:
     """A file to which ranks of two jobs write is read for neither; one after the other, for the one that runs."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     first = rank_of(aggregate, "job", 0, output())
     rank_of(aggregate, "next", 0, output(size=50))
     assert [found(aggregate, job)[0].output for job in ("job", "next")] == [
@@ -92,7 +92,7 @@ def test_two_jobs_in_one_file() -> None:
 
 def test_runs_before() -> None:
     """Only files of the job's latest run are followed."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     for run, inode in (("a", 7), ("b", 8)):
         totals = aggregate.open(run, identity("job", started_ns=inode), UID, name="job", run=run)
         totals.owner_uid = UID

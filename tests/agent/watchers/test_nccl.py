@@ -14,7 +14,7 @@ import pytest
 
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.nccl_views import Topology
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.watchers.log_requests import LogRequest, requests
 from commwatch_agent.watchers.nccl import NcclLogs, remove_old
@@ -97,7 +97,7 @@ def test_requests(tmp_path: Path) -> None:
 
 def test_two_requests_for_one_job(tmp_path: Path) -> None:
     """Where each rank of a job has its own ``commwatch run``, the logs of all are followed."""
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock())
     for name, pid in (("one", os.getpid()), ("two", 1)):
         (tmp_path / name).write_text("a line\n")
         LogRequest("job", [str(tmp_path / name)], time.time(), pid).write(tmp_path)
@@ -109,7 +109,7 @@ def test_two_requests_for_one_job(tmp_path: Path) -> None:
 
 def test_requests_of_two_runs(tmp_path: Path) -> None:
     """Where two runs have one name, each request is for the run that its `commwatch run` has started; until that has ranks, for none."""
-    aggregate, lock = Aggregate(), threading.RLock()
+    aggregate, lock = JobTable(), threading.RLock()
     logs = NcclLogs(tmp_path, aggregate, lock)
     for name, pid in (("first", os.getpid()), ("second", 1)):
         (tmp_path / name).write_text("a line\n")
@@ -142,7 +142,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
 
 def test_logs_in_use_are_kept(tmp_path: Path) -> None:
     """The logs of a running job stay however long NCCL has been quiet, and so does a folder that it has not used yet."""
-    run, aggregate = tmp_path / "run", Aggregate()
+    run, aggregate = tmp_path / "run", JobTable()
     logs = NcclLogs(run, aggregate, threading.RLock())
     state = tmp_path / "[state]"
     quiet, named, ended, unused = (state / job / "host.1" for job in ("quiet", "named", "ended", "unused"))
@@ -179,7 +179,7 @@ def test_logs_in_use_are_kept(tmp_path: Path) -> None:
 
 def test_readings(tmp_path: Path) -> None:
     """Channels are there per group and transport only where the join is certain; every class is, once logs are followed; findings as they come up."""
-    aggregate, now = Aggregate(), [100.0]
+    aggregate, now = JobTable(), [100.0]
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
     assert logs.readings() == [("nccl_log", [])]
     log = tmp_path / "log"
@@ -226,7 +226,7 @@ def _add(path: Path, texts: list[str]) -> None:
         file.writelines(f"{text}\n" for text in texts)
 
 
-def _live(logs: Path, aggregate: Aggregate, restart: int, pids: tuple[int, int], texts: int) -> None:
+def _live(logs: Path, aggregate: JobTable, restart: int, pids: tuple[int, int], texts: int) -> None:
     """Run the job's two ranks anew, of whose logs the first ``texts`` lines are there."""
     for totals in aggregate.rank_totals():
         totals.alive, totals.gone_ns = False, 15
@@ -240,7 +240,7 @@ def test_init_that_goes_on(tmp_path: Path) -> None:
     """An init is unfinished only once nothing of it has changed for a minute, whatever else is logged; then it is stored, too."""
     now, written = [1000.0], list[Topology]()
     logs = NcclLogs(
-        tmp_path, Aggregate(), threading.RLock(), lambda: now[0], lambda topology, run: written.append(topology)
+        tmp_path, JobTable(), threading.RLock(), lambda: now[0], lambda topology, run: written.append(topology)
     )
     LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
     first, second = lines(0, 10, "aa", (4, 6)), lines(1, 12, "aa", (4, 6))
@@ -267,7 +267,7 @@ def test_init_that_goes_on(tmp_path: Path) -> None:
 
 def test_init_of_an_earlier_run(tmp_path: Path) -> None:
     """A run that was killed in its init leaves no finding to the run that follows; one that hangs keeps its own when it ends."""
-    aggregate, now = Aggregate(), [1000.0]
+    aggregate, now = JobTable(), [1000.0]
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
     LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
 
@@ -289,7 +289,7 @@ def test_init_of_an_earlier_run(tmp_path: Path) -> None:
 
 def test_channels_of_this_run(tmp_path: Path) -> None:
     """Channels are those of the run that goes on, however often the job was restarted."""
-    aggregate = Aggregate()
+    aggregate = JobTable()
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
     LogRequest("job", [str(tmp_path / "nccl.*")], time.time(), os.getpid()).write(tmp_path)
     for restart in range(3):
@@ -377,7 +377,7 @@ def _outputs(*logs: Path) -> list[dict[str, object]]:
     ]
 
 
-def _rank(aggregate: Aggregate, entries: list[dict[str, object]]) -> RankTotals:
+def _rank(aggregate: JobTable, entries: list[dict[str, object]]) -> RankTotals:
     totals = aggregate.open("ring", identity(), os.getuid())
     totals.owner_uid = os.getuid()
     totals.learn(entries)
@@ -393,7 +393,7 @@ TIMEOUT = (
 
 def test_warning_and_its_copy(tmp_path: Path) -> None:
     """A warning in NCCL's log counts once, also if the output has a copy of it; what only the output has is found there."""
-    aggregate, (output, log) = Aggregate(), (tmp_path / "job.log", tmp_path / "nccl.10")
+    aggregate, (output, log) = JobTable(), (tmp_path / "job.log", tmp_path / "nccl.10")
     output.write_text("an old line\n")
     _rank(aggregate, [{"nccl_log": str(log)}, *_outputs(output)])
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
@@ -412,7 +412,7 @@ def test_warning_and_its_copy(tmp_path: Path) -> None:
 
 def test_output_without_a_fault(tmp_path: Path) -> None:
     """A job whose output has nothing of NCCL or PyTorch has no logs to show; one whose output has, has."""
-    aggregate, output, written = Aggregate(), tmp_path / "job.log", list[Topology]()
+    aggregate, output, written = JobTable(), tmp_path / "job.log", list[Topology]()
     output.touch()
     _rank(aggregate, _outputs(output))
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), keep=lambda topology, run: written.append(topology))
@@ -434,7 +434,7 @@ def test_output_without_a_fault(tmp_path: Path) -> None:
 
 def test_faults_of_others(tmp_path: Path) -> None:
     """A rank that runs out of memory and a fault of a GPU are findings, and no faults of communication: metric and incidents leave them out."""
-    aggregate, output = Aggregate(), tmp_path / "job.log"
+    aggregate, output = JobTable(), tmp_path / "job.log"
     output.touch()
     _rank(aggregate, _outputs(output))
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
@@ -453,7 +453,7 @@ def test_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commwatch_collectors.nccl.follow.TICK_BYTES", 50)
     monkeypatch.setattr("commwatch_collectors.nccl.follow._CHUNK", 50)
     monkeypatch.setattr("commwatch_agent.watchers.nccl.TICK_BYTES", 50)
-    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    aggregate, log = JobTable(), tmp_path / "nccl.10"
     _rank(aggregate, [{"nccl_log": str(log)}])
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
     log.write_text("12345\n" * 10)
@@ -472,7 +472,7 @@ def test_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_while_lines_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it takes long to look for errors, those of the look before count meanwhile."""
     monkeypatch.setattr("commwatch_agent.watchers.job_logs._OF_TIME", 1e-9)
-    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    aggregate, log = JobTable(), tmp_path / "nccl.10"
     _rank(aggregate, [{"nccl_log": str(log)}])
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
     _add(log, [WARNING])
@@ -490,7 +490,7 @@ def test_errors_while_lines_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_errors_of_an_ended_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs of a job that has ended count as read once the errors in its last lines were looked for."""
     monkeypatch.setattr("commwatch_agent.watchers.job_logs._OF_TIME", 1e-9)
-    aggregate, log = Aggregate(), tmp_path / "nccl.10"
+    aggregate, log = JobTable(), tmp_path / "nccl.10"
     totals = _rank(aggregate, [{"nccl_log": str(log)}])
     logs = NcclLogs(tmp_path, aggregate, threading.RLock())
     _add(log, ["vm:10:10 [0] NCCL INFO Bootstrap: Using eth0"])
@@ -511,7 +511,7 @@ def test_errors_of_an_ended_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_log_that_cannot_be_read(tmp_path: Path) -> None:
     """A log that cannot be opened is logged once; the agent continues."""
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock())
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     LogRequest("job", [str(loop)], time.time(), os.getpid()).write(tmp_path)

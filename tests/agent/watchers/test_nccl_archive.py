@@ -11,7 +11,7 @@ from pathlib import Path
 
 from commwatch_agent.core.nccl_views import Topology
 from commwatch_agent.core.runs import Stored
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import NcclLogs, logs_of, remove_old
 from commwatch_agent.watchers.nccl_archive import keep, kept
@@ -61,7 +61,7 @@ def test_when_it_is_kept(tmp_path: Path) -> None:
     """Twice a minute at most while lines come, once they stop not again, and always at the end of the job or the agent."""
     now, written = [1000.0], list[Topology]()
     logs = NcclLogs(
-        tmp_path, Aggregate(), threading.RLock(), lambda: now[0], lambda topology, run: written.append(topology)
+        tmp_path, JobTable(), threading.RLock(), lambda: now[0], lambda topology, run: written.append(topology)
     )
     log = tmp_path / "log"
     request = LogRequest("job", [str(log)], time.time(), os.getpid()).write(tmp_path)
@@ -87,7 +87,7 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
     """Where it cannot be kept the logs are followed all the same."""
     state = tmp_path / "state"
     state.write_text("no directory")
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=partial(keep, state / "history.sqlite"))
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock(), keep=partial(keep, state / "history.sqlite"))
     log = tmp_path / "log"
     log.write_text(WARNING)
     LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
@@ -122,7 +122,7 @@ def test_report_of_a_job_that_has_ended(tmp_path: Path) -> None:
 
 def test_next_run_of_that_name(tmp_path: Path) -> None:
     """A run that begins under the name of one that has ended has none of its logs, neither live nor in its report, and that one keeps them."""
-    state, aggregate = tmp_path / "history.sqlite", Aggregate()
+    state, aggregate = tmp_path / "history.sqlite", JobTable()
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), keep=partial(keep, state))
     for name, text in (("first", WARNING), ("second", "a line\n")):
         (tmp_path / name).write_text(text)
@@ -151,7 +151,7 @@ def test_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
             raise OSError("no space")
         written.append(said)
 
-    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=keep_it)
+    logs = NcclLogs(tmp_path, JobTable(), threading.RLock(), keep=keep_it)
     log.write_text(WARNING)
     LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
     logs.tick()

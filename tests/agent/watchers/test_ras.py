@@ -17,7 +17,7 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands import diagnose
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.ingest.batches import ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.server.web import application
 from commwatch_agent.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
 from commwatch_collectors.nccl import ras as client
@@ -169,7 +169,7 @@ class Polled:
         self, addresses: tuple[tuple[str, int], ...] = (("localhost", 28028),), versions: tuple[str, ...] = ()
     ) -> None:
         self.now, self.answer, self.asked = 1_700_000_000.0, fixture("healthy.json"), 0
-        self.aggregate = Aggregate()
+        self.aggregate = JobTable()
         self.ras = Ras(addresses, self.aggregate, threading.RLock(), lambda: self.now, self.ask)
         for rank, pid in ((4, 104), (6, 106)):
             about = {"job": "job", "rank": rank, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": pid}

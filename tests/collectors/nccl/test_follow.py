@@ -12,7 +12,7 @@ import pytest
 from commwatch.wire import crossing
 from commwatch_collectors.nccl import follow
 from commwatch_collectors.nccl.follow import Follower
-from commwatch_collectors.nccl.input.lines import apart
+from commwatch_collectors.nccl.input.lines import split_lines
 from commwatch_collectors.nccl.matching import LogPattern, Output
 from tests.helpers import descriptors
 
@@ -27,7 +27,7 @@ class Taken:
         self.follower.patterns.update({LogPattern(str(pattern), os.getuid()): None for pattern in patterns})
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in apart(texts):
+        for number, line in split_lines(texts):
             self.lines.append(line)
             self.places.append((Path(path).name, number))
 

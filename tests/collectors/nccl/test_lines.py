@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_collectors.nccl.input.lines import MOST_BYTES, Lines, apart, lines_of
+from commwatch_collectors.nccl.input.lines import MOST_BYTES, Lines, lines_of, split_lines
 from tests.helpers import examples
 
 
@@ -16,8 +16,8 @@ def cut(data: bytes, *at: int) -> list[tuple[int, str]]:
     """The lines of ``data`` that comes in pieces."""
     lines = Lines()
     ends = [0, *sorted(min(place, len(data)) for place in at), len(data)]
-    found = [line for first, last in pairwise(ends) for line in apart(lines.feed(data[first:last]))]
-    return [*found, *apart(lines.end())]
+    found = [line for first, last in pairwise(ends) for line in split_lines(lines.feed(data[first:last]))]
+    return [*found, *split_lines(lines.end())]
 
 
 def test_lines() -> None:
@@ -67,7 +67,7 @@ def test_cut_anywhere(parts: list[bytes], at: list[int]) -> None:
     data = b"".join(parts)
     whole = cut(data)
     assert cut(data, *at) == whole
-    assert list(apart(lines_of(io.BytesIO(data)))) == whole
+    assert list(split_lines(lines_of(io.BytesIO(data)))) == whole
     assert [number for number, _ in whole] == sorted(number for number, _ in whole)
     assert all(len(text) <= MOST_BYTES for _, text in whole)
 

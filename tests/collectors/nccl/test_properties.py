@@ -19,7 +19,7 @@ import pytest
 
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.findings import findings
-from commwatch_collectors.nccl.input.lines import apart, lines_of
+from commwatch_collectors.nccl.input.lines import lines_of, split_lines
 from commwatch_collectors.nccl.text import parse_line
 from tests.collectors.nccl.test_findings import ALL
 
@@ -28,7 +28,7 @@ NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
 PATHS = [*sorted(NCCL.glob("*.log")), *sorted(NCCL.glob("wild/*.log"))]
 #: By name, the lines of each, which are no longer wrapped or in JSON.
 LOGS: dict[str, list[str]] = {
-    **{path.stem: [text for _, text in apart(lines_of(io.BytesIO(path.read_bytes())))] for path in PATHS},
+    **{path.stem: [text for _, text in split_lines(lines_of(io.BytesIO(path.read_bytes())))] for path in PATHS},
     **{f"{case.kind}-{case.number}": case.lines for case in ALL},
 }
 Conclusions = set[tuple[str, str]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_collectors.nccl.account import Account
-from commwatch_collectors.nccl.input.lines import apart, lines_of
+from commwatch_collectors.nccl.input.lines import lines_of, split_lines
 from commwatch_collectors.nccl.labels import labels
 from commwatch_collectors.nccl.text import Process
 from tests.helpers import examples
@@ -65,8 +65,8 @@ def test_indented() -> None:
 def test_lines_of_a_message() -> None:
     """The lines of one message have the number of its record, and the next record its own."""
     record = json.dumps({"msg": "one\ntwo\n", "exc_info": "Traceback\nValueError: x"})
-    found = list(apart(lines_of(io.BytesIO(f"{record}\nthree\n".encode()))))
-    marked = list(apart(lines_of(io.BytesIO(f"[rank3]: {record}\nthree\n".encode()))))
+    found = list(split_lines(lines_of(io.BytesIO(f"{record}\nthree\n".encode()))))
+    marked = list(split_lines(lines_of(io.BytesIO(f"[rank3]: {record}\nthree\n".encode()))))
     assert [(1, f"[rank3]: {text}") for number, text in found if number == 1] == marked[:-1]
     assert found == [(1, "one"), (1, "two"), (1, ""), (1, "Traceback"), (1, "ValueError: x"), (2, "three")]
 
@@ -78,9 +78,9 @@ def test_parts() -> None:
         return json.dumps({"log": text, "stream": stream, "time": "2026"})
 
     entries = [entry("begin\n"), entry("a" * 16_384), entry("other\n", "stdout"), entry(f"b {SAID}\n"), entry("rest")]
-    found = [text for _, text in apart(lines_of(io.BytesIO("\n".join(entries).encode())))]
+    found = [text for _, text in split_lines(lines_of(io.BytesIO("\n".join(entries).encode())))]
     assert found == ["begin", "other", f"{'a' * 16_384}b {SAID}", "rest"]
-    (whole,) = apart(lines_of(io.BytesIO(entry("a" * 16_384).encode())))
+    (whole,) = split_lines(lines_of(io.BytesIO(entry("a" * 16_384).encode())))
     assert len(whole[1]) == 16_384
 
 
@@ -93,7 +93,7 @@ def test_entries_without_newlines() -> None:
 def test_parts_without_end() -> None:
     """Entries that never end a message are handed on before they fill the memory."""
     entries = [json.dumps({"log": "a" * 16_384, "stream": "stderr", "time": "2026"})] * 50
-    found = [text for _, text in apart(lines_of(io.BytesIO("\n".join(entries).encode())))]
+    found = [text for _, text in split_lines(lines_of(io.BytesIO("\n".join(entries).encode())))]
     assert sum(map(len, found)) == 50 * 16_384
     assert max(map(len, found)) < 100_000
 
@@ -113,7 +113,7 @@ def test_parts_without_end() -> None:
 )
 def test_other_json(line: str) -> None:
     """What is no record with a message is read as the text that it is."""
-    assert list(apart(lines_of(io.BytesIO(line.encode())))) == [(1, line)]
+    assert list(split_lines(lines_of(io.BytesIO(line.encode())))) == [(1, line)]
 
 
 values = st.recursive(
@@ -133,7 +133,7 @@ values = st.recursive(
 def test_any_record(records: list[tuple[Any, int, str]]) -> None:
     """Whatever records contain, and wherever they were cut, they are read, each under its number."""
     lines = [before + json.dumps(value)[: size if size < 200 else None] for value, size, before in records]
-    found = list(apart(lines_of(io.BytesIO("\n".join(lines).encode()))))
+    found = list(split_lines(lines_of(io.BytesIO("\n".join(lines).encode()))))
     numbers = [number for number, _ in found]
     assert set(numbers) <= set(range(1, len(lines) + 1))
     indented = "\n".join(json.dumps(value, indent=1) for value, _, _ in records)

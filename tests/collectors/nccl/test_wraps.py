@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_collectors.nccl.input.lines import MOST_BYTES, apart, lines_of
+from commwatch_collectors.nccl.input.lines import MOST_BYTES, lines_of, split_lines
 from commwatch_collectors.nccl.input.wraps import unwrapped
 from tests.collectors.nccl.test_fuzz import cut, glued, line
 from tests.collectors.nccl.test_same_results import LOGS
@@ -28,7 +28,7 @@ TRAIL = "ant:7:9 [3] NCCL INFO transport/net_ib.cc:1740 -> 2"
 
 def read(*lines: str) -> list[str]:
     """The texts of a log of these lines, without empty ones."""
-    return [text for _, text in apart(lines_of(io.BytesIO("\n".join(lines).encode()))) if text]
+    return [text for _, text in split_lines(lines_of(io.BytesIO("\n".join(lines).encode()))) if text]
 
 
 @pytest.mark.parametrize("width", [57, 80, 91, 100, 117, 132])
@@ -37,7 +37,7 @@ def test_at_a_width(width: int) -> None:
     log = [WATCHDOG, WARNING, TRAIL]
     lines = [text[at : at + width] for text in log for at in range(0, len(text), width)]
     assert read(*lines) == log
-    numbers = [number for number, text in apart(lines_of(io.BytesIO("\n".join(lines).encode()))) if text]
+    numbers = [number for number, text in split_lines(lines_of(io.BytesIO("\n".join(lines).encode()))) if text]
     assert numbers == [1, 1 + -(-len(WATCHDOG) // width), len(lines)]
     assert [text.rstrip("\r") for text in read(*(f"{text}\r" for text in lines))] == log
 
@@ -110,7 +110,7 @@ def test_other_text(lines: list[str]) -> None:
 def test_logs_that_are_not_wrapped(log: Path) -> None:
     """No recorded log is changed."""
     text = log.read_text(errors="replace")
-    assert list(apart(unwrapped([(1, text)]))) == list(apart([(1, text)]))
+    assert list(split_lines(unwrapped([(1, text)]))) == list(split_lines([(1, text)]))
 
 
 @given(
@@ -124,7 +124,7 @@ def test_any_text(parts: list[bytes], width: int, exact: bool) -> None:
     text = b"\n".join(parts).decode("utf-8", "replace")
     pieces = [part[at : at + width] for part in text.split("\n") for at in range(0, len(part) or 1, width)]
     texts = [(1, "\n".join(pieces if exact else text.split("\n")))]
-    before, after = list(apart(texts)), list(apart(unwrapped(texts)))
+    before, after = list(split_lines(texts)), list(split_lines(unwrapped(texts)))
     assert [number for number, _ in before] == [number for number, _ in after]
     assert "".join("".join(each.split()) for _, each in before) == "".join("".join(each.split()) for _, each in after)
 
@@ -135,4 +135,4 @@ def test_hostile(seed: str) -> None:
     """Lines made to be tried again and again are read in the time that their length needs, and joined ones are bounded."""
     for width in (80, 400, MOST_BYTES):
         text = "\n".join([(seed * width)[:width]] * (500_000 // width))
-        assert all(len(each) < MOST_BYTES + 10 for _, each in apart(unwrapped([(1, text)])))
+        assert all(len(each) < MOST_BYTES + 10 for _, each in split_lines(unwrapped([(1, text)])))

@@ -221,7 +221,7 @@ class FakeProbe:
     def say(self, text: str, about: str) -> None:
         self.said.append(text)
 
-    def apart(self, do: Callable[[], _T]) -> _T:
+    def with_probe_locks(self, do: Callable[[], _T]) -> _T:
         return do()
 
     def group_of(self, pg: Any) -> Any:

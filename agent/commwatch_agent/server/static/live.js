@@ -41,7 +41,7 @@ let hasPast = false;
 let latest = null;
 let pausedAt = null;
 // A page that is opened paused shows each topic once. These are still to come.
-const firsts = new Set(state().paused ? ["past", "timeline", "operations", "told", "moment"] : []);
+const firsts = new Set(state().paused ? ["past", "timeline", "operations", "insights", "moment"] : []);
 // The agent's reason for refusing the stream.
 let refusal = "";
 
@@ -56,7 +56,7 @@ function listen() {
   });
   on("timeline", (seen) => timeline.show(seen));
   on("operations", showOperations);
-  on("told", showInsights);
+  on("insights", showInsights);
   on("moment", show);
   source.addEventListener("moment", () => {
     if (state().paused) pausedAt ??= Date.now();

@@ -80,7 +80,7 @@ class Checks:
 
     def _announce(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
         """Write a set of replicated parameters to the names file; return the number of its group, ``None`` without space."""
-        return self._probe.apart(partial(self._write_set, number, pg, key, names))
+        return self._probe.with_probe_locks(partial(self._write_set, number, pg, key, names))
 
     def _write_set(self, number: int, pg: Any, key: str, names: list[str]) -> int | None:
         group = self._probe.group_of(pg)

@@ -60,7 +60,7 @@ class Units:
     def _announce(self, since_ns: int, names: Sequence[str], order: Sequence[Carried]) -> None:
         if order and len(names) <= MOST_PARTS and self._tables < MOST_TABLES:
             self._tables += 1
-            self._probe.apart(partial(self._write, since_ns, names, order))
+            self._probe.with_probe_locks(partial(self._write, since_ns, names, order))
 
     def _write(self, since_ns: int, names: Sequence[str], order: Sequence[Carried]) -> int:
         """Write a table: for each kind of collective the parts that it carries, in the order of a pass."""

@@ -77,7 +77,7 @@ class Lines:
             self._number += 1
 
 
-def apart(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def split_lines(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line, without newline."""
     for first, text in texts:
         yield from enumerate(text.split("\n"), first)

@@ -12,7 +12,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.views import ITERATIONS, MARKS
 from commwatch_agent.history.history import History
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
-from commwatch_agent.ingest.jobs import Aggregate
+from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
 from tests.helpers import MS, Watch, group_entry, identity, mark, operation, packed, write_ring
@@ -108,7 +108,7 @@ def stored(watch: Watch) -> int:
 def test_no_share_in_the_metrics_of_what_may_be_idle() -> None:
     """Ranks whose iterations are mostly waiting have no share of communication for alerts; others have one, and the label of iterations."""
     for waited, known in ((EVERY // 50, True), (EVERY // 5, False)):
-        aggregate = Aggregate()
+        aggregate = JobTable()
         ranks = [aggregate.open(str(n), identity(rank=n)) for n in range(2)]
         for totals in ranks:
             totals.learn([group_entry()])

@@ -15,6 +15,8 @@ import numpy as np
 
 from commwatch.wire import events as ev
 from commwatch_agent.core.cells import MOST_APART
+from commwatch_agent.ingest.batch_joins import BatchJoins, add_waits
+from commwatch_agent.ingest.batch_steps import BatchSteps, Busy, Untimed
 from commwatch_agent.ingest.columns import (
     Columns,
     Flags,
@@ -31,16 +33,14 @@ from commwatch_agent.ingest.cycles.cycle import CLASS_SHIFT, GROUP_SHIFT, PEER_S
 from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.own_time import Events, own_times
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.ingest.rows import Cut, Rows
-from commwatch_agent.ingest.section_joins import SectionJoins, add_waits
-from commwatch_agent.ingest.section_steps import Busy, SectionSteps, Untimed
+from commwatch_agent.ingest.rows import Rows, SlotBoundary
 
 #: Operations that do not block their caller: asynchronous, or on a stream.
 _BESIDE = ev.ASYNC | ev.ON_DEVICE
 _PEERS = (1 << GROUP_SHIFT - PEER_SHIFT) - 1
 
 
-class Section:
+class RecordBatch:
     """Some records, in the order in which they were read.
 
     Args:
@@ -49,7 +49,7 @@ class Section:
         cuts: where slots of 10 s end, in order.
     """
 
-    def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
+    def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals], cuts: Sequence[SlotBoundary]) -> None:
         self._all, self._raw, self._ranks, self._cuts = columns, raw, ranks, cuts
         self._mark = columns.op == ev.STEP_MARK
         self._counted = (columns.timing == ev.COUNTED) & ~self._mark
@@ -85,7 +85,7 @@ class Section:
         self._only_counted(marked)
         self._numbers()
         self._follow_steps()
-        joins = SectionJoins(self._rows, self._ranks, first_message, self._slots)
+        joins = BatchJoins(self._rows, self._ranks, first_message, self._slots)
         at = np.flatnonzero(self._joined)
         joins.join(each.of(at), self._of[at], self._at[at], own[at], run[at])
         for totals in self._slots:
@@ -284,7 +284,7 @@ class Section:
         for ring, before in zip(rings.tolist(), stretch[at[on_cpu[first]]].tolist(), strict=True):
             first_wait[ring] = before - int(begins[ring])
         steps = [totals.steps for totals in self._ranks]
-        section = SectionSteps(steps, marks, first_wait)
+        section = BatchSteps(steps, marks, first_wait)
         index = {id(union): target for target, union in enumerate(section.targets)}
         target = np.array([index[id(cell.busy)] for cell in self._rows.cells], np.int64)[of]
         busy = Busy(stretch[at], target, each.start, each.end)

@@ -26,7 +26,7 @@ class Busy(NamedTuple):
 
     #: Number of the stretch between two marks; all stretches of a rank come before those of the next one.
     stretch: Ints
-    #: Index in ``SectionSteps.targets``; start and end.
+    #: Index in ``BatchSteps.targets``; start and end.
     target: Ints
     start: Ints
     end: Ints
@@ -40,7 +40,7 @@ class Untimed(NamedTuple):
     launch: Ints
 
 
-class SectionSteps:
+class BatchSteps:
     """The steps that end in some records.
 
     Args:

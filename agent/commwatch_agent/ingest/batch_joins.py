@@ -31,7 +31,7 @@ from commwatch_agent.ingest.rows import Rows
 from commwatch_agent.ingest.stragglers import BIN_NS
 
 
-class SectionJoins:
+class BatchJoins:
     """The joins of one section.
 
     Args:
