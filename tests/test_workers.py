@@ -61,7 +61,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     for name, text in MODULES.items():
         (folder / name).write_text(text, encoding="utf-8")
-    options = ["-v", "-p", "no:cacheprovider", "--rootdir", str(folder), "--override-ini=addopts=", str(folder)]
+    options = ["-v", "-p", "no:cacheprovider", "--rootdir", folder, "--override-ini=addopts=", folder]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         env=clean_env(PYTHONPATH=str(TREE)), cwd=folder, capture_output=True, text=True, timeout=200, check=False,
