@@ -47,19 +47,24 @@ endef
 tested-hook: .stamps/venv
 	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache $(BIN)/python -m commwatch.probe.native.build build > /dev/null
 
+# What pytest makes of the asserts is kept on the disk: otherwise each worker would compile all modules.
+.PHONY: compiled
+compiled: .stamps/venv
+	-@$(BIN)/python -m pytest --collect-only -qq $(TESTED) > /dev/null
+
 TESTED := -m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not image_proof and not by_the_clock and not long' tests
 
 # All that the tests need before they begin.
 .PHONY: ready
-ready: .stamps/venv parts tested-hook
+ready: .stamps/venv parts tested-hook compiled
 
 # Five at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
 test: ready  ## run all tests
-	$(call tested,--workers 5 --keep-lengths,$(TESTED))
-	$(call tested,--workers 2,-m by_the_clock tests/e2e)
+	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
+	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
-test-long: ready  ## run the tests of hostile users and files, chaos, full disks and load, and further variants
-	$(call tested,--workers 5,-m long tests)
+test-long: .stamps/venv parts tested-hook  ## run the tests of hostile users and files, chaos, full disks and load, and further variants
+	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder,-m long tests)
 
 lengths:  ## record how long the modules of tests took in the last run, for the order in which fresh clones run them
 	$(BIN)/python -m tests.lengths
@@ -108,14 +113,14 @@ CUDA_READY := .stamps/cuda-$(CUDA_TORCH)
 $(CUDA_READY): pyproject.toml
 	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) $(shell grep ^deepspeed tests/frameworks/requirements.txt) numpy hypothesis pytest pytest-timeout --editable .
+	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) $(shell grep ^deepspeed tests/frameworks/requirements.txt) numpy hypothesis pytest pytest-timeout pytest-xdist --editable .
 	mkdir -p .stamps && touch $@
 
 test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
 
 test-gpu: $(CUDA_READY)  ## run those jobs on the machine's NVIDIA GPU (two ranks share it: NCCL 2.30 and an MPS server)
-	REAL_GPU=1 $(CUDA)/bin/python -m pytest --workers 3 -m real_gpu tests/cuda_rig
+	REAL_GPU=1 $(CUDA)/bin/python -m pytest -n 3 -m real_gpu tests/cuda_rig
 
 test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
 	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
@@ -127,7 +132,7 @@ image-proof: .stamps/venv  ## build the image on a base of Debian's packages, an
 test-traces: .stamps/venv  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
 	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py
 
-mutations: .stamps/venv parts  ## break the core in eighty places, and check that the tests find each (as root, 8 min)
+mutations: .stamps/venv parts  ## break the core in sixty places, and check that the tests find each (as root, 7 min)
 	$(BIN)/python -m tests.mutations
 
 bench-cuda: $(CUDA_READY)  ## measure what timing adds to an NCCL operation, on the simulated driver

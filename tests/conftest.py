@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import prefork
 from tests.helpers import clean_env, needs
 from tests.lengths import keep, known_lengths, places
 from tests.trees import procfs
-from tests.workers import Workers, module_of
 
 if TYPE_CHECKING:  # slow to import, for what few tests need
     from playwright.sync_api import Browser
@@ -51,18 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         kind = _kind(item)
         item.add_marker(kind)
-        kinds.setdefault(module_of(item), kind)
+        kinds.setdefault(_module(item), kind)
     place = places(kinds, known_lengths())
-    items.sort(key=lambda item: place[module_of(item)])
+    items.sort(key=lambda item: place[_module(item)])
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Start the servers of jobs and agents before the processes that share the tests, for all of them."""
-    starts = any(item.get_closest_marker("unit") is None for item in session.items)
-    if session.config.getoption("workers") and starts and not session.config.option.collectonly:
-        prefork.start()
-    return (yield)
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 _JOBS = Path(__file__).parent / "e2e"
@@ -70,22 +63,15 @@ _LENGTHS = pytest.StashKey[defaultdict[str, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options with which ``make test`` runs whole modules."""
-    parser.addoption("--workers", type=int, help="run the modules in so many processes, forks of this one", metavar="N")
+    """Add the option with which ``make test`` runs whole modules."""
     parser.addoption(
         "--keep-lengths", action="store_true", help="keep how long modules take, for the order of the next run"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share the tests between processes, and measure how long modules take."""
-    # Under nohup, or in the background of a script, they are ignored, and so would the agents that tests start.
-    for number, heard in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, heard)
-    if workers := config.getoption("workers"):
-        config.pluginmanager.register(Workers(workers))
-    if config.getoption("keep_lengths"):
+    """Measure how long modules take, in the process that the workers report to."""
+    if config.getoption("keep_lengths") and "PYTEST_XDIST_WORKER" not in os.environ:
         lengths = config.stash[_LENGTHS] = defaultdict[str, float](float)
         config.pluginmanager.register(_Clock(lengths))
 
@@ -131,6 +117,14 @@ def _kind_of_module(module: ModuleType) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache() -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_heard() -> None:
+    # Under nohup, or in the background of a script, they are ignored, and so would the agents that tests start.
+    for number, heard in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, heard)
 
 
 @pytest.fixture(autouse=True)

@@ -177,12 +177,6 @@ def started_with(kind: str, **variables: str) -> Iterator[None]:
 _further: dict[tuple[str, frozenset[tuple[str, str]]], Path] = {}
 
 
-def start() -> None:
-    """Start the servers now, before the processes fork that share them."""
-    for kind in prefork_process.PRELOADED:
-        _server(kind)
-
-
 def _key(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(at_start(env).items())
 
