@@ -20,8 +20,10 @@ class SighupListener:
 
     def heard(self) -> bool:
         """Return whether the signal came since the last call."""
-        heard, self._heard = self._heard, False
-        return heard
+        if not self._heard:  # not cleared then: the signal may come between two instructions
+            return False
+        self._heard = False
+        return True
 
     @property
     def terminal_is_gone(self) -> bool:
