@@ -68,7 +68,7 @@ def busy(place: Path, settings: str = "") -> Iterator[RunningAgent]:
         urllib.request.urlopen(
             urllib.request.Request(f"{running.url}/api/v1/profiles", b'{"job": "job"}', headers)
         ).close()
-        kept = ("evidence-*/*.json", "told-*.json", "history-*.sqlite")
+        kept = ("evidence-*/*.json", "sent-*.json", "history-*.sqlite")
         wait_for(lambda: all(list((place / "state").glob(pattern)) for pattern in kept), "all of its files")
         yield running
 

@@ -61,7 +61,7 @@ class Scene:
 
     def noted(self, name: str) -> bool:
         """The agent has stored that an alert was sent, and not that its end was."""
-        return any(f'"name": "{name}"' in file.read_text() for file in self.run.glob("told-*.json"))
+        return any(f'"name": "{name}"' in file.read_text() for file in self.run.glob("sent-*.json"))
 
     def rank(self, job: str = "train") -> Trainer:
         """A rank that lives until it is killed."""
