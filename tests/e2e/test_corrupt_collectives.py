@@ -94,9 +94,7 @@ def test_flip(watching: RunningAgent, flip: Flip) -> None:
     """A flip is found in its operation, and only there, although the user overwrites the data at once; rank and origin are right."""
     job = started(watching.directory, flip.job, flip.ranks, flip.op, str(flip.rank), str(AT), flip.where, flip.call)
     try:
-        verdict, *others = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
-        assert len(others) == (flip.ranks - 1 if flip.where == "everywhere" else 0)  # one for each slice
-        assert all((each["cause"], each["ranks"]) == (verdict["cause"], verdict["ranks"]) for each in others)
+        (verdict,) = wait_for(lambda: verdicts_of(watching, flip.job), f"the verdict on {flip.job}")
         until = compared(watching, flip.job) + 20
         wait_for(lambda: compared(watching, flip.job) > until, "later operations")
         later = verdicts_of(watching, flip.job)[0]

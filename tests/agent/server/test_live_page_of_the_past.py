@@ -39,6 +39,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
             wait_for(lambda: len(running.get("/api/v1/incidents?job=later&state=open")) == 2, "the loss and the hang")
         wait_for(lambda: {job["state"] for job in running.get("/api/v1/jobs")} == {"ended"}, "the ends")
         wait_for(lambda: not running.get("/api/v1/incidents?job=later&state=open"), "the end of the incidents")
+        wait_for(lambda: not [*(directory / "rings").iterdir()], "the history alone")
     with agent(directory) as running:
         yield running
 

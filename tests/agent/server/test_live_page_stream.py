@@ -195,7 +195,7 @@ def test_focus_and_selection_stay(chromium: Chromium, node: RunningAgent) -> Non
         with chromium.visit(f"{node.url}/?job=read") as visit:
             page = visit.page
             advice = page.locator("#advice summary").first
-            expect(advice).to_contain_text("rank 1 is late")
+            expect(advice).to_contain_text("would save")
             expect(page.locator("#operations tbody tr")).to_have_count(2)
             advice.press("Enter")
             expect(page.locator("#advice details p").first).to_be_visible()
