@@ -13,8 +13,8 @@ from commwatch_agent.incidents.incident import ONE_WAIT, STANDSTILLS, Incident, 
 KINDS = STANDSTILLS | {"straggler", "corruption"}
 #: What a verdict has beside the fields of an incident.
 _DETAILS = ("says", "source", "why", "why_code", "parameter", "step")
-#: A condition that was found so many seconds ago still holds: looks are a second apart.
-_HOLDS_S = 5.0
+#: A condition that was found so many seconds ago still holds: looks are a second apart. An ended fault must not be a verdict for long.
+_HOLDS_S = 2.0
 
 
 def details_of(verdict: Verdict) -> dict[str, object]:
