@@ -63,6 +63,12 @@ def said(server: Server, name: str) -> list[str]:
     return [one["status"] for one in every if one["labels"]["alertname"] == name]
 
 
+def is_noted(run: Path, name: str) -> bool:
+    """Return whether an agent has stored that a message was sent: without that, the next one sends it again."""
+    found = [file.read_text() for file in run.glob("sent-*.json")]
+    return any(f'"name": "{name}"' in text and '"told": null' not in text for text in found)
+
+
 def test_restart_in_a_hang(tmp_path: Path) -> None:
     """An agent that is killed and started again in the middle of a hang goes on with the incident, and tells of it once; it ends with the job."""
     run = tmp_path / "run"
@@ -74,6 +80,7 @@ def test_restart_in_a_hang(tmp_path: Path) -> None:
             with agent(run, *flags) as first:
                 (before,) = wait_for(lambda: incidents(first, "hang"), "the hang", LONG_S)
                 wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
+                wait_for(lambda: is_noted(run, "CollectiveHang"), "the record of the message", LONG_S)
                 first.kill()
             with agent(run, *flags, constants=SOON_HUNG) as second:
                 # Five seconds after its start it sees the wait itself.
