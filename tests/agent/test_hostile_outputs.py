@@ -28,7 +28,7 @@ from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, o
 from tests.receivers import alert
 
 AGENT = "http://agent:9477"
-#: As a spreadsheet, a template, and a chat would like them, and one that is in nobody's way.
+#: Names that mean something to a spreadsheet, a template or a chat, and one that does not.
 NAMES = (
     EVIL, "=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", '"quoted", back\\slash', "{{ .Labels }}{{ $value }}",
     "{rank} [{exposed:percent}]", "<!channel> <http://evil|good> &", "train\r\nBcc: x@example.com", "plain name",

@@ -18,7 +18,7 @@ _HOLDS_S = 2.0
 
 
 def details_of(verdict: Verdict) -> dict[str, object]:
-    """Return what an incident keeps of a verdict beside its own fields; without what is not known."""
+    """Return the known fields of a verdict that an incident stores in addition to its own."""
     return {name: value for name, value in asdict(verdict).items() if name in _DETAILS and value is not None}
 
 

@@ -40,11 +40,8 @@ class _Connection(http.client.HTTPConnection):
 
 
 @contextmanager
-def in_time(limit_s: float, of: Callable[[], socket.socket | None]) -> Iterator[Callable[[], bool]]:
+def _in_time(limit_s: float, connection: http.client.HTTPConnection) -> Iterator[Callable[[], bool]]:
     """Shut a connection down after ``limit_s`` seconds, because time-outs of single reads do not end a slow stream.
-
-    Args:
-        of: returns the socket, ``None`` while there is none.
 
     Yields:
         A function that returns whether the time limit has passed.
@@ -53,10 +50,10 @@ def in_time(limit_s: float, of: Callable[[], socket.socket | None]) -> Iterator[
 
     def cut() -> None:
         late.set()
-        connection = of()
-        if connection is not None:
+        opened: socket.socket | None = connection.sock  # None until it is connected
+        if opened is not None:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     timer = threading.Timer(limit_s, cut)
     timer.daemon = True
@@ -95,7 +92,7 @@ def post(
     parts, where = urlsplit(url), shown(url)
     about = {"User-Agent": "commwatch", "Content-Type": "application/json", "Connection": "close"}
     connection, path, extra = _connection(parts, limit_s, context)
-    with in_time(limit_s, lambda: connection.sock) as is_late:
+    with _in_time(limit_s, connection) as is_late:
         try:
             connection.request("POST", path, body, {**about, **headers, **extra})
             response = connection.getresponse()

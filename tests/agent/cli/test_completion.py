@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import clean_env, commwatch, needs
 
-#: What stands in for commwatch in a shell: it only lists the names of jobs.
+#: A replacement for commwatch in a shell, which only lists the names of jobs.
 _JOBS = '#!/bin/sh\n[ "$*" = "jobs --names" ] && printf "latest\\ntrain_ddp-1\\ntrain_fsdp-2\\n"\n'
 #: A line as it is typed, and what Tab makes of its last word.
 _TYPED = [
