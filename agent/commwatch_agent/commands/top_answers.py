@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from commwatch.api.client import NO_KEYS, Keys, fetch, get
+from commwatch.api.client import NO_KEYS, Keys, detail, fetch, get
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import About, Advice, Summary
@@ -215,8 +215,9 @@ def _answer(url: str, question: Callable[[], _T]) -> _T | str:
     try:
         return question()
     except urllib.error.HTTPError as error:
-        with error:
-            return f"{url} answers {error.code} ({error.reason}) to {urllib.parse.urlsplit(error.url).path}"
+        why = detail(error)
+        answer = f"{url} answers {error.code} ({error.reason}) to {urllib.parse.urlsplit(error.url).path}"
+        return f"{answer}: {why}" if why else answer
     except OSError as error:
         return f"{url} does not answer: {getattr(error, 'reason', error)}"
     except (ValueError, KeyError, TypeError) as error:

@@ -99,6 +99,7 @@ def test_slow_answers_are_asked_for_seldom() -> None:
         ({"jobs": [{"job_id": 7}]}, 200, "does not answer as an agent of this version: "),
         ({**an_agent(), "topology": [1]}, 200, "does not answer as an agent of this version: "),
         ({}, 503, "answers 503 (Service Unavailable) to /api/v1/jobs"),
+        ({"jobs": {"detail": "try again"}}, 503, "answers 503 (Service Unavailable) to /api/v1/jobs: try again"),
     ],
 )
 def test_no_agent(answers: dict[str, Any], status: int, said: str) -> None:
