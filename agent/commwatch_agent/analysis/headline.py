@@ -69,6 +69,7 @@ def bottleneck(
     late: Collection[int] = (),
     *,
     why: str = "",
+    stragglers: Collection[int] = (),
 ) -> str:
     """Return in words whether a communication share is the bottleneck; empty if it is at most 30%, or not known.
 
@@ -79,6 +80,7 @@ def bottleneck(
         messages: its part spent waiting for messages; ``None``: not known, or there are none.
         late: the stragglers, if ``waiting`` is for them.
         why: why they are late, as ``ingest.why_late.common_why`` returns it.
+        stragglers: all of them, also if less than half of the waiting is for them.
     """
     if comm is None or comm <= BOTTLENECK_SHARE:
         return ""
@@ -88,7 +90,8 @@ def bottleneck(
         return f"above 30%: {_late_are(late, why)} the bottleneck, not the network"
     if late and why in IN_SHORT and (waiting or 0.0) >= WORTH:
         return f"above 30%: look first at {named(late)}, {IN_SHORT[why]}"
-    return _of_parts(comm, waiting, messages)
+    others = sorted(set(stragglers) - set(late))
+    return _of_parts(comm, waiting, messages) + (f"; late: {named(others)}" if others else "")
 
 
 def _of_parts(comm: float, waiting: float | None, messages: float | None) -> str:

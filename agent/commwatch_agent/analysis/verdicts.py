@@ -191,6 +191,11 @@ def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
     return headline.awaited({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
 
 
+def stragglers(found: Iterable[Verdict]) -> list[int]:
+    """Return the late ranks, whatever they cost."""
+    return sorted({rank for each in found if each.kind == "straggler" for rank in each.ranks})
+
+
 def why_late(found: Iterable[Verdict], late: Collection[int]) -> str:
     """Return why the ranks ``late`` are late, as ``common_why``."""
     whys = {rank: each.why_code for each in found if each.kind == "straggler" for rank in each.ranks}

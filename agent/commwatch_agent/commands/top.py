@@ -13,7 +13,7 @@ from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
-from commwatch_agent.analysis.verdicts import for_others, late_ranks, waited_for, why_late
+from commwatch_agent.analysis.verdicts import for_others, late_ranks, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
@@ -141,7 +141,8 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         messages = for_others(messages, waiting, measured)
         late = late_ranks(shown.verdicts, waiting)
         made_of = split(comm, waiting, messages, late)
-        why = bottleneck(comm, exposed, waiting, messages, late, why=why_late(shown.verdicts, late))
+        reason, every = why_late(shown.verdicts, late), stragglers(shown.verdicts)
+        why = bottleneck(comm, exposed, waiting, messages, late, why=reason, stragglers=every)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
         lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)

@@ -164,9 +164,8 @@ def _share(report: Report) -> str:
     late = awaited(report.late, waiting)
     waits = waiting, messages, late
     made_of = split(report.comm_share, *waits)
-    why = bottleneck(
-        report.comm_share, report.exposed_share, *waits, why=common_why(whys_of(report.incidents).late, late)
-    )
+    reason = common_why(whys_of(report.incidents).late, late)
+    why = bottleneck(report.comm_share, report.exposed_share, *waits, why=reason, stragglers=report.late)
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
 

@@ -12,7 +12,7 @@ from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
-from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, waited_for, why_late
+from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.core.views import InFlight, RankView, common_source
 from commwatch_agent.incidents.verdict_views import merged_verdicts
@@ -121,7 +121,9 @@ def job_now(nodes: Sequence[NodeNow]) -> JobNow:
         comm_of=of_some(comm_ranks, len(stepping)).strip(),
         exposed_of=of_some(exposed_ranks, len(stepping)).strip(),
         split=split(comm, waiting, messages, late),
-        says=bottleneck(comm, exposed, waiting, messages, late, why=why_late(found, late)),
+        says=bottleneck(
+            comm, exposed, waiting, messages, late, why=why_late(found, late), stragglers=stragglers(found)
+        ),
         ending="" if running else "; ".join(dict.fromkeys(node.ending for node in nodes if node.ending)),
         slots=_slots(nodes),
         ranks=_lines(ranks, culprits(found)),

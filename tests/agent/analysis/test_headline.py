@@ -79,6 +79,19 @@ def test_a_cause_comes_before_the_transfer() -> None:
         assert bottleneck(0.51, 0.5, waiting, None, late, why=why) == "above 30%: communication is the bottleneck"
 
 
+def test_a_straggler_of_little_cost_is_named() -> None:
+    """A straggler is named also where less than half of the waiting is for it, once; not where the share is at most 30%."""
+    assert (
+        bottleneck(0.4, 0.4, 0.17, stragglers=[2]) == "above 30% only because ranks wait for one another; late: rank 2"
+    )
+    said = "above 30%: communication is the bottleneck; late: ranks 1, 3"
+    assert bottleneck(0.8, 0.8, 0.2, stragglers=[3, 1]) == said
+    assert (
+        bottleneck(0.8, 0.8, 0.5, None, [2], stragglers=[2]) == "above 30%: rank 2 is the bottleneck, not the network"
+    )
+    assert bottleneck(0.2, 0.2, 0.17, stragglers=[2]) == ""
+
+
 def test_split() -> None:
     """A share is split into transfer and waiting, as far as that is known, and names the stragglers; of some ranks, their number is shown."""
     assert split(0.52, 0.44, None, [2]) == "8% transfer, 44% waiting for rank 2"
