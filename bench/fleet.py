@@ -44,7 +44,7 @@ from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.nodes.queries import CellView, view_of
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.prometheus.metrics import METRICS
-from commwatch_agent.server.node_now import node_now
+from commwatch_agent.questions.node_now import node_now
 from commwatch_collectors.node.infiniband import EVENTS
 from commwatch_collectors.registry import Reading
 from tests.helpers import judged_now

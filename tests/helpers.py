@@ -45,11 +45,11 @@ from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.steps import EXPLICIT
+from commwatch_agent.questions.services import Services
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.server import scrape
-from commwatch_agent.server.history_worker import Worker
-from commwatch_agent.server.services import Services
 from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch

@@ -126,7 +126,7 @@ MUTATIONS = (
     Mutation("size >= SMALL ? 0 : size >= TINY ? 1 : 2", "size >= TINY ? 0 : 2", "agent/server/test_live_page_modules.py"),
     Mutation("[below(incident, 0)]", "[[{ incident, depth: 0 }]]", "agent/server/test_live_page_modules.py"),
     Mutation("if (at < latest - HOUR_S) this", "if (at < latest - 2 * HOUR_S) this", "agent/server/test_live_page_modules.py"),
-    Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/server/test_live_view.py"),
+    Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/questions/test_live_view.py"),
 )  # fmt: skip
 
 

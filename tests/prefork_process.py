@@ -42,7 +42,7 @@ PRELOADED = {
         "commwatch_agent.cli",
         "commwatch.api.client",
         "commwatch_agent.daemon",
-        "commwatch_agent.server.history_worker_process",
+        "commwatch_agent.questions.worker_process",
         "commwatch_agent.server.listener",
         "commwatch_agent.server.web",
     ),
@@ -281,14 +281,14 @@ def _run(request: dict[str, Any], kind: str) -> int:
 def _fork_what_they_start(path: str) -> None:
     """Have ``commwatch run`` start its agent, and an agent its history worker, on the server on which they were started themselves."""
     from commwatch_agent.commands import run
-    from commwatch_agent.server import history_worker
+    from commwatch_agent.questions import worker
 
     program = find_spec("commwatch_agent.__main__")
     assert program is not None
     assert program.origin is not None
     client = (sys.executable, "-S", "-E", __file__, path, "0")
     run.AGENT = (*client, program.origin, "agent")
-    history_worker.COMMAND = (*client, *history_worker.COMMAND[1:])
+    worker.COMMAND = (*client, *worker.COMMAND[1:])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
+from commwatch_agent.questions.services import Services
+from commwatch_agent.questions.whole_jobs import WholeJobs, culprits_elsewhere
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.runtime.agent_log import about, set_up
 from commwatch_agent.runtime.ending import Ending
@@ -52,11 +55,8 @@ from commwatch_agent.runtime.reload import Change, change
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import SighupListener
-from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.listener import Server, listen, reachable_at
-from commwatch_agent.server.services import Services
 from commwatch_agent.server.web import application
-from commwatch_agent.server.whole_jobs import WholeJobs, culprits_elsewhere
 from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.nccl import logs_of, remove_old
 from commwatch_agent.watchers.profiles import Profiles, kept_in

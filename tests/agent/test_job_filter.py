@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.questions.history_queries import Wanted, operations
 from commwatch_agent.report.report import build
-from commwatch_agent.server.history_queries import Wanted, operations
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 JOBS, STEPS = ("mine", "theirs"), 100

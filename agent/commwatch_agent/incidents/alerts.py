@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+from commwatch_agent.core.api_views import AlertView
 from commwatch_agent.incidents.incident import AlertState, Incident
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
@@ -21,6 +23,22 @@ def alerts_of(incident: Incident) -> Iterator[Alert]:
             fired_at=each.fired_at,
             resolved_at=each.resolved_at,
         )
+
+
+def alert_view(alert: Alert) -> AlertView:
+    """Return an alert as the API shows it."""
+    return AlertView(
+        id=alert.id,
+        name=alert.name,
+        severity=alert.labels.get("severity", ""),
+        state=alert.state,
+        labels=alert.labels,
+        annotations=alert.annotations,
+        value=alert.value if math.isfinite(alert.value) else None,
+        active_at=alert.active_at,
+        fired_at=alert.fired_at,
+        resolved_at=alert.resolved_at,
+    )
 
 
 def is_explained(incident: Incident, by_id: Mapping[str, Incident]) -> bool:

@@ -19,9 +19,10 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
+from commwatch_agent.questions.live_feed import LiveFeed
+from commwatch_agent.questions.services import Services
 from commwatch_agent.report.html_frame import page, prose, table
 from commwatch_agent.server.event_stream import EventStream, Topic
-from commwatch_agent.server.live_feed import LiveFeed
 from commwatch_agent.server.problems import answer, answer_problems
 from commwatch_agent.server.routes import (
     alerts,
@@ -38,7 +39,6 @@ from commwatch_agent.server.routes import (
 )
 from commwatch_agent.server.routes.runs import RunQuestions
 from commwatch_agent.server.scrape import Scrape
-from commwatch_agent.server.services import Services
 from commwatch_alerts.catalogue import shipped
 
 _STATIC = Path(__file__).parent / "static"

@@ -23,7 +23,7 @@ from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
-from commwatch_agent.server.node_now import node_now
+from commwatch_agent.questions.node_now import node_now
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,

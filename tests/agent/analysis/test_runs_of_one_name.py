@@ -18,7 +18,7 @@ from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.prometheus.exporter import Exporter
-from commwatch_agent.server.node_now import node_now
+from commwatch_agent.questions.node_now import node_now
 from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, judged_now, mark, operation, write_ring
 
 S = 10**9

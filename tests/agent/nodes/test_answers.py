@@ -14,8 +14,8 @@ from commwatch_agent.core.api_views import AlertsView, AlertView
 from commwatch_agent.core.views import JobView
 from commwatch_agent.nodes.job_report import StepRow, StepRows
 from commwatch_agent.nodes.merging import Heard, merged_jobs
-from commwatch_agent.server.history_queries import QUESTIONS, text_of
-from commwatch_agent.server.job_questions import JOB_QUESTIONS
+from commwatch_agent.questions.history_queries import QUESTIONS, text_of
+from commwatch_agent.questions.job_questions import JOB_QUESTIONS
 from tests.helpers import MS, Watch, operation, write_ring
 
 ALERT = AlertView("1", "X", "warning", "resolved", {"job_id": "a"}, {}, 1.0, 100.0, 101.0, 200.0)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from commwatch_agent.questions.history_queries import text_of
 from commwatch_agent.report.chrome_trace import TraceMark, pid_of
 from commwatch_agent.report.timeline_export import Exported, NodeTrace, Window, export, own_trace, write
 from commwatch_agent.report.timeline_parts import Page, TimelinePart, part_of, trace_of
-from commwatch_agent.server.history_queries import text_of
 from tests.chrome_trace import Trace, parsed
 from tests.helpers import EPOCH_NS, MS, Watch, group_entry, mark, operation, write_ring
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from commwatch_agent.config import Config
-from commwatch_agent.server import history_queries
-from commwatch_agent.server.history_queries import ApiError, Wanted, operations
+from commwatch_agent.questions import history_queries
+from commwatch_agent.questions.history_queries import ApiError, Wanted, operations
 from commwatch_agent.server.listener import listen
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.helpers import (

@@ -17,9 +17,9 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.server import problems
 from commwatch_agent.server.gate import LIVE, line_of
-from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.server.routes.params import MOST_CHARACTERS, query_names
 from commwatch_agent.server.web import application
 from commwatch_agent.watchers.log_requests import LogRequest

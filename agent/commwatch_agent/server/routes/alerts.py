@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Response
 
-from commwatch_agent.core.api_views import AlertsView, AlertView
+from commwatch_agent.core.api_views import AlertsView
+from commwatch_agent.incidents.alerts import alert_view
 from commwatch_agent.nodes.merging import JobWide
-from commwatch_agent.server.history_queries import ApiError, job_exists, text_of
+from commwatch_agent.questions.history_queries import ApiError, job_exists, text_of
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -25,22 +25,6 @@ from commwatch_agent.server.routes.params import (
 from commwatch_alerts.model import Alert
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
-
-
-def view_of(alert: Alert) -> AlertView:
-    """Return an alert as the API shows it."""
-    return AlertView(
-        id=alert.id,
-        name=alert.name,
-        severity=alert.labels.get("severity", ""),
-        state=alert.state,
-        labels=alert.labels,
-        annotations=alert.annotations,
-        value=alert.value if math.isfinite(alert.value) else None,
-        active_at=alert.active_at,
-        fired_at=alert.fired_at,
-        resolved_at=alert.resolved_at,
-    )
 
 
 @router.get("/alerts", response_model=AlertsView | JobWide[AlertsView])
@@ -69,7 +53,7 @@ def alerts(
         job_exists(agent, job)
     active.sort(key=lambda alert: alert.active_at)
     shown = (services.evidence.linked(some[:limit]) for some in (active, past))
-    own = AlertsView(*([view_of(alert) for alert in some] for some in shown))
+    own = AlertsView(*([alert_view(alert) for alert in some] for some in shown))
     if scope == "node":
         return answered(text_of(own))
     heard = others.ask("alerts?state,severity,job,limit")

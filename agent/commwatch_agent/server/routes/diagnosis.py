@@ -13,8 +13,8 @@ from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.server.history_queries import Efficiencies, job_exists, text_of
-from commwatch_agent.server.job_questions import Parts
+from commwatch_agent.questions.history_queries import Efficiencies, job_exists, text_of
+from commwatch_agent.questions.job_questions import Parts
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,

@@ -13,8 +13,9 @@ from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentFilter, IncidentView, details_of, view_of
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.questions.history_queries import ApiError, job_exists, no_incident
+from commwatch_agent.questions.services import Services
 from commwatch_agent.report.html_frame import page
-from commwatch_agent.server.history_queries import ApiError, job_exists, no_incident
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -29,7 +30,6 @@ from commwatch_agent.server.routes.params import (
     sound_parameters,
     the_job,
 )
-from commwatch_agent.server.services import Services
 from commwatch_alerts.export import runbook
 
 pages = APIRouter()

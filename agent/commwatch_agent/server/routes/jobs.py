@@ -23,12 +23,12 @@ from commwatch_agent.history.operations import Cursor, place_of
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.queries import Cells
+from commwatch_agent.questions.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
+from commwatch_agent.questions.job_questions import Past
+from commwatch_agent.questions.report_sources import WITHIN_S
 from commwatch_agent.report.job_figures import MOST_DURATIONS, FiguresPart, most_durations
 from commwatch_agent.runtime.peers import PeerView
-from commwatch_agent.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
-from commwatch_agent.server.job_questions import Past
 from commwatch_agent.server.problems import ERRORS
-from commwatch_agent.server.report_sources import WITHIN_S
 from commwatch_agent.server.routes.params import (
     MOST_ROWS,
     JobFilter,

@@ -23,10 +23,10 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.durations import parse_age, parse_last
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.questions.history_queries import ApiError, Text, job_exists
+from commwatch_agent.questions.services import Services
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.runtime.peers import MOST_S, SELF, Peers
-from commwatch_agent.server.history_queries import ApiError, Text, job_exists
-from commwatch_agent.server.history_worker import Worker
-from commwatch_agent.server.services import Services
 
 MOST_ROWS = 10_000
 #: Characters of one value; the longest valid ones are lists of dimensions and names of jobs.

@@ -13,10 +13,10 @@ from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.questions.history_queries import job_exists, text_of
+from commwatch_agent.questions.report_sources import asked_of_others, own_facts
 from commwatch_agent.report.report import Report
-from commwatch_agent.server.history_queries import job_exists, text_of
 from commwatch_agent.server.problems import ERRORS
-from commwatch_agent.server.report_sources import asked_of_others, own_facts
 from commwatch_agent.server.routes.params import (
     JobFilter,
     QueriesOf,

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from commwatch_agent.analysis.timeline import NodeBars
+from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions.live_feed import LiveFeed, Moment
+from commwatch_agent.questions.node_now import NodeNow
 from commwatch_agent.server.event_stream import EventStream
-from commwatch_agent.server.history_queries import ApiError
-from commwatch_agent.server.live_feed import LiveFeed, Moment
-from commwatch_agent.server.node_now import NodeNow
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,

@@ -9,15 +9,16 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from commwatch_agent.incidents.stored import of_run
+from commwatch_agent.questions.history_queries import ApiError, job_exists
+from commwatch_agent.questions.report_sources import WITHIN_S
+from commwatch_agent.questions.services import Services
+from commwatch_agent.questions.timelines import MOST_TIMELINE
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.incident_marks import marks_of
 from commwatch_agent.report.timeline_export import Window as Part
 from commwatch_agent.report.timeline_parts import Page, TimelinePart
 from commwatch_agent.runtime.peers import SELF
-from commwatch_agent.server.history_queries import ApiError, job_exists
-from commwatch_agent.server.job_timelines import MOST_TIMELINE
 from commwatch_agent.server.problems import ERRORS
-from commwatch_agent.server.report_sources import WITHIN_S
 from commwatch_agent.server.routes.params import (
     JobFilter,
     OthersOf,
@@ -34,7 +35,6 @@ from commwatch_agent.server.routes.params import (
     sound_parameters,
     window,
 )
-from commwatch_agent.server.services import Services
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 Last = Annotated[

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.core.durations import LAST
 from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions.report_sources import WITHIN_S
 from commwatch_agent.report.recorded_steps import FEW_PARTS
 from commwatch_agent.report.timeline_parts import Page
-from commwatch_agent.server.history_queries import ApiError
 from commwatch_agent.server.problems import ERRORS
-from commwatch_agent.server.report_sources import WITHIN_S
 from commwatch_agent.server.routes.params import (
     JobFilter,
     OthersOf,

@@ -13,10 +13,10 @@ from urllib.parse import quote
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.timeline import NodeBars
 from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.questions.job_questions import read
+from commwatch_agent.questions.node_now import NodeNow
+from commwatch_agent.questions.services import Services
 from commwatch_agent.runtime.peers import SELF
-from commwatch_agent.server.job_questions import read
-from commwatch_agent.server.node_now import NodeNow
-from commwatch_agent.server.services import Services
 
 _T = TypeVar("_T")
 #: Seconds between two requests to each agent, or so many seconds for each agent if that is longer: with 128 agents 6.4 s.

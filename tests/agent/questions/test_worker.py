@@ -22,16 +22,16 @@ from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.incidents.answers import IncidentFilter, details_of
 from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.questions import history_queries, worker, worker_process
+from commwatch_agent.questions.history_queries import ApiError, Wanted, text_of
+from commwatch_agent.questions.timelines import TIMELINE_QUESTIONS
+from commwatch_agent.questions.whatif import WHATIF_QUESTIONS
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.reference.references import References
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page
 from commwatch_agent.runtime import agent_log
-from commwatch_agent.server import history_queries, history_worker, history_worker_process
-from commwatch_agent.server.history_queries import ApiError, Wanted, text_of
-from commwatch_agent.server.history_worker import Worker
-from commwatch_agent.server.job_timelines import TIMELINE_QUESTIONS
-from commwatch_agent.server.job_whatif import WHATIF_QUESTIONS
 from commwatch_agent.whatif.questions import Question
 from commwatch_collectors.node import process
 from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Watch, end_rank, group_entry, mark, operation, wait_for, write_ring
@@ -130,10 +130,10 @@ def test_no_web_server(asked: Worker) -> None:
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "pydantic" not in maps
     assert "sqlite" in maps
-    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + history_worker_process.NICE)  # there is no lower one than 19
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + worker_process.NICE)  # there is no lower one than 19
     assert os.getpriority(os.PRIO_PROCESS, pid) == lower
-    assert f"{history_worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
-    code = f"import sys, {history_worker_process.__name__}; print({{'http.server', 'prometheus_client'}} & {{*sys.modules}})"
+    assert f"{worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
+    code = f"import sys, {worker_process.__name__}; print({{'http.server', 'prometheus_client'}} & {{*sys.modules}})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
@@ -164,7 +164,7 @@ def test_takes_too_long(watch: Watch) -> None:
     with pytest.raises(ApiError, match="took longer than 1 s; request less") as caught:
         asked.find("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
-    asked._most_s = history_worker.MOST_S
+    asked._most_s = worker.MOST_S
     assert asked.find("summary", **SUMMARY).rows
     asked.close()
     with pytest.raises(ApiError, match="shutting down"):
@@ -190,11 +190,11 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self) -> None:
             self.said: list[Any] = []
-            begin = history_worker_process.Begin(watch.path, Path("none"), *agent_log.in_use())
+            begin = worker_process.Begin(watch.path, Path("none"), *agent_log.in_use())
             self._asked = [
                 begin,
-                history_worker_process.Question("huge", {}, {}, True),
-                history_worker_process.Question("small", {}, {}, True),
+                worker_process.Question("huge", {}, {}, True),
+                worker_process.Question("small", {}, {}, True),
             ]
 
         def recv(self) -> Any:
@@ -207,10 +207,10 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
     connection = Connection()
     asked = {"huge": lambda _: bytes(1 << 60), "small": lambda _: [1]}
-    monkeypatch.setattr(history_worker_process, "QUESTIONS", asked)
-    history_worker_process.serve(connection)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_process, "QUESTIONS", asked)
+    worker_process.serve(connection)  # type: ignore[arg-type]
     wrong, right = connection.said
-    assert (wrong.status, f"{history_worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
+    assert (wrong.status, f"{worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
         HTTPStatus.SERVICE_UNAVAILABLE,
         True,
     )
@@ -219,7 +219,7 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stops while the agent holds its totals unchanged for it is killed, and the intake continues."""
-    monkeypatch.setattr(history_worker, "_FREEZE_S", 0.2)
+    monkeypatch.setattr(worker, "_FREEZE_S", 0.2)
     asked.find("summary", **SUMMARY)
     pid, live_cells = _pid(asked), watch.agent.live_cells
 
@@ -241,7 +241,7 @@ def test_idle(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = _pid(asked)
     asked.tick()
     assert _pid(asked) == pid
-    monkeypatch.setattr(history_worker, "_IDLE_S", 0.0)
+    monkeypatch.setattr(worker, "_IDLE_S", 0.0)
     asked.tick()
     assert process.state(pid) is None
     assert asked.find("summary", **SUMMARY).rows

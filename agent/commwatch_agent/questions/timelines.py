@@ -10,12 +10,12 @@ from typing import IO, Any
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.questions.history_queries import ApiError, Text, as_file, job_exists
+from commwatch_agent.questions.job_questions import read
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.timeline_export import Window, export, write
 from commwatch_agent.report.timeline_parts import Page, TimelinePart, part_of, trace_of
 from commwatch_agent.runtime.whole_files import LEVEL
-from commwatch_agent.server.history_queries import ApiError, Text, as_file, job_exists
-from commwatch_agent.server.job_questions import read
 
 #: Most operations in a timeline: `commwatch timeline` has no limit, but an answer is made in memory, and other questions wait for it.
 MOST_TIMELINE = 50_000

@@ -34,14 +34,14 @@ from commwatch_agent.nodes.merging import Heard, JobWide, Nodes
 from commwatch_agent.nodes.queries import Cells
 from commwatch_agent.nodes.topologies import merged_topology
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.questions.history_queries import ApiError, Operations, Text, as_file, job_exists
+from commwatch_agent.questions.job_questions import read
 from commwatch_agent.report import charts, report_page
 from commwatch_agent.report.job_advice import Recorded, lately
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
-from commwatch_agent.server.history_queries import ApiError, Operations, Text, as_file, job_exists
-from commwatch_agent.server.job_questions import read
 from commwatch_agent.whatif.model import Model
 
 

@@ -17,7 +17,7 @@ from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.core.views import InFlight, RankView, common_source
 from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.nodes.merging import merged_ranks
-from commwatch_agent.server.node_now import NodeNow, Oldest, RankLine, RankNow
+from commwatch_agent.questions.node_now import NodeNow, Oldest, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.
 _MOST_IN_FLIGHT = 50

@@ -1,4 +1,4 @@
-"""The process that answers questions about an agent's history; ``history_worker.py`` starts it and sends the questions.
+"""The process that answers questions about an agent's history; ``worker.py`` starts it and sends the questions.
 
 It has its own interpreter, so that slow answers delay nothing else in the agent, and its own limit of memory. It requests
 from the agent what is not yet in the history. It imports no web server.
@@ -24,13 +24,13 @@ from commwatch_agent.core.cells import Counted
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged, Piece
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.questions.history_queries import QUESTIONS, ApiError, text_of
+from commwatch_agent.questions.job_questions import JOB_QUESTIONS
+from commwatch_agent.questions.reports import REPORT_QUESTIONS
+from commwatch_agent.questions.timelines import TIMELINE_QUESTIONS
+from commwatch_agent.questions.whatif import WHATIF_QUESTIONS
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log
-from commwatch_agent.server.history_queries import QUESTIONS, ApiError, text_of
-from commwatch_agent.server.job_questions import JOB_QUESTIONS
-from commwatch_agent.server.job_reports import REPORT_QUESTIONS
-from commwatch_agent.server.job_timelines import TIMELINE_QUESTIONS
-from commwatch_agent.server.job_whatif import WHATIF_QUESTIONS
 from commwatch_agent.whatif.model import CannotAnswer
 
 #: Address space, bytes. The costliest answers are advice on 100,000 steps, which takes 180 MB, 34 of them the interpreter, and a report

@@ -21,17 +21,17 @@ from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.incidents.alerts import alert_view
 from commwatch_agent.incidents.answers import IncidentView, latest_of, merged, whys_of
 from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes
-from commwatch_agent.server.live_view import JobNow, job_now
-from commwatch_agent.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
-from commwatch_agent.server.other_nodes import OtherNodes
-from commwatch_agent.server.report_sources import asked_of_others, own_facts
-from commwatch_agent.server.routes.alerts import view_of
-from commwatch_agent.server.services import Services
+from commwatch_agent.questions.live_view import JobNow, job_now
+from commwatch_agent.questions.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
+from commwatch_agent.questions.other_nodes import OtherNodes
+from commwatch_agent.questions.report_sources import asked_of_others, own_facts
+from commwatch_agent.questions.services import Services
 from commwatch_collectors.nccl.views import Finding
 
 #: Seconds of history in the page's plots, and in its table of operations.
@@ -121,7 +121,7 @@ class LiveFeed:
             found = merged([found, part.incidents, *there])
         here = (None, None if part is None else part.job_id)
         active = [alert for alert in self._services.incidents.alerts()[0] if alert.labels.get("job_id") in here]
-        alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
+        alerts = [alert_view(alert) for alert in self._services.evidence.linked(active)]
         about = (self._clock(), __version__, gethostname(), self._services.ready())
         return _json(Moment, Moment(*about, names, shown, alerts, nodes, latest_of(found, _MOST_ENDED)))
 

@@ -20,10 +20,10 @@ from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
+from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions.job_questions import Own, read
+from commwatch_agent.questions.services import Services
 from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS, Peers
-from commwatch_agent.server.history_queries import ApiError
-from commwatch_agent.server.job_questions import Own, read
-from commwatch_agent.server.services import Services
 
 log = logging.getLogger("commwatch")
 #: Seconds between two questions: usually, and while ranks wait or someone asks; and for each agent, if that is longer.

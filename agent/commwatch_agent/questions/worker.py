@@ -1,4 +1,4 @@
-"""Sends API queries that read much of the history to a separate process (``history_worker_process.py``), so that they delay no records."""
+"""Sends API queries that read much of the history to a separate process (``worker_process.py``), so that they delay no records."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.questions.history_queries import ApiError, Text
+from commwatch_agent.questions.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log
-from commwatch_agent.server.history_queries import ApiError, Text
-from commwatch_agent.server.history_worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
 #: Starts the process; its standard input is the connection.
 COMMAND: tuple[str, ...] = (
     sys.executable,
     "-c",
-    "from commwatch_agent.server.history_worker_process import main; main()",
+    "from commwatch_agent.questions.worker_process import main; main()",
 )
 #: Seconds that an answer may take; after that the process is killed.
 MOST_S = 30.0

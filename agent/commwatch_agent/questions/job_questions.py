@@ -39,10 +39,10 @@ from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.nodes.merging import Heard, JobWide, Nodes, Seen, merged_jobs
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
+from commwatch_agent.questions import history_queries
+from commwatch_agent.questions.history_queries import Efficiencies, Text
 from commwatch_agent.report import incident_page as pages
 from commwatch_agent.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
-from commwatch_agent.server import history_queries
-from commwatch_agent.server.history_queries import Efficiencies, Text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

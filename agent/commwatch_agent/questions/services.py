@@ -13,8 +13,8 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import PushView
 from commwatch_agent.incidents.verdict_views import verdicts_of
+from commwatch_agent.questions.worker import Worker
 from commwatch_agent.runtime.peers import Peers
-from commwatch_agent.server.history_worker import Worker
 from commwatch_agent.watchers.culprits import Culprits
 from commwatch_agent.watchers.gpus import Gpus
 from commwatch_agent.watchers.host import HostWatch

@@ -10,8 +10,8 @@ import pytest
 
 from commwatch_agent.incidents.evidence import KnownJob
 from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.questions.job_questions import Own, conditions
 from commwatch_agent.runtime.peers import MOST_AGENTS, Peers
-from commwatch_agent.server.job_questions import Own, conditions
 from tests.agent.incidents.test_job_rules import HANG, NOW
 from tests.agent.runtime.test_peers import settings
 from tests.helpers import Watch, write_ring

@@ -8,10 +8,10 @@ from typing import Any
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.nodes.merging import Heard, JobWide
+from commwatch_agent.questions.job_questions import read
 from commwatch_agent.report.recorded_steps import FEW_PARTS, model_of
 from commwatch_agent.report.timeline_export import Window, own_trace
 from commwatch_agent.report.timeline_parts import Page, TimelinePart, trace_of
-from commwatch_agent.server.job_questions import read
 from commwatch_agent.whatif.answers import Study, study
 from commwatch_agent.whatif.model import Model
 from commwatch_agent.whatif.questions import Question, changes_of

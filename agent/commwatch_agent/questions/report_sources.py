@@ -11,10 +11,10 @@ from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.incidents.verdict_views import late_ranks
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
+from commwatch_agent.questions.reports import Asked, Own
+from commwatch_agent.questions.services import Services
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
 from commwatch_agent.runtime.peers import SELF
-from commwatch_agent.server.job_reports import Asked, Own
-from commwatch_agent.server.services import Services
 from commwatch_agent.watchers.nccl_archive import kept
 
 #: Seconds that the other agents have, each of the four times that they are asked.

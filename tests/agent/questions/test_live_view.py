@@ -21,8 +21,8 @@ from commwatch_agent.core.cells import NO_STEPS, SLOT_NS
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.server.live_view import JobNow, job_now
-from commwatch_agent.server.node_now import Card, Oldest, node_now, operations, pick, running
+from commwatch_agent.questions.live_view import JobNow, job_now
+from commwatch_agent.questions.node_now import Card, Oldest, node_now, operations, pick, running
 from tests.helpers import (
     EPOCH_NS,
     MS,
