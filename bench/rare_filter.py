@@ -24,7 +24,7 @@ from commwatch_agent.history.chunks import OpenChunk, statements
 from commwatch_agent.history.opening import Transaction, connect
 from commwatch_agent.history.soundness import row_checksum
 from commwatch_agent.history.store import Writer
-from commwatch_agent.questions.history_queries import Wanted, operations
+from commwatch_agent.questions.operations import Wanted, operations
 from commwatch_agent.reference.references import References
 
 RANKS, RATE, MINUTES = 8, 2_000, 60

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from commwatch_agent.history.operations import Operation
-from commwatch_agent.questions.history_queries import csv_table
+from commwatch_agent.questions.operations import csv_table
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import prometheus as exported
 from commwatch_alerts.outbox import Batch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.history.chunks import Damaged
-from commwatch_agent.questions.history_queries import Wanted, operations
+from commwatch_agent.questions.operations import Wanted, operations
 from commwatch_agent.report.report import build
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 

@@ -22,15 +22,18 @@ from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, ba
 from commwatch_agent.core.api_views import Advice, AlertView
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.alerts import alert_view
-from commwatch_agent.incidents.answers import IncidentView, latest_of, merged, whys_of
+from commwatch_agent.incidents.answers import IncidentView, latest_of, merged
 from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.questions.jobs import slots_elsewhere
 from commwatch_agent.questions.live_view import JobNow, job_now
 from commwatch_agent.questions.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
+from commwatch_agent.questions.operations import summary
 from commwatch_agent.questions.other_nodes import OtherNodes
 from commwatch_agent.questions.report_sources import asked_of_others, own_facts
+from commwatch_agent.questions.reports import advice
 from commwatch_agent.questions.services import Services
 from commwatch_collectors.nccl.views import Finding
 
@@ -178,9 +181,8 @@ class LiveFeed:
         now_s = self._agent.now_s(job_id, self._clock())
         since_s = now_s - LATELY_S
         heard = self._services.peers.ask(f"cells?job={quote(job_id, safe='')}&since={LATELY_S:g}s")
-        window = {"from_ns": int(since_s * 1e9), "until_ns": int(now_s * 1e9)}
-        grouped = {"by": ["group", "op"], "same": {}}
-        found = self._worker.find("job_summary", **window, job=job_id, **grouped, heard=heard).data
+        window = (int(since_s * 1e9), int(now_s * 1e9))
+        found = self._worker.ask(summary, *window, job_id, by=["group", "op"], same={}, heard=heard).data
         covered_s = 0.0 if found.since is None or found.until is None else found.until - found.since
         return Operations(job_id, covered_s, found.rows, chosen)
 
@@ -193,7 +195,7 @@ class LiveFeed:
         sums = self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
         if self._others.exist():
             heard = self._services.peers.ask(f"slots?job={quote(job_id, safe='')}&since={PAST_S:g}s")
-            sums += self._worker.find("job_slots", heard=heard)
+            sums += self._worker.ask(slots_elsewhere, heard=heard)
         return _json(Past, Past(job_id, slots_of(sums)))
 
     def insights(self, wanted: str | None) -> bytes:
@@ -216,14 +218,9 @@ class LiveFeed:
     def _compute_insights(self, job_id: str) -> bytes:
         own = own_facts(self._services, job_id)
         findings = [] if own.topology is None else own.topology.findings
-        if self._others.exist():
-            asked = asked_of_others(self._services, job_id, LAST_S, live=True)
-            advice = self._worker.find("job_advice", job=job_id, own=own, last_s=LAST_S, asked=asked).data
-        else:
-            now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_of(own.incidents)}
-            known = {"findings": findings, "host": own.host, **now}
-            advice = self._worker.find("advice", job=job_id, **known, last_s=LAST_S)
-        return _json(Insights, Insights(job_id, findings, advice))
+        asked = asked_of_others(self._services, job_id, LAST_S, live=True) if self._others.exist() else None
+        found = self._worker.ask(advice, job_id, own=own, last_s=LAST_S, asked=asked).data
+        return _json(Insights, Insights(job_id, findings, found))
 
     @contextmanager
     def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:

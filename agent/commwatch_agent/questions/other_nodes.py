@@ -13,7 +13,7 @@ from urllib.parse import quote
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.timeline import NodeBars
 from commwatch_agent.nodes.merging import Nodes
-from commwatch_agent.questions.job_questions import read
+from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.node_now import NodeNow
 from commwatch_agent.questions.services import Services
 from commwatch_agent.runtime.peers import SELF

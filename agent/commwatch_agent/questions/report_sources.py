@@ -11,7 +11,7 @@ from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.incidents.verdict_views import late_ranks
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
-from commwatch_agent.questions.reports import Asked, Own
+from commwatch_agent.questions.reports import Asked, NodeFacts, report_windows
 from commwatch_agent.questions.services import Services
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
 from commwatch_agent.runtime.peers import SELF
@@ -21,7 +21,7 @@ from commwatch_agent.watchers.nccl_archive import kept
 WITHIN_S = 5.0
 
 
-def own_facts(services: Services, job: str) -> Own:
+def own_facts(services: Services, job: str) -> NodeFacts:
     """Return what this agent knows of a job beside its history."""
     is_whole = services.incidents.judges_all_nodes(job)
     with services.queries.live(job) as (jobs, now_ns):
@@ -31,7 +31,7 @@ def own_facts(services: Services, job: str) -> Own:
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
     incidents = [each for each in services.incidents.incidents() if each.job_id == job]
     late = late_ranks(incidents, time.time()) if is_known else None
-    return Own(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
+    return NodeFacts(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:
@@ -46,7 +46,7 @@ def asked_of_others(services: Services, job: str, last_s: float | None, *, live:
     most = MOST_STEPS // nodes
     parts = services.peers.ask(f"report_part?{which}&steps={most}", within_s=WITHIN_S)
     asked = Asked(most, (), parts)
-    windows = tuple(services.worker.find("report_windows", job=job, last_s=last_s, asked=asked))
+    windows = tuple(services.worker.ask(report_windows, job, last_s=last_s, asked=asked))
     paths = [f"cells?{which}&since={begin_ns // 10**9}" for begin_ns in windows]
     heard = services.peers.ask(*paths, f"ops?{which}&limit={MOST_OPERATIONS // nodes}", within_s=WITHIN_S)
     # Apart, so that an agent that takes too long for these counts all the same.

@@ -6,18 +6,19 @@ for their collectives in groups that span nodes; and for their latest operations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import HostView
 from commwatch_agent.core.nccl_views import Topology
-from commwatch_agent.core.views import JobView
+from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, merged, whys_of
 from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.nodes.job_report import (
@@ -30,22 +31,23 @@ from commwatch_agent.nodes.job_report import (
     rows_of,
 )
 from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
-from commwatch_agent.nodes.merging import Heard, JobWide, Nodes
+from commwatch_agent.nodes.merging import Heard, Nodes
 from commwatch_agent.nodes.queries import Cells
 from commwatch_agent.nodes.topologies import merged_topology
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
-from commwatch_agent.questions.history_queries import ApiError, Operations, Text, as_file, job_exists
-from commwatch_agent.questions.job_questions import read
+from commwatch_agent.questions.answer import Answer, ApiError, Text, as_file, job_exists
+from commwatch_agent.questions.heard import read
+from commwatch_agent.questions.operations import Operations
 from commwatch_agent.report import charts, report_page
 from commwatch_agent.report.job_advice import Recorded, lately
 from commwatch_agent.report.parts import ReportParts
-from commwatch_agent.report.recorded_steps import FEW_PARTS, known_steps, study_of
+from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
 from commwatch_agent.whatif.model import Model
 
 
-class Own(NamedTuple):
+class NodeFacts(NamedTuple):
     """What this agent knows beside its history: as in ``ReportPart``."""
 
     host: HostView
@@ -82,7 +84,7 @@ class Asked:
     most_parts: int = FEW_PARTS
 
 
-def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeReport:
+def report_part(agent: QueryService, job: str, *, own: NodeFacts, steps: int) -> NodeReport:
     """Return what a report of another agent needs of this node; ``steps``: at most so many."""
     return NodeReport(
         job=_job(agent, job),
@@ -99,7 +101,7 @@ def report_part(agent: QueryService, job: str, *, own: Own, steps: int) -> NodeR
     )
 
 
-def _incidents(agent: QueryService, job: str, own: Own, parts: ReportParts) -> list[IncidentDetails]:
+def _incidents(agent: QueryService, job: str, own: NodeFacts, parts: ReportParts) -> list[IncidentDetails]:
     """Return the incidents of a run on this node."""
     stored: list[IncidentDetails] = []
     stored = parts.part("what happened", lambda: details_of_run(agent.path, agent.stored(job)), stored)
@@ -114,27 +116,51 @@ def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked
     return sorted({0, steps_since(every, job).since_ns, last_steps(every, job, last_s).since_ns})
 
 
-def job_advice(agent: QueryService, job: str, *, own: Own, last_s: float | None, asked: Asked) -> JobWide[list[Advice]]:
-    """Return advice from the last ``last_s`` s of a job on all nodes; ``None``: from all of it."""
-    others, nodes = _others(asked)
-    every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
-    ranks = agent.ranks(job)
-    network = network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
-    late = _late([own.late, *(each.part.late for each in others)])
-    theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
-    whys = whys_of(merged([own.incidents, *theirs]))
-    findings = findings_of([own.topology, *(each.part.topology for each in others)])
-    view = _job(every, job)
-    recorded = _recorded(agent, view, last_s, asked)
+def advice(
+    agent: QueryService, job: str, *, own: NodeFacts, last_s: float | None, asked: Asked | None
+) -> Answer[list[Advice]]:
+    """Return advice from the last ``last_s`` s of a job, ``None``: from all of it; none of a job that is not known.
+
+    Args:
+        asked: ``None``: the advice is on this node.
+    """
+    if asked is None:
+        known, findings = agent.job(job), [] if own.topology is None else own.topology.findings
+        network, recorded = network_of(own.host, agent.ranks(job)), Asked(most_parts=ADVICE_PARTS)
+        late, whys, nodes, every = own.late, whys_of(own.incidents), None, agent
+    else:
+        others, nodes = _others(asked)
+        every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
+        known, recorded = _job(every, job), asked
+        network = _network(own, agent.ranks(job), others)
+        late = _late([own.late, *(each.part.late for each in others)])
+        theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
+        whys = whys_of(merged([own.incidents, *theirs]))
+        findings = findings_of([own.topology, *(each.part.topology for each in others)])
+    if known is None:
+        return Answer(nodes, [])
+    steps = _recorded(agent, known, last_s, recorded)
     cores = own.for_cores
     found = lately(
-        every, view, findings, last_s, network=network, late=late, for_cores=cores, whys=whys, recorded=recorded
+        every, known, findings, last_s, network=network, late=late, for_cores=cores, whys=whys, recorded=steps
     )
-    return JobWide(nodes, found)
+    return Answer(nodes, found)
+
+
+def _network(own: NodeFacts, ranks: list[RankView], others: list[NodeData]) -> Network:
+    """Return the facts about the networks of all nodes; ``ranks``: of this one."""
+    return network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
 
 
 def report(
-    agent: QueryService, job: str, *, own: Own, last_s: float | None, command: str, as_page: bool, asked: Asked | None
+    agent: QueryService,
+    job: str,
+    *,
+    own: NodeFacts,
+    last_s: float | None,
+    command: str,
+    as_page: bool,
+    asked: Asked | None,
 ) -> Report | Text:
     """Return the report on a job as values, or as a page.
 
@@ -226,9 +252,3 @@ def _others(asked: Asked) -> tuple[list[NodeData], Nodes]:
         NodeData(part, dict(zip(asked.windows, cells, strict=True)), latest.operations)
         for part, *cells, latest in found
     ], nodes
-
-
-#: Functions by name, as in ``history_queries.QUESTIONS``.
-REPORT_QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (report_part, report_windows, wait_part, job_advice, report)
-}

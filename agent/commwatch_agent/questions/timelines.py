@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import IO, Any
+from typing import IO
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.nodes.merging import Heard
-from commwatch_agent.questions.history_queries import ApiError, Text, as_file, job_exists
-from commwatch_agent.questions.job_questions import read
+from commwatch_agent.questions.answer import ApiError, Text, as_file, job_exists
+from commwatch_agent.questions.heard import read
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.timeline_export import Window, export, write
 from commwatch_agent.report.timeline_parts import Page, TimelinePart, part_of, trace_of
@@ -21,9 +21,21 @@ from commwatch_agent.runtime.whole_files import LEVEL
 MOST_TIMELINE = 50_000
 
 
-def timeline(agent: QueryService, job: str, *, window: Window, marks: list[TraceMark]) -> Text:
-    """Return a part of a job as a compressed Chrome trace."""
-    return _packed(job, lambda out: export(agent.path, job, window, marks, out))
+def timeline(
+    agent: QueryService, job: str, *, window: Window, most: int, marks: list[TraceMark], heard: Heard | None = None
+) -> Text:
+    """Return a part of a job as a compressed Chrome trace.
+
+    Args:
+        most: most operations of each node: of this one, and as the other agents were asked.
+    """
+    if heard is None:
+        return _packed(job, lambda out: export(agent.path, job, window._replace(most=most), marks, out))
+    found, nodes = read(heard, TimelinePart)
+    page = Page(window.last_s, None, None, most, window.since_ns, window.until_ns)
+    parts = [part_of(agent.path, job, page, marks), *(part for (part,) in found)]
+    about = {"nodes": vars(nodes)}
+    return _packed(job, lambda out: write([trace_of(part) for part in parts], job, window, about, out))
 
 
 def timeline_part(agent: QueryService, job: str, *, page: Page, marks: list[TraceMark]) -> TimelinePart:
@@ -36,24 +48,9 @@ def timeline_part(agent: QueryService, job: str, *, page: Page, marks: list[Trac
         raise ApiError(HTTPStatus.BAD_REQUEST, detail) from None
 
 
-def job_timeline(agent: QueryService, job: str, *, page: Page, marks: list[TraceMark], heard: Heard) -> Text:
-    """Return the timeline of all nodes of a job; ``page``: the first one, as the other agents were asked for it."""
-    found, nodes = read(heard, TimelinePart)
-    parts = [part_of(agent.path, job, page, marks), *(part for (part,) in found)]
-    about = {"nodes": vars(nodes)}
-    window = Window(page.last_s, None, page.since_ns, page.until_ns)
-    return _packed(job, lambda out: write([trace_of(part) for part in parts], job, window, about, out))
-
-
 def _packed(job: str, export: Callable[[IO[str]], object]) -> Text:
     packed = io.BytesIO()
     # Without the time, so that equal answers are equal.
     with gzip.GzipFile("", "wb", LEVEL, packed, mtime=0) as file, io.TextIOWrapper(file, encoding="utf-8") as out:
         export(out)
     return as_file(packed.getvalue(), "application/gzip", "timeline", job, "json.gz")
-
-
-#: Functions by name, as in ``history_queries.QUESTIONS``.
-TIMELINE_QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (timeline, timeline_part, job_timeline)
-}

@@ -11,17 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
-from commwatch_agent.nodes.merging import JobWide
+from commwatch_agent.nodes.merging import Heard
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.questions.history_queries import ApiError
-from commwatch_agent.questions.job_questions import Own, read
+from commwatch_agent.questions.answer import ApiError
+from commwatch_agent.questions.heard import read
+from commwatch_agent.questions.incidents import LiveRecords, conditions
 from commwatch_agent.questions.services import Services
 from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS, Peers
 
@@ -38,14 +38,14 @@ _STACKS_S = 30.0
 _COLUMNS = 64
 
 
-def question_of_job(services: Services, job: str) -> dict[str, Any]:
-    """Return what all nodes know of a job, as arguments of the worker's questions; waits for the agents of other nodes, at most 2 s."""
+def records_of_job(services: Services, job: str) -> tuple[LiveRecords, Heard]:
+    """Return what this node and the others know of a job right now; waits for the agents of other nodes, at most 2 s."""
     parts, theirs = parts_of_job(services, job)
     which = f"job={quote(job, safe='')}"
     with services.queries.live(job) as (jobs, now_ns):
         replicas = rank_checks(jobs, now_ns)
     heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups")), theirs)
-    return {"job": job, "own": Own(services.ranks.of_records(job), parts, replicas), "heard": heard}
+    return LiveRecords(services.ranks.of_records(job), parts, replicas), heard
 
 
 def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
@@ -134,10 +134,8 @@ class WholeJobs:
         known = self._jobs[name]
         known.asked_s, known.asked = self._clock(), known.asked + 1
         try:
-            question = question_of_job(self._services, name)
-            found: JobWide[WholeJob] = self._services.worker.find(
-                "job_conditions", **question, known=job, now=time.time()
-            )
+            own, heard = records_of_job(self._services, name)
+            found = self._services.worker.ask(conditions, name, own=own, heard=heard, known=job, now=time.time())
         except ApiError as error:
             log.debug("job %s: %s", name, error)
             return

@@ -9,19 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.chunks import Damaged
-from commwatch_agent.questions.history_queries import ApiError, Text
+from commwatch_agent.questions.answer import ApiError, Text
 from commwatch_agent.questions.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log
 
 log = logging.getLogger("commwatch")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 #: Starts the process; its standard input is the connection.
 COMMAND: tuple[str, ...] = (
     sys.executable,
@@ -56,22 +58,25 @@ class Worker:
         self._connection: Connection | None = None
         self._last_request_s, self._closed = 0.0, False
 
-    def text(self, name: str, **arguments: Any) -> Text:
-        """Return the answer to a question of ``QUESTIONS``, serialised as it is sent.
+    def ask(self, function: Callable[Concatenate[QueryService, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Return what a function of a module returns in the process, of the agent's queries and these arguments.
 
         Raises:
             ApiError: there is no answer; its detail gives the reason.
         """
-        text: Text = self._ask(name, arguments, as_text=True)
+        answer: _T = self._reply(Question(function, args, kwargs, dict(self._references.links), as_text=False))
+        return answer
+
+    def text(
+        self, function: Callable[Concatenate[QueryService, _P], object], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Text:
+        """Return what ``ask`` does, serialised as it is sent.
+
+        Raises:
+            ApiError: there is no answer; its detail gives the reason.
+        """
+        text: Text = self._reply(Question(function, args, kwargs, dict(self._references.links), as_text=True))
         return text
-
-    def find(self, name: str, **arguments: Any) -> Any:
-        """Return the answer to a question of ``QUESTIONS`` as an object.
-
-        Raises:
-            ApiError: there is no answer; its detail gives the reason.
-        """
-        return self._ask(name, arguments, as_text=False)
 
     def tick(self) -> None:
         """End the process if there was no question for a while, to free its memory."""
@@ -91,8 +96,7 @@ class Worker:
         with self._lock:
             self._end()
 
-    def _ask(self, name: str, arguments: dict[str, Any], as_text: bool) -> Any:
-        question = Question(name, arguments, dict(self._references.links), as_text)
+    def _reply(self, question: Question) -> Any:
         with self._lock:
             connection, process = self._started()
             try:

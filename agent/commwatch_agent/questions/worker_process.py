@@ -24,11 +24,7 @@ from commwatch_agent.core.cells import Counted
 from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged, Piece
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.questions.history_queries import QUESTIONS, ApiError, text_of
-from commwatch_agent.questions.job_questions import JOB_QUESTIONS
-from commwatch_agent.questions.reports import REPORT_QUESTIONS
-from commwatch_agent.questions.timelines import TIMELINE_QUESTIONS
-from commwatch_agent.questions.whatif import WHATIF_QUESTIONS
+from commwatch_agent.questions.answer import ApiError, text_of
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log
 from commwatch_agent.whatif.model import CannotAnswer
@@ -53,8 +49,10 @@ class Begin(NamedTuple):
 class Question(NamedTuple):
     """One question."""
 
-    name: str
-    arguments: dict[str, Any]
+    #: Of a module, so that the process finds it; called with the queries and the arguments.
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     #: The setting ``links``.
     links: dict[str, str]
     #: The answer is to be a ``Text``, serialised as it is sent, instead of an object.
@@ -130,8 +128,7 @@ def answered(question: Question, begin: Begin, connection: Connection) -> Found 
     damaged = _Damaged()
     agent = _Agent(begin, question.links, damaged, connection)
     try:
-        functions = {**QUESTIONS, **JOB_QUESTIONS, **REPORT_QUESTIONS, **TIMELINE_QUESTIONS, **WHATIF_QUESTIONS}
-        answer = functions[question.name](agent, **question.arguments)
+        answer = question.function(agent, *question.args, **question.kwargs)
         found = text_of(answer) if question.as_text else answer
     except (ApiError, CannotAnswer) as error:
         return Wrong(error.status, str(error))

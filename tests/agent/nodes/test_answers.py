@@ -14,8 +14,10 @@ from commwatch_agent.core.api_views import AlertsView, AlertView
 from commwatch_agent.core.views import JobView
 from commwatch_agent.nodes.job_report import StepRow, StepRows
 from commwatch_agent.nodes.merging import Heard, merged_jobs
-from commwatch_agent.questions.history_queries import QUESTIONS, text_of
-from commwatch_agent.questions.job_questions import JOB_QUESTIONS
+from commwatch_agent.questions.answer import text_of
+from commwatch_agent.questions.incidents import alerts
+from commwatch_agent.questions.operations import cells as cells_of
+from commwatch_agent.questions.operations import summary
 from tests.helpers import MS, Watch, operation, write_ring
 
 ALERT = AlertView("1", "X", "warning", "resolved", {"job_id": "a"}, {}, 1.0, 100.0, 101.0, 200.0)
@@ -28,11 +30,12 @@ def test_implausible_cells(tmp_path: Path, change: dict[str, Any]) -> None:
     write_ring(watch.rings, [operation(start_ns=n * MS, end_ns=n * MS + 9, seq=n) for n in range(9)])
     watch.tick(60_000 * MS)
     agent = QueryService(watch.path)
-    cells = json.loads(text_of(QUESTIONS["cells"](agent, 0, 1 << 62, "job")).body)
+    cells = json.loads(text_of(cells_of(agent, 0, 1 << 62, "job")).body)
     good = json.dumps(cells).encode()
     cells["cells"][0].update(change)
     heard = Heard({"http://good": [good], "http://bad": [json.dumps(cells).encode()]}, {})
-    answer = JOB_QUESTIONS["job_summary"](agent, 0, 1 << 62, "job", by=["op"], same={}, heard=heard)
+    answer = summary(agent, 0, 1 << 62, "job", by=["op"], same={}, heard=heard)
+    assert answer.nodes is not None
     assert (answer.nodes.answered, list(answer.nodes.silent)) == (2, ["http://bad"])
     assert [row.count for row in answer.data.rows] == [18]
 
@@ -53,7 +56,7 @@ def test_past_alerts_of_several_agents(tmp_path: Path) -> None:
     of_node = [replace(alert, labels={"instance": "n"}) for alert in (ALERT, other)]
     heard = Heard({"http://other": [json.dumps(asdict(AlertsView([], [other, of_node[1]]))).encode()]}, {})
     own = AlertsView([], [ALERT, later, of_node[0]])
-    answer = JOB_QUESTIONS["job_alerts"](QueryService(tmp_path / "h"), own=own, limit=9, heard=heard)
+    answer = alerts(QueryService(tmp_path / "h"), own=own, limit=9, heard=heard)
     assert [alert.id for alert in answer.data.past if "job_id" in alert.labels] == ["3", "1"]
     assert len(answer.data.past) == 4
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,19 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from commwatch_agent.analysis.advice_facts import Whys
 from commwatch_agent.analysis.host_rates import answer
 from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.incidents.answers import IncidentFilter, details_of
 from commwatch_agent.incidents.incident import Incident
-from commwatch_agent.questions import history_queries, worker, worker_process
-from commwatch_agent.questions.history_queries import ApiError, Wanted, text_of
-from commwatch_agent.questions.timelines import TIMELINE_QUESTIONS
-from commwatch_agent.questions.whatif import WHATIF_QUESTIONS
+from commwatch_agent.questions import incidents, jobs, operations, reports, timelines, whatif, worker, worker_process
+from commwatch_agent.questions.answer import Answer, ApiError, text_of
+from commwatch_agent.questions.operations import Wanted, summary
+from commwatch_agent.questions.reports import NodeFacts
 from commwatch_agent.questions.worker import Worker
 from commwatch_agent.reference.references import References
 from commwatch_agent.report.chrome_trace import TraceMark
+from commwatch_agent.report.job_figures import figures_parts, job_figures
 from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page
 from commwatch_agent.runtime import agent_log
@@ -67,65 +68,56 @@ def asked(watch: Watch) -> Iterator[Worker]:
 
 
 INCIDENT = Incident("one", "hang", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0)
-QUESTIONS: dict[str, dict[str, Any]] = {
-    "incidents": {"job": "job", "wanted": IncidentFilter(), "own": [], "limit": 5},
-    "incident": {"incident_id": "one", "own": details_of(INCIDENT)},
-    "summary": SUMMARY,
-    "operations": {"wanted": Wanted(**ALWAYS, job="job", limit=30)},
-    "operations_csv": {"wanted": Wanted(**ALWAYS, job="job", same={"rank": 1}, limit=30)},
-    "collective": {"group_id": "world", "seq": 3},
-    "cells": {**ALWAYS, "job": "job"},
-    "slots": {**ALWAYS, "job": "job"},
-    "bars": {**ALWAYS, "job": "job"},
-    "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
-    "efficiency": {**ALWAYS, "job": "job"},
-    "advice": {
-        "job": "job",
-        "findings": [],
-        "host": answer(None, None),
-        "late": {},
-        "for_cores": None,
-        "whys": Whys({}),
-        "last_s": None,
-    },
-    "job_figures": {"most": 5},
-    "figures_parts": {"most": 5, "durations": 100},
-    "timeline": {
-        "job": "job",
-        "window": Window(None, 50),
-        "marks": [TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})],
-    },
-    "whatif": {"job": "job", "last_s": None, "question": Question(link="2x")},
-    "timeline_part": {"job": "job", "page": Page(None, None, None, 50), "marks": []},
-}
+OPERATIONS = Wanted(**ALWAYS, job="job", limit=30)
+MARK = TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})
+OWN = NodeFacts(answer(None, None), {}, None, [], None)
+#: Each function that answers for one node, with arguments.
+QUESTIONS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (incidents.incidents, {"job": "job", "wanted": IncidentFilter(), "own": [], "limit": 5}),
+    (incidents.incident, {"incident_id": "one", "own": details_of(INCIDENT)}),
+    (operations.summary, SUMMARY),
+    (operations.operations, {"wanted": OPERATIONS}),
+    (operations.operations_csv, {"wanted": replace(OPERATIONS, same={"rank": 1})}),
+    (operations.collective, {"group_id": "world", "seq": 3}),
+    (operations.cells, {**ALWAYS, "job": "job"}),
+    (operations.efficiency, {**ALWAYS, "job": "job"}),
+    (jobs.slots, {**ALWAYS, "job": "job"}),
+    (jobs.bars, {**ALWAYS, "job": "job"}),
+    (jobs.steps, {**ALWAYS, "job": "job", "rank": None, "limit": 50}),
+    (job_figures, {"most": 5}),
+    (figures_parts, {"most": 5, "durations": 100}),
+    (reports.advice, {"job": "job", "own": OWN, "last_s": None, "asked": None}),
+    (timelines.timeline, {"job": "job", "window": Window(None), "most": 50, "marks": [MARK]}),
+    (timelines.timeline_part, {"job": "job", "page": Page(None, None, None, 50), "marks": []}),
+    (whatif.whatif, {"job": "job", "last_s": None, "question": Question(link="2x")}),
+]
 
 
 def test_same_answers(watch: Watch, asked: Worker) -> None:
     """Each question gets the same answer as in the agent itself, including what is only in memory."""
-    functions = {**history_queries.QUESTIONS, **TIMELINE_QUESTIONS, **WHATIF_QUESTIONS}
-    assert set(QUESTIONS) == set(functions) - {"job_timeline", "job_whatif"}
-    for name, arguments in QUESTIONS.items():
-        expected = functions[name](watch.agent, **arguments)
-        assert asked.find(name, **arguments) == expected, name
-        text = asked.text(name, **arguments)
-        assert text == text_of(expected), name
+    for question, arguments in QUESTIONS:
+        expected = question(watch.agent, **arguments)
+        assert asked.ask(question, **arguments) == expected, question
+        text = asked.text(question, **arguments)
+        assert text == text_of(expected), question
         if text.media_type == "application/json":
-            assert json.loads(text.body) == json.loads(TypeAdapter(type(expected)).dump_json(expected)), name
-    rows = asked.find("summary", **SUMMARY).rows
+            data = expected.data if isinstance(expected, Answer) else expected
+            assert json.loads(text.body) == json.loads(TypeAdapter(type(data)).dump_json(data)), question
+    rows = asked.ask(summary, **SUMMARY).data.rows
     assert sum(row.count for row in rows) == 80
 
 
 def test_links(asked: Worker) -> None:
     """Expected times follow the settings at the time of the question."""
-    before = asked.find("summary", **SUMMARY).rows
+    before = asked.ask(summary, **SUMMARY).data.rows
     asked._references.links = {"*": "nvlink4"}
-    after = asked.find("summary", **SUMMARY).rows
+    after = asked.ask(summary, **SUMMARY).data.rows
     assert {row.reference for row in before} != {row.reference for row in after} == {"catalogue"}
 
 
 def test_no_web_server(asked: Worker) -> None:
     """The process holds no web server, so that it is a third of the agent's size; and it makes way for others."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     pid = _pid(asked)
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "pydantic" not in maps
@@ -140,10 +132,10 @@ def test_no_web_server(asked: Worker) -> None:
 def test_problems(asked: Worker) -> None:
     """A wrong question gets the same error as in the agent itself, and the process continues."""
     with pytest.raises(ApiError, match="no job 'another'") as caught:
-        asked.text("summary", **{**SUMMARY, "job": "another"})
+        asked.text(summary, **{**SUMMARY, "job": "another"})
     assert caught.value.status == HTTPStatus.NOT_FOUND
     pid = _pid(asked)
-    assert asked.text("summary", **SUMMARY)
+    assert asked.text(summary, **SUMMARY)
     assert _pid(asked) == pid
 
 
@@ -151,38 +143,38 @@ def test_history_gone(watch: Watch, asked: Worker) -> None:
     """A history that cannot be read is reported as such."""
     watch.path.rename(watch.path.with_suffix(".moved"))
     with pytest.raises(ApiError, match=r"the history cannot be read: .*no history here") as caught:
-        asked.text("summary", **SUMMARY)
+        asked.text(summary, **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def test_takes_too_long(watch: Watch) -> None:
     """An answer that takes too long is given up with a word on what to do, and the next question gets its answer."""
     asked = Worker(watch.agent, References(Path("none")), Damaged())
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     asked._most_s = 1.0
     os.kill(_pid(asked), signal.SIGSTOP)
     with pytest.raises(ApiError, match="took longer than 1 s; request less") as caught:
-        asked.find("summary", **SUMMARY)
+        asked.ask(summary, **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
     asked._most_s = worker.MOST_S
-    assert asked.find("summary", **SUMMARY).rows
+    assert asked.ask(summary, **SUMMARY).data.rows
     asked.close()
     with pytest.raises(ApiError, match="shutting down"):
-        asked.find("summary", **SUMMARY)
+        asked.ask(summary, **SUMMARY)
 
 
 def test_killed(asked: Worker) -> None:
     """Where the process was killed, as for want of memory, another answers."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     first = _pid(asked)
     os.kill(first, signal.SIGKILL)
     # Not a look at its state: a zombie some of whose threads have not ended is none that a wait returns.
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
-    assert asked.find("summary", **SUMMARY).rows
+    assert asked.ask(summary, **SUMMARY).data.rows
     assert _pid(asked) != first
 
 
-def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_memory(watch: Watch) -> None:
     """An answer that does not fit into memory is refused, and the next question gets its answer."""
 
     class Connection:
@@ -193,8 +185,8 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
             begin = worker_process.Begin(watch.path, Path("none"), *agent_log.in_use())
             self._asked = [
                 begin,
-                worker_process.Question("huge", {}, {}, True),
-                worker_process.Question("small", {}, {}, True),
+                worker_process.Question(lambda _: bytes(1 << 60), (), {}, {}, as_text=True),
+                worker_process.Question(lambda _: [1], (), {}, {}, as_text=True),
             ]
 
         def recv(self) -> Any:
@@ -206,8 +198,6 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
             self.said.append(said)
 
     connection = Connection()
-    asked = {"huge": lambda _: bytes(1 << 60), "small": lambda _: [1]}
-    monkeypatch.setattr(worker_process, "QUESTIONS", asked)
     worker_process.serve(connection)  # type: ignore[arg-type]
     wrong, right = connection.said
     assert (wrong.status, f"{worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
@@ -220,7 +210,7 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stops while the agent holds its totals unchanged for it is killed, and the intake continues."""
     monkeypatch.setattr(worker, "_FREEZE_S", 0.2)
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     pid, live_cells = _pid(asked), watch.agent.live_cells
 
     def stopped(*arguments: Any) -> Any:
@@ -229,27 +219,27 @@ def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.M
 
     monkeypatch.setattr(watch.agent, "live_cells", stopped)
     with pytest.raises(ApiError, match="has ended; try again"):
-        asked.find("summary", **SUMMARY)
+        asked.ask(summary, **SUMMARY)
     watch.tick(21_000 * MS)
     monkeypatch.undo()
-    assert asked.find("summary", **SUMMARY).rows
+    assert asked.ask(summary, **SUMMARY).data.rows
 
 
 def test_idle(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without questions for a while ends, and leaves no zombie; it is started again at the next question."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     pid = _pid(asked)
     asked.tick()
     assert _pid(asked) == pid
     monkeypatch.setattr(worker, "_IDLE_S", 0.0)
     asked.tick()
     assert process.state(pid) is None
-    assert asked.find("summary", **SUMMARY).rows
+    assert asked.ask(summary, **SUMMARY).data.rows
 
 
 def test_ends_with_the_agent(asked: Worker) -> None:
     """When the agent is gone, so is the process."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     pid = _pid(asked)
     assert asked._connection is not None
     asked._connection.close()
@@ -258,13 +248,13 @@ def test_ends_with_the_agent(asked: Worker) -> None:
 
 def test_closed_in_an_answer(asked: Worker) -> None:
     """An agent that ends does not wait for an answer."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     os.kill(_pid(asked), signal.SIGSTOP)
     refused: list[ApiError] = []
 
     def ask() -> None:
         try:
-            asked.find("summary", **SUMMARY)
+            asked.ask(summary, **SUMMARY)
         except ApiError as problem:
             refused.append(problem)
 
@@ -278,7 +268,7 @@ def test_closed_in_an_answer(asked: Worker) -> None:
 
 def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that ends the process just as a question comes to it starts no other."""
-    asked.find("summary", **SUMMARY)
+    asked.ask(summary, **SUMMARY)
     process = asked._process
     assert process is not None
     poll = process.poll
@@ -292,7 +282,7 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(process, "poll", killed_by_close)
     with pytest.raises(ApiError, match="shutting down"):
-        asked.find("summary", **SUMMARY)
+        asked.ask(summary, **SUMMARY)
     assert asked._process is None
 
 
@@ -309,7 +299,7 @@ def test_closed_as_the_process_starts(asked: Worker, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", starting)
     with pytest.raises(ApiError, match="shutting down"):
-        asked.find("summary", **SUMMARY)
+        asked.ask(summary, **SUMMARY)
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
 
@@ -318,7 +308,7 @@ def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFix
     """A damaged chunk that the process finds is counted and logged by the agent, once."""
     watch.store._db.execute("UPDATE chunk SET data = x'00'")
     for _ in range(2):
-        assert asked.find("operations", wanted=Wanted(**ALWAYS, job=None)).operations == []
+        assert asked.ask(operations.operations, wanted=Wanted(**ALWAYS, job=None)).operations == []
     assert len(watch.damaged) == len([one for one in caplog.records if "is damaged" in one.getMessage()]) > 0
 
 

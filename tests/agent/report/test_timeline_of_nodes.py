@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from commwatch_agent.questions.history_queries import text_of
+from commwatch_agent.questions.answer import text_of
 from commwatch_agent.report.chrome_trace import TraceMark, pid_of
 from commwatch_agent.report.timeline_export import Exported, NodeTrace, Window, export, own_trace, write
 from commwatch_agent.report.timeline_parts import Page, TimelinePart, part_of, trace_of

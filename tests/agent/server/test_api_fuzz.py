@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from commwatch_agent.config import Config
-from commwatch_agent.questions import history_queries
-from commwatch_agent.questions.history_queries import ApiError, Wanted, operations
+from commwatch_agent.questions import operations as questions
+from commwatch_agent.questions.answer import ApiError
+from commwatch_agent.questions.operations import Wanted, operations
 from commwatch_agent.server.listener import listen
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.helpers import (
@@ -100,7 +101,7 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     end_rank(write_ring(watch.rings, [operation(start_ns=0, end_ns=9)] * 5))
     watch.tick()
     assert len(operations(watch.agent, Wanted(0, 1 << 62, None)).operations) == 5
-    monkeypatch.setattr(history_queries, "MOST_LOOKING_S", -1.0)
+    monkeypatch.setattr(questions, "MOST_LOOKING_S", -1.0)
     with pytest.raises(ApiError, match="since, until: a search of this window takes more") as caught:
         operations(watch.agent, Wanted(0, 1 << 62, None, {"op": "all_reduce"}))
     assert caught.value.status == HTTPStatus.BAD_REQUEST

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Response
 from commwatch_agent.core.api_views import AlertsView
 from commwatch_agent.incidents.alerts import alert_view
 from commwatch_agent.nodes.merging import JobWide
-from commwatch_agent.questions.history_queries import ApiError, job_exists, text_of
+from commwatch_agent.questions import incidents as questions
+from commwatch_agent.questions.answer import ApiError, job_exists, text_of
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -57,7 +58,7 @@ def alerts(
     if scope == "node":
         return answered(text_of(own))
     heard = others.ask("alerts?state,severity,job,limit")
-    return answered(services.worker.text("job_alerts", own=own, limit=limit, heard=heard))
+    return answered(services.worker.text(questions.alerts, own=own, limit=limit, heard=heard))
 
 
 @router.get("/alerts/{alert_id}/evidence")

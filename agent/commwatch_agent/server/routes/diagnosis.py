@@ -13,8 +13,11 @@ from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
-from commwatch_agent.questions.history_queries import Efficiencies, job_exists, text_of
-from commwatch_agent.questions.job_questions import Parts
+from commwatch_agent.questions import incidents, operations
+from commwatch_agent.questions import jobs as questions
+from commwatch_agent.questions.answer import job_exists, text_of
+from commwatch_agent.questions.incidents import Parts
+from commwatch_agent.questions.operations import Efficiencies
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -48,8 +51,8 @@ def job_verdicts(
     if scope == "node":
         return answered(text_of(services.verdicts(job)))
     services.look_elsewhere(the_job(job))
-    about = {"job": the_job(job), "own": services.verdicts(job)}
-    return answered(services.worker.text("job_verdicts", **about, heard=others.ask("verdicts?job", "ranks?job")))
+    own, heard = services.verdicts(job), others.ask("verdicts?job", "ranks?job")
+    return answered(services.worker.text(incidents.verdicts, the_job(job), own=own, heard=heard))
 
 
 @router.get("/parts")
@@ -86,11 +89,8 @@ def efficiency(
     worker: WorkerOf, span: Span, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
 ) -> Response:
     """Operations by group and size: measured and expected duration, the reference used, and what limits them."""
-    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
-    if scope == "job":
-        the_job(job)
-        return answered(worker.text("job_efficiency", **wanted, heard=others.ask("cells?job,since,until")))
-    return answered(worker.text("efficiency", **wanted))
+    heard = others.of_scope(scope, job, "cells?job,since,until")
+    return answered(worker.text(operations.efficiency, span.from_ns, span.until_ns, job, heard=heard))
 
 
 @router.get("/pipelines", response_model=list[Pipeline] | JobWide[list[Pipeline]])
@@ -104,4 +104,4 @@ def job_pipelines(
     if scope == "node":
         return answered(text_of(own))
     the_job(job)
-    return answered(worker.text("job_pipelines", own=own, heard=others.ask("pipelines?job")))
+    return answered(worker.text(questions.pipelines, own=own, heard=others.ask("pipelines?job")))

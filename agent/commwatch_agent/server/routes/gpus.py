@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from commwatch_agent.questions.history_queries import job_exists
+from commwatch_agent.questions.answer import job_exists
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import JobFilter, QueriesOf, ServicesOf, sound_parameters
 from commwatch_agent.watchers.gpus import GpuViews

@@ -13,7 +13,9 @@ from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentFilter, IncidentView, details_of, view_of
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.nodes.merging import JobWide
-from commwatch_agent.questions.history_queries import ApiError, job_exists, no_incident
+from commwatch_agent.questions import incidents as questions
+from commwatch_agent.questions.answer import ApiError, job_exists
+from commwatch_agent.questions.incidents import no_incident
 from commwatch_agent.questions.services import Services
 from commwatch_agent.report.html_frame import page
 from commwatch_agent.server.problems import ERRORS
@@ -28,7 +30,6 @@ from commwatch_agent.server.routes.params import (
     WorkerOf,
     answered,
     sound_parameters,
-    the_job,
 )
 from commwatch_alerts.export import runbook
 
@@ -64,18 +65,15 @@ def incidents(
         states=state, kind=kind, severity=severity, since=span.from_ns / 1e9, until=span.until_ns / 1e9
     )
     own = [view_of(each) for each in services.incidents.current() if job in (None, each.job_id) and wanted.holds(each)]
-    about = {"wanted": wanted, "own": own, "limit": limit}
-    if scope == "node":
-        return answered(worker.text("incidents", job=job, **about))
-    heard = others.ask("incidents?job,state,kind,severity,since,until,limit")
-    return answered(worker.text("job_incidents", job=the_job(job), **about, heard=heard))
+    heard = others.of_scope(scope, job, "incidents?job,state,kind,severity,since,until,limit")
+    return answered(worker.text(questions.incidents, job, wanted=wanted, own=own, limit=limit, heard=heard))
 
 
 @router.get("/incidents/{incident_id}", response_model=IncidentDetails)
 def incident(services: ServicesOf, worker: WorkerOf, incident_id: str) -> Response:
     """One incident with its evidence."""
     own = next((details_of(each) for each in services.incidents.incidents() if each.id == incident_id), None)
-    return answered(worker.text("incident", incident_id=incident_id, own=own))
+    return answered(worker.text(questions.incident, incident_id=incident_id, own=own))
 
 
 @pages.get("/incidents/{incident_id:path}", include_in_schema=False)
@@ -85,11 +83,12 @@ def incident_page(services: ServicesOf, worker: WorkerOf, incident_id: str) -> R
     known = [each for each in every if incident_id in (each.id, each.consequence_of)]
     causes = {each.consequence_of for each in known if each.id == incident_id}
     own = known + [each for each in every if each.id in causes and each not in known]
-    about = {"incident_id": incident_id, "own": own, "links": _links(services, known, incident_id)}
+    links = _links(services, known, incident_id)
     try:
         if re.fullmatch("[0-9a-f]{16}", incident_id) is None:
             raise no_incident(incident_id)
-        found = worker.text("job_incident_page", **about, heard=services.peers.ask(f"incidents/{incident_id}"))
+        heard = services.peers.ask(f"incidents/{incident_id}")
+        found = worker.text(questions.incident_page, incident_id=incident_id, own=own, heard=heard, links=links)
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise

@@ -23,10 +23,14 @@ from commwatch_agent.history.operations import Cursor, place_of
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.queries import Cells
-from commwatch_agent.questions.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
-from commwatch_agent.questions.job_questions import Past
+from commwatch_agent.questions import jobs as questions
+from commwatch_agent.questions import operations
+from commwatch_agent.questions.answer import ApiError, job_exists, text_of
+from commwatch_agent.questions.jobs import Past
+from commwatch_agent.questions.operations import Collective, Operations, Wanted
 from commwatch_agent.questions.report_sources import WITHIN_S
-from commwatch_agent.report.job_figures import MOST_DURATIONS, FiguresPart, most_durations
+from commwatch_agent.report.job_figures import MOST_DURATIONS, FiguresPart, job_figures, most_durations
+from commwatch_agent.report.job_figures import figures_parts as job_figures_parts
 from commwatch_agent.runtime.peers import PeerView
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
@@ -91,10 +95,10 @@ def jobs(
         most = limit or MOST_ROWS
         durations = most_durations(min(most, len(agent.jobs())), others.number)
         heard = others.ask(f"figures_parts?most={most},durations={durations}", within_s=WITHIN_S)
-        return answered(worker.text("job_figures_of_all", most=most, durations=durations, heard=heard))
+        return answered(worker.text(questions.figures_of_all, most=most, durations=durations, heard=heard))
     if scope == "job":
-        return answered(worker.text("job_jobs", most=limit, heard=others.ask("jobs?limit")))
-    return answered(worker.text("job_figures", most=limit) if figures else text_of(agent.jobs()[:limit]))
+        return answered(worker.text(questions.jobs, most=limit, heard=others.ask("jobs?limit")))
+    return answered(worker.text(job_figures, limit) if figures else text_of(questions.jobs(agent, most=limit)))
 
 
 @router.get("/figures_parts", response_model=list[FiguresPart])
@@ -106,7 +110,7 @@ def figures_parts(
     ] = MOST_DURATIONS,
 ) -> Response:
     """What the figures of jobs need of this node, for the answer of another agent to `jobs?figures=true&scope=job`."""
-    return answered(worker.text("figures_parts", most=most, durations=durations))
+    return answered(worker.text(job_figures_parts, most, durations))
 
 
 @router.get("/summary", response_model=Summary | JobWide[Summary])
@@ -131,17 +135,16 @@ def summary(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; choose from {', '.join(DIMENSIONS)}"
             )
     same = {"group": group, "op": op, "rank": rank, "size": size}
-    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job, "by": dimensions, "same": same}
-    if scope == "job":
-        the_job(job)
-        return answered(worker.text("job_summary", **wanted, heard=others.ask("cells?job,since,until")))
-    return answered(worker.text("summary", **wanted))
+    heard = others.of_scope(scope, job, "cells?job,since,until")
+    return answered(
+        worker.text(operations.summary, span.from_ns, span.until_ns, job, by=dimensions, same=same, heard=heard)
+    )
 
 
 @router.get("/cells", response_model=Cells)
 def cells(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="Job id.")]) -> Response:
     """Sums of a job by rank, group, op and size, with sketches of durations, for the answer of another agent to `scope=job`."""
-    return answered(worker.text("cells", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+    return answered(worker.text(operations.cells, span.from_ns, span.until_ns, job))
 
 
 _Length = Annotated[int, Query(ge=10, le=86_400, multiple_of=10, description="Length of a slot, in seconds.")]
@@ -157,7 +160,7 @@ def slots(
 ) -> Response:
     """Sums of a job by slots: its steps, and the bytes and time of its operations, for the live page of another agent."""
     of = Lengths(length * 10**9, busbw_length * 10**9)
-    return answered(worker.text("slots", from_ns=span.from_ns, until_ns=span.until_ns, job=job, of=of))
+    return answered(worker.text(questions.slots, span.from_ns, span.until_ns, job, of=of))
 
 
 @router.get("/past", response_model=JobWide[Past])
@@ -169,8 +172,7 @@ def past(
     of = lengths(span.from_ns, min(span.until_ns, now_ns + 10**9), now_ns - COARSEN_AFTER_NS, COARSE_NS)
     each = f"length={of.steps_ns // 10**9},busbw_length={of.busbw_ns // 10**9}"
     heard = others.ask(f"slots?job,since,until,{each}", "bars?job,since,until")
-    window = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
-    return answered(worker.text("job_past", **window, of=of, heard=heard))
+    return answered(worker.text(questions.past, span.from_ns, span.until_ns, job, of=of, heard=heard))
 
 
 @router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})
@@ -200,7 +202,7 @@ def ops(
             ) from None
     same = {"group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
     wanted = Wanted(span.from_ns, span.until_ns, job, same, min_seconds, before, limit)
-    return answered(worker.text("operations_csv" if format == "csv" else "operations", wanted=wanted))
+    return answered(worker.text(operations.operations_csv if format == "csv" else operations.operations, wanted))
 
 
 @router.get("/collectives/{group_id}/{seq}", response_model=Collective)
@@ -208,7 +210,7 @@ def collective(
     worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)], job: JobFilter = None
 ) -> Response:
     """The ranks of one collective side by side; without `job`, of the run that had it last."""
-    return answered(worker.text("collective", group_id=group_id, seq=seq, job=job))
+    return answered(worker.text(operations.collective, group_id, seq, job))
 
 
 @router.get("/steps", response_model=list[StepView] | JobWide[list[StepView]])
@@ -223,11 +225,8 @@ def steps(
     limit: Limit = 100,
 ) -> Response:
     """Training steps, newest first."""
-    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job, "rank": rank, "limit": limit}
-    if scope == "job":
-        the_job(job)
-        return answered(worker.text("job_steps", **wanted, heard=others.ask("steps?job,since,until,rank,limit")))
-    return answered(worker.text("steps", **wanted))
+    heard = others.of_scope(scope, job, "steps?job,since,until,rank,limit")
+    return answered(worker.text(questions.steps, span.from_ns, span.until_ns, job, rank=rank, limit=limit, heard=heard))
 
 
 @router.get("/ranks", response_model=list[RankView] | JobWide[list[RankView]])
@@ -237,8 +236,8 @@ def ranks(
     """The ranks of this node: state, last collective, operations in flight and for how long."""
     job_exists(agent, job)
     if scope == "job":
-        return answered(worker.text("job_ranks", job=the_job(job), heard=others.ask("ranks?job")))
-    return answered(text_of(agent.ranks(job)))
+        return answered(worker.text(questions.ranks, the_job(job), heard=others.ask("ranks?job")))
+    return answered(text_of(questions.ranks(agent, job)))
 
 
 @router.get("/groups", response_model=list[GroupView] | JobWide[list[GroupView]])
@@ -248,8 +247,8 @@ def groups(
     """The process groups that ranks of this node have used."""
     job_exists(agent, job)
     if scope == "job":
-        return answered(worker.text("job_groups", job=the_job(job), heard=others.ask("groups?job")))
-    return answered(text_of(agent.groups(job)))
+        return answered(worker.text(questions.groups, the_job(job), heard=others.ask("groups?job")))
+    return answered(text_of(questions.groups(agent, job)))
 
 
 @router.get("/host")

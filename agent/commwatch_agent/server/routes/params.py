@@ -23,7 +23,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.durations import parse_age, parse_last
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.nodes.merging import Heard
-from commwatch_agent.questions.history_queries import ApiError, Text, job_exists
+from commwatch_agent.questions.answer import ApiError, Text, job_exists
 from commwatch_agent.questions.services import Services
 from commwatch_agent.questions.worker import Worker
 from commwatch_agent.runtime.peers import MOST_S, SELF, Peers
@@ -204,6 +204,13 @@ class Others:
         A parameter with a value, as in ``parts?limit=64``, has that value.
         """
         return self._peers.ask(*map(self._path, questions), within_s=within_s)
+
+    def of_scope(self, scope: str, job: str | None, *questions: str) -> Heard | None:
+        """Return the answers if the question is about all nodes; ``None``: about this one. Raise ``ApiError`` as ``the_job``."""
+        if scope == "node":
+            return None
+        the_job(job)
+        return self.ask(*questions)
 
     @property
     def number(self) -> int:

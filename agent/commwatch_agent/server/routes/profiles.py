@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from commwatch.wire.profile_files import MOST_SECONDS, MOST_STEPS
-from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.server.problems import ERRORS, PROBLEM
 from commwatch_agent.server.routes.params import ServicesOf, sound_parameters
 from commwatch_agent.watchers.profiles import Profile, Profiles

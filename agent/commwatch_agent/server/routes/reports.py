@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.durations import LAST
-from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.nodes.job_report import MOST_STEPS, ReportPart
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
-from commwatch_agent.questions.history_queries import job_exists, text_of
+from commwatch_agent.questions import reports
+from commwatch_agent.questions.answer import job_exists, text_of
 from commwatch_agent.questions.report_sources import asked_of_others, own_facts
 from commwatch_agent.report.report import Report
 from commwatch_agent.server.problems import ERRORS
@@ -52,13 +52,8 @@ def job_advice(
     if named is None:
         return answered(text_of([]))
     own = own_facts(services, named)
-    if scope == "job":
-        asked = asked_of_others(services, named, last_s, live=True)
-        return answered(worker.text("job_advice", job=named, own=own, last_s=last_s, asked=asked))
-    findings = [] if own.topology is None else own.topology.findings
-    now = {"late": own.late, "for_cores": own.for_cores, "whys": whys_of(own.incidents)}
-    known = {"findings": findings, "host": own.host, **now}
-    return answered(worker.text("advice", job=named, **known, last_s=last_s))
+    asked = asked_of_others(services, named, last_s, live=True) if scope == "job" else None
+    return answered(worker.text(reports.advice, named, own=own, last_s=last_s, asked=asked))
 
 
 @router.get("/report", response_model=Report, responses={200: {"content": {"text/html": {}}}})
@@ -79,7 +74,7 @@ def report(
     command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
     own, as_page = own_facts(services, named), format == "html"
     return answered(
-        worker.text("report", job=named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
+        worker.text(reports.report, named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
     )
 
 
@@ -93,7 +88,7 @@ def report_part(
 ) -> Response:
     """What this node contributes to the report of another agent: ranks, groups, latest steps, waits, host and NCCL's logs."""
     job_exists(agent, job)
-    return answered(worker.text("report_part", job=job, own=own_facts(services, job), steps=steps))
+    return answered(worker.text(reports.report_part, job, own=own_facts(services, job), steps=steps))
 
 
 @router.get("/wait_part", response_model=WaitPart)
@@ -107,4 +102,4 @@ def wait_part(
 ) -> Response:
     """The latest collectives of groups that also have ranks on other nodes, for the waits in another agent's report; `report_part` has the rest."""
     job_exists(agent, job)
-    return answered(worker.text("wait_part", job=job, most=most))
+    return answered(worker.text(reports.wait_part, job, most=most))

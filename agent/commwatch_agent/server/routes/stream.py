@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from commwatch_agent.analysis.timeline import NodeBars
-from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions import jobs as questions
+from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.questions.live_feed import LiveFeed, Moment
 from commwatch_agent.questions.node_now import NodeNow
 from commwatch_agent.server.event_stream import EventStream
@@ -64,7 +65,7 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
         if since is None and until is None:
             return _in_memory(live.bars(job), job)
         span = window(since, until, now_of(agent, job, since, until))
-        return answered(worker.text("bars", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+        return answered(worker.text(questions.bars, span.from_ns, span.until_ns, job))
 
     return routes
 

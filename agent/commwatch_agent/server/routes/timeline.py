@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from commwatch_agent.incidents.stored import of_run
-from commwatch_agent.questions.history_queries import ApiError, job_exists
+from commwatch_agent.questions import timelines
+from commwatch_agent.questions.answer import ApiError, job_exists
 from commwatch_agent.questions.report_sources import WITHIN_S
 from commwatch_agent.questions.services import Services
 from commwatch_agent.questions.timelines import MOST_TIMELINE
@@ -17,7 +18,6 @@ from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.incident_marks import marks_of
 from commwatch_agent.report.timeline_export import Window as Part
 from commwatch_agent.report.timeline_parts import Page, TimelinePart
-from commwatch_agent.runtime.peers import SELF
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -49,11 +49,11 @@ LAST = "30s"
 def part(request: Request, agent: QueriesOf, last: Last = None, since: Since = None, until: Until = None) -> Part:
     """Query parameters ``last``, ``since`` and ``until``."""
     if since is until is None:
-        return Part(seconds_of_end(LAST if last is None else last), most=MOST_TIMELINE)
+        return Part(seconds_of_end(LAST if last is None else last))
     if last is not None:
         raise ApiError(HTTPStatus.BAD_REQUEST, f"last={last}: not together with since or until")
     span = window(since, until, now_of(agent, request.query_params.get("job"), since, until))
-    return Part(None, MOST_TIMELINE, span.from_ns, None if until is None else span.until_ns)
+    return Part(None, None, span.from_ns, None if until is None else span.until_ns)
 
 
 PartOf = Annotated[Part, Depends(part)]
@@ -73,12 +73,11 @@ def timeline(
     """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     named = some_job(agent, job, scope)
     marks = _marks(services, named)
-    if scope == "node":
-        return answered(worker.text("timeline", job=named, window=of, marks=marks))
-    nodes = sum(peer.state != SELF for peer in services.peers.views()) + 1
-    page = Page(of.last_s, None, None, MOST_TIMELINE // nodes, of.since_ns, of.until_ns)
-    heard = others.ask(f"timeline_part?job,last,since,until,limit={page.most}", within_s=WITHIN_S)
-    return answered(worker.text("job_timeline", job=named, page=page, marks=marks, heard=heard))
+    most, heard = MOST_TIMELINE, None
+    if scope == "job":
+        most //= others.number + 1
+        heard = others.ask(f"timeline_part?job,last,since,until,limit={most}", within_s=WITHIN_S)
+    return answered(worker.text(timelines.timeline, named, window=of, most=most, marks=marks, heard=heard))
 
 
 @router.get("/timeline_part", response_model=TimelinePart)
@@ -97,7 +96,7 @@ def timeline_part(
     job_exists(agent, job)
     page = Page(of.last_s, from_ns, cursor, limit, of.since_ns, of.until_ns)
     marks = _marks(services, job) if cursor is None else []
-    return answered(worker.text("timeline_part", job=job, page=page, marks=marks))
+    return answered(worker.text(timelines.timeline_part, job, page=page, marks=marks))
 
 
 def _marks(services: Services, job: str) -> list[TraceMark]:

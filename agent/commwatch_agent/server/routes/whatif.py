@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.core.durations import LAST
 from commwatch_agent.nodes.merging import JobWide
-from commwatch_agent.questions.history_queries import ApiError
+from commwatch_agent.questions import whatif as questions
+from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.questions.report_sources import WITHIN_S
 from commwatch_agent.report.recorded_steps import FEW_PARTS
-from commwatch_agent.report.timeline_parts import Page
 from commwatch_agent.server.problems import ERRORS
 from commwatch_agent.server.routes.params import (
     JobFilter,
@@ -85,14 +85,15 @@ def whatif(
     """A prediction for a job (the latest by default) with changes that apply together; without any, answers to the usual questions."""
     last_s = seconds_of_end(last)
     named = some_job(agent, job, scope)
+    heard = None
     if scope == "node":
         for each in runs:
             some_job(agent, each, scope)
-        return answered(worker.text("whatif", job=named, last_s=last_s, question=asked, runs=tuple(runs)))
-    if runs:
+    elif runs:
         raise ApiError(
             HTTPStatus.BAD_REQUEST, "with: only with scope=node; for all nodes use `commwatch whatif --with`"
         )
-    page = Page(last_s, None, None, FEW_PARTS // (others.number + 1))
-    heard = others.ask(f"timeline_part?job,last={last},limit={page.most}", within_s=WITHIN_S)
-    return answered(worker.text("job_whatif", job=named, page=page, question=asked, heard=heard))
+    else:
+        most = FEW_PARTS // (others.number + 1)
+        heard = others.ask(f"timeline_part?job,last={last},limit={most}", within_s=WITHIN_S)
+    return answered(worker.text(questions.whatif, named, last_s=last_s, question=asked, runs=runs, heard=heard))
