@@ -185,7 +185,7 @@ def for_others(messages: float | None, waiting: float | None, measured: float | 
     return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
 
 
-def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
+def awaited_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
     """Return the stragglers if at least half of the waiting is for them, else none; ``waiting``: the result of ``waited_for``."""
     late = [each for each in found if each.kind == "straggler"]
     return headline.awaited({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)

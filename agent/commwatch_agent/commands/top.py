@@ -13,7 +13,7 @@ from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
-from commwatch_agent.analysis.verdicts import for_others, late_ranks, stragglers, waited_for, why_late
+from commwatch_agent.analysis.verdicts import awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
@@ -139,7 +139,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
-        late = late_ranks(shown.verdicts, waiting)
+        late = awaited_ranks(shown.verdicts, waiting)
         made_of = split(comm, waiting, messages, late)
         reason, every = why_late(shown.verdicts, late), stragglers(shown.verdicts)
         why = bottleneck(comm, exposed, waiting, messages, late, why=reason, stragglers=every)

@@ -11,7 +11,6 @@ from commwatch_agent.incidents.metric_window import MetricWindow, by, only, wher
 from commwatch_collectors.nccl.views import Finding
 
 _RDMA = ("infiniband", "roce", "rdma")
-_FINDING = ("instance", "job_id", "finding")
 
 
 def nccl_fault(window: MetricWindow, thresholds: Mapping[str, float], now_s: float) -> Iterator[Condition]:

@@ -48,7 +48,7 @@ def verdicts_of(incidents: Iterable[Incident], now: float, job: str | None = Non
     return sorted(found, key=lambda verdict: -verdict.since_s)
 
 
-def late_ranks(incidents: Iterable[Incident], now: float) -> dict[int, float]:
+def late_now(incidents: Iterable[Incident], now: float) -> dict[int, float]:
     """Return the ranks that are late now, with the share of time (0 to 1) that the others wait for each."""
     late = (each for each in verdicts_of(incidents, now) if each.kind == "straggler")
     return {rank: each.cost_share or 0.0 for each in late for rank in each.ranks}

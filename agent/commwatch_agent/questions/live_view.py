@@ -12,7 +12,7 @@ from commwatch_agent.analysis.headline import bottleneck, of_some, split
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
-from commwatch_agent.analysis.verdicts import Verdict, for_others, late_ranks, stragglers, waited_for, why_late
+from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.core.views import InFlight, RankView, common_source
 from commwatch_agent.incidents.verdict_views import merged_verdicts
@@ -99,7 +99,7 @@ def job_now(nodes: Sequence[NodeNow]) -> JobNow:
     measured, messages = _waiting(ranks)
     waiting = waited_for(found, measured, len(ranks))
     messages = for_others(messages, waiting, measured)
-    late = late_ranks(found, waiting)
+    late = awaited_ranks(found, waiting)
     in_flight = _in_flight(views)
     running = any(node.running for node in nodes)
     steps = [one.line.step for one in ranks if one.line.step is not None]

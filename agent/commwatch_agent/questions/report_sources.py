@@ -8,7 +8,7 @@ from urllib.parse import quote
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.waits.step_waits import waited_for_cores
 from commwatch_agent.incidents.answers import details_of
-from commwatch_agent.incidents.verdict_views import late_ranks
+from commwatch_agent.incidents.verdict_views import late_now
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
 from commwatch_agent.questions.reports import Asked, NodeFacts, report_windows
@@ -30,7 +30,7 @@ def own_facts(services: Services, job: str) -> NodeFacts:
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
     incidents = [each for each in services.incidents.incidents() if each.job_id == job]
-    late = late_ranks(incidents, time.time()) if is_known else None
+    late = late_now(incidents, time.time()) if is_known else None
     return NodeFacts(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
 
 

@@ -22,7 +22,7 @@ from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
 from commwatch_agent.report.slowest_parts import MOST_OPERATIONS, MOST_ROWS, PartFigures, slowest
-from commwatch_agent.report.what_happened import happened, last_at, late_ranks, standstill_s
+from commwatch_agent.report.what_happened import happened, last_at, late_within, standstill_s
 from commwatch_collectors.nccl.views import Finding
 
 #: Largest share of symmetric operations with unknown waits for which the rest is taken for all.
@@ -164,7 +164,7 @@ def build(
     duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
 
     def late(since: float) -> dict[int, float] | None:
-        return late_ranks(found, since, job.started_at + duration_s) or ({} if watched else None)
+        return late_within(found, since, job.started_at + duration_s) or ({} if watched else None)
 
     whys = whys_of(each for one in found for each in one.every)
     facts_of = partial(facts, agent, job, counts, findings, late=late(job.started_at), whys=whys)

@@ -74,7 +74,7 @@ def standstill_s(found: Iterable[Happened]) -> float:
     return total_s + worst_s
 
 
-def late_ranks(found: Iterable[Happened], since: float, until: float) -> dict[int, float]:
+def late_within(found: Iterable[Happened], since: float, until: float) -> dict[int, float]:
     """Return the ranks that were late in a time, with the share of it (0 to 1) that the others waited for each; those of at least 5%."""
     shares: dict[int, float] = {}
     for each in (each for one in found for each in one.every if each.kind == "straggler"):

@@ -11,10 +11,10 @@ from commwatch_agent.analysis.calls.differences import Call
 from commwatch_agent.analysis.ended_operations import Disagreement
 from commwatch_agent.analysis.verdicts import (
     Verdict,
+    awaited_ranks,
     combined,
     disagreement,
     for_others,
-    late_ranks,
     lateness,
     latest_life,
     verdicts,
@@ -679,5 +679,5 @@ def test_waiting_is_for_the_late_ranks() -> None:
     found = [
         replace(lateness(Late(rank, S, 10 * S, None), WORLD), cost_share=cost) for rank, cost in ((2, 0.1), (1, 0.2))
     ]
-    assert [late_ranks(found, waiting) for waiting in (None, 0.3, 0.4, 0.41)] == [[1, 2], [1, 2], [1, 2], []]
-    assert late_ranks([replace(found[0], kind="hang")], 0.1) == []
+    assert [awaited_ranks(found, waiting) for waiting in (None, 0.3, 0.4, 0.41)] == [[1, 2], [1, 2], [1, 2], []]
+    assert awaited_ranks([replace(found[0], kind="hang")], 0.1) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
 from commwatch_agent.report import charts, report, report_page, report_text
-from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_ranks, lines, standstill_s
+from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_within, lines, standstill_s
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
 AT = 1_700_000_000.0
@@ -92,10 +92,10 @@ def test_length_and_costs() -> None:
 def test_late_ranks() -> None:
     """A late rank has the share of the time that the others waited for it, in all of it or a part of it; one below 5% is not late."""
     late = replace(fault("late", "straggler", 2, lasted_s=100, cost_s=90.0), waiting=[0, 1, 3])
-    assert late_ranks(happened([late]), AT - 100, AT + 100) == {2: 0.15}
-    assert late_ranks(happened([late]), AT + 50, AT + 100) == {2: 0.3}
-    assert late_ranks(happened([late]), AT - 900, AT + 100) == late_ranks(happened([late]), AT + 200, AT + 300) == {}
-    assert late_ranks(happened([replace(late, cost_rank_s=None)]), AT, AT + 100) == {}
+    assert late_within(happened([late]), AT - 100, AT + 100) == {2: 0.15}
+    assert late_within(happened([late]), AT + 50, AT + 100) == {2: 0.3}
+    assert late_within(happened([late]), AT - 900, AT + 100) == late_within(happened([late]), AT + 200, AT + 300) == {}
+    assert late_within(happened([replace(late, cost_rank_s=None)]), AT, AT + 100) == {}
 
 
 def test_in_words() -> None:

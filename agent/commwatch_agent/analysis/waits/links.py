@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -19,24 +19,13 @@ _BY_RECEIVER = 0.5
 
 
 @dataclass(frozen=True)
-class Link:
-    """What all connections of a job from one address to one other do."""
+class Link(TcpPeer):
+    """What all connections of a job from one address to one other do; the parts of time are the largest of a rank."""
 
-    local: str
-    remote: str
-    device: str
     #: Names of the nodes of both addresses.
     nodes: tuple[str, str]
-    #: For how long it was looked at.
-    seconds: float
-    #: Bytes per second over all of the time, and parts of the time (0 to 1), as of ``TcpPeer``.
+    #: Bytes per second over all of the time.
     sent: float
-    busy: float
-    window_limited: float
-    unsent: float
-    retransmitted: float | None
-    rtt_s: float | None
-    min_rtt_s: float | None
 
     @property
     def speed(self) -> float:
@@ -96,17 +85,13 @@ def _link(peers: Sequence[TcpPeer], nodes: tuple[str, str]) -> Link:
     most = max(peers, key=lambda peer: peer.sent_bytes)
     known = [(peer.sent_bytes, peer.retransmitted) for peer in peers if peer.retransmitted is not None]
     total = sum(sent for sent, _ in known)
-    return Link(
-        most.local,
-        most.remote,
-        most.device,
-        nodes,
-        max(peer.seconds for peer in peers),
-        sum(peer.sent_bytes / peer.seconds for peer in peers),
-        max(peer.busy for peer in peers),
-        max(peer.window_limited for peer in peers),
-        max(peer.unsent for peer in peers),
-        sum(sent * part for sent, part in known) / total if total else None,
-        most.rtt_s,
-        most.min_rtt_s,
+    together = replace(
+        most,
+        seconds=max(peer.seconds for peer in peers),
+        sent_bytes=sum(peer.sent_bytes for peer in peers),
+        busy=max(peer.busy for peer in peers),
+        window_limited=max(peer.window_limited for peer in peers),
+        unsent=max(peer.unsent for peer in peers),
+        retransmitted=sum(sent * part for sent, part in known) / total if total else None,
     )
+    return Link(**vars(together), nodes=nodes, sent=sum(peer.sent_bytes / peer.seconds for peer in peers))
