@@ -7,94 +7,25 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationInfo, model_validator
 
-from commwatch_alerts.durations import seconds
 from commwatch_alerts.kind_settings import kind_with, rules_with
 from commwatch_alerts.model import SEVERITIES, Kind, KindSettings, OneLineError, Record, Rule
-from commwatch_alerts.tables import TABLE, BadTable, checked_table, needs, one_of
 from commwatch_alerts.text import FORMATS, VALUE, BadTemplate, fields
+from commwatch_alerts.values import DURATION, SWITCH, BadValue, Keys, ListOf, TableOf, Type, one_of
+from commwatch_alerts.values import text as text_type
 
 _THRESHOLD = re.compile(r"\$([a-z][a-z0-9_]*)")
 _IN_TEXT = re.compile(r"\{\$([a-z][a-z0-9_]*):([a-z]+)\}")
-_ALERT_NAME, _RECORD_NAME = re.compile(r"[A-Z][A-Za-z0-9]+"), re.compile(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+")
-_NAME, _LABEL = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_Model = TypeVar("_Model", bound=BaseModel)
+#: Larger numbers are no floats.
+_MOST = 1e300
+_PARTS = ("thresholds", "kinds", "records", "alerts")
 
 
 class CatalogueError(OneLineError):
     """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key."""
-
-
-def _threshold(name: str, known: ValidationInfo) -> float:
-    thresholds: Mapping[str, Threshold] = known.context or {}
-    if name not in thresholds:
-        raise ValueError(f"unknown threshold '{name}'; known are {', '.join(thresholds)}")
-    return thresholds[name].value
-
-
-def _filled(expr: str, known: ValidationInfo) -> str:
-    """Return PromQL with the values of its thresholds filled in."""
-    return _THRESHOLD.sub(lambda found: f"{_threshold(found[1], known):.12g}", expr)
-
-
-def _line(template: str, known: ValidationInfo) -> str:
-    """Return a text in one line, with the values of its thresholds filled in."""
-
-    def put_in(found: re.Match[str]) -> str:
-        if found[2] not in FORMATS:
-            raise ValueError(f"unknown format '{found[2]}'; known are {', '.join(FORMATS)}")
-        return FORMATS[found[2]](_threshold(found[1], known))
-
-    return _IN_TEXT.sub(put_in, " ".join(template.split()))
-
-
-def _limit(name: Any, known: ValidationInfo) -> float:
-    """Return the value of a threshold."""
-    if not isinstance(name, str):
-        raise ValueError(f"needs the name of a threshold, not {name!r}")
-    return _threshold(name, known)
-
-
-def _seconds(value: Any) -> float | None:
-    return seconds(value) if isinstance(value, str) else None
-
-
-_Duration = Annotated[float, BeforeValidator(_seconds), needs("a duration such as 90s or 5m")]
-_Number = Annotated[float, needs("a number", math.isfinite)]
-_Text = Annotated[str, AfterValidator(str.strip), needs("a text", bool)]
-_Flag = Annotated[bool, needs("true or false")]
-_Expr = Annotated[_Text, AfterValidator(_filled)]
-_Template = Annotated[_Text, AfterValidator(_line)]
-_Label = Annotated[str, needs("a label", _LABEL.fullmatch)]
-_Name = Annotated[str, needs("a name of lower-case letters, digits and underscores", _NAME.fullmatch)]
-_NameOfThreshold = Annotated[float | None, BeforeValidator(_limit)]
-_List = Annotated[list[Any], needs("a list")]
-_Severity = Annotated[str, one_of(SEVERITIES)]
-
-
-class _Top(BaseModel):
-    model_config = TABLE
-
-    thresholds: Annotated[dict[_Name, Any], needs("a table")] | None = None
-    kinds: Annotated[dict[_Name, Any], needs("a table")] | None = None
-    records: _List | None = None
-    alerts: _List | None = None
-
-
-class _Range(BaseModel):
-    """The keys of a threshold; the fields are those of ``Threshold``, which adds its name and value."""
-
-    model_config = TABLE
-
-    default: _Number
-    low: _Number
-    high: _Number
-    unit: _Text
-    help: _Text
 
 
 @dataclass(frozen=True)
@@ -110,67 +41,6 @@ class Threshold:
     #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
     unit: str
     help: str
-
-
-class _Kind(BaseModel):
-    """The keys of a kind; the fields are those of ``Kind``, which adds its name."""
-
-    model_config = TABLE
-
-    severity: _Severity
-    opens_after_s: _Duration | None = Field(None, alias="opens_after")
-    ends_after_s: _Duration = Field(alias="ends_after")
-    help: _Text
-    runbook: _Text
-
-
-class _Record(BaseModel):
-    """The keys of a record; the fields are those of ``Record``."""
-
-    model_config = TABLE
-
-    name: Annotated[str, needs("a name such as level:metric:operation", _RECORD_NAME.fullmatch)] = Field(alias="record")
-    expr: _Expr
-
-
-class _Alert(BaseModel):
-    """The keys of an alert; the fields are those of ``Rule``."""
-
-    model_config = TABLE
-
-    name: Annotated[str, needs("a name such as CommShareHigh", _ALERT_NAME.fullmatch)] = Field(alias="alert")
-    kind: _Name
-    variant: _Name = ""
-    above: _NameOfThreshold = None
-    below: _NameOfThreshold = None
-    expr: _Expr
-    severity: _Severity
-    summary: _Template
-    description: _Template
-    for_s: _Duration = Field(0.0, alias="for")
-    keep_firing_for_s: _Duration = Field(0.0, alias="keep_firing_for")
-    also: Annotated[dict[_Name, _Expr], needs("a table")] = Field(default_factory=dict)
-    on: Annotated[tuple[_Label, ...], Strict(False), needs("a list of labels")] = Field((), alias="also_on")
-    prometheus_only: _Flag = False
-
-    @model_validator(mode="after")
-    def _check_numbers(self) -> _Alert:
-        """Check that each number in the texts is the value or in ``also``, and that the texts use all of ``also``."""
-        if VALUE in self.also:
-            raise ValueError(f"also: '{VALUE}' is reserved for the number of 'expr'; choose another name")
-        used = set()
-        for key, template in (("summary", self.summary), ("description", self.description)):
-            try:
-                numbers = {field.name for field in fields(template) if field.format is not None}
-            except BadTemplate as error:
-                raise ValueError(f"{key}: {error}") from None
-            for name in sorted(numbers - {VALUE, *self.also}):
-                raise ValueError(f"{key}: there is no number '{name}'; put it into 'also'")
-            used |= numbers
-        for name in self.also:
-            if name not in used:
-                raise ValueError(f"also: {name}: no text uses it")
-        return self
 
 
 @dataclass(frozen=True)
@@ -216,11 +86,16 @@ def read(
         whole = yaml.load(text, _LOADER)  # noqa: S506 - both are safe
     except yaml.YAMLError as error:
         raise CatalogueError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    top = _checked(_Top, whole, "the list")
-    known = _thresholds(top.thresholds or {}, thresholds or {})
-    listed = _kinds(top.kinds or {})
-    records = tuple(Record(**dict(each)) for each in _entries(_Record, top.records, "record", known))
-    alerts = tuple(Rule(**dict(each)) for each in _entries(_Alert, top.alerts, "alert", known))
+    try:
+        top = _parts(whole)
+        known = _thresholds(top.get("thresholds") or {}, thresholds or {})
+        listed = _kinds(top.get("kinds") or {})
+        records = tuple(
+            Record(each["record"], each["expr"]) for each in _entries(_record(known), top.get("records"), "record")
+        )
+        alerts = tuple(_rule(each) for each in _entries(_alert(known), top.get("alerts"), "alert"))
+    except BadValue as error:
+        raise CatalogueError(str(error)) from None
     _no_twins((record.name for record in records), "records")
     _no_twins((f"{rule.name} ({rule.severity})" for rule in alerts), "alerts")
     _check_names(listed, alerts)
@@ -233,19 +108,155 @@ def read(
 # -- parts of the list ------------------------------------------------------------------------------
 
 
-def _checked(model: type[_Model], entry: Any, where: str, known: Mapping[str, Threshold] | None = None) -> _Model:
-    try:
-        return checked_table(model, entry, context=known, show_values=True)
-    except BadTable as error:
-        raise CatalogueError(f"{where}: {error}") from None
+class _Table(Keys):
+    """Tables that have all of some keys.
+
+    Args:
+        defaults: values of the keys that may be missing.
+    """
+
+    def __init__(self, keys: Mapping[str, Type], defaults: Mapping[str, Any]) -> None:
+        super().__init__(keys, dict)
+        self._defaults = defaults
+
+    def checked(self, value: Any, where: str, *, show: bool = True) -> dict[str, Any]:
+        table = super().checked(value, where, show=show)
+        for key in self._keys:
+            if key not in table and key not in self._defaults:
+                raise BadValue(f"{where}: lacks the key '{key}'")
+        return {**self._defaults, **table}
 
 
-def _entries(
-    model: type[_Model], entries: list[Any] | None, key: str, known: Mapping[str, Threshold]
-) -> Iterator[_Model]:
+def _finite(value: float) -> float:
+    found = float(value) if abs(value) < _MOST else math.inf
+    if not math.isfinite(found):
+        raise ValueError(value)
+    return found
+
+
+def _stripped(value: str) -> str:
+    if not value.strip():
+        raise ValueError(value)
+    return value.strip()
+
+
+_NUMBER, _TEXT = Type("a number", {"type": "number"}, _finite), text_type("a text", convert=_stripped)
+_NAME = text_type("a name of lower-case letters, digits and underscores", "[a-z][a-z0-9_]*")
+_LABEL = text_type("a label", "[a-zA-Z_][a-zA-Z0-9_]*")
+_SEVERITY = one_of(SEVERITIES)
+_RANGE = _Table({"default": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "help": _TEXT}, {})
+_KIND = _Table(
+    {"severity": _SEVERITY, "opens_after": DURATION, "ends_after": DURATION, "help": _TEXT, "runbook": _TEXT},
+    {"opens_after": None},
+)
+
+
+def _value_of(name: str, known: Mapping[str, Threshold]) -> float:
+    if name not in known:
+        raise BadValue(f"unknown threshold '{name}'; known are {', '.join(known)}")
+    return known[name].value
+
+
+def _expression(known: Mapping[str, Threshold]) -> Type:
+    """Return the type of PromQL; the values of its thresholds are filled in."""
+
+    def fill(expr: str) -> str:
+        return _THRESHOLD.sub(lambda found: f"{_value_of(found[1], known):.12g}", _stripped(expr))
+
+    return text_type("a text", convert=fill)
+
+
+def _line(known: Mapping[str, Threshold]) -> Type:
+    """Return the type of texts, in one line; the values of their thresholds are filled in."""
+
+    def put_in(found: re.Match[str]) -> str:
+        if found[2] not in FORMATS:
+            raise BadValue(f"unknown format '{found[2]}'; known are {', '.join(FORMATS)}")
+        return FORMATS[found[2]](_value_of(found[1], known))
+
+    return text_type("a text", convert=lambda value: _IN_TEXT.sub(put_in, " ".join(_stripped(value).split())))
+
+
+def _record(known: Mapping[str, Threshold]) -> _Table:
+    name = text_type("a name such as level:metric:operation", "[a-z_]+:[a-z0-9_]+:[a-z0-9_]+")
+    return _Table({"record": name, "expr": _expression(known)}, {})
+
+
+def _alert(known: Mapping[str, Threshold]) -> _Table:
+    expr, line = _expression(known), _line(known)
+    limit = text_type("the name of a threshold", convert=lambda name: _value_of(name, known))
+    keys = {
+        "alert": text_type("a name such as CommShareHigh", "[A-Z][A-Za-z0-9]+"),
+        "kind": _NAME,
+        "variant": _NAME,
+        "above": limit,
+        "below": limit,
+        "expr": expr,
+        "severity": _SEVERITY,
+        "summary": line,
+        "description": line,
+        "for": DURATION,
+        "keep_firing_for": DURATION,
+        "also": TableOf(expr, "a table", _NAME),
+        "also_on": ListOf(_LABEL, "a list of labels"),
+        "prometheus_only": SWITCH,
+    }
+    defaults = {"variant": "", "above": None, "below": None, "for": 0.0, "keep_firing_for": 0.0}
+    return _Table(keys, {**defaults, "also": {}, "also_on": (), "prometheus_only": False})
+
+
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    rule = Rule(
+        entry["alert"],
+        entry["expr"],
+        entry["for"],
+        entry["keep_firing_for"],
+        entry["severity"],
+        summary=entry["summary"],
+        description=entry["description"],
+        also=entry["also"],
+        on=entry["also_on"],
+        prometheus_only=entry["prometheus_only"],
+        kind=entry["kind"],
+        variant=entry["variant"],
+        above=entry["above"],
+        below=entry["below"],
+    )
+    _check_numbers(rule)
+    return rule
+
+
+def _check_numbers(rule: Rule) -> None:
+    """Check that each number in the texts is the value or in ``also``, and that the texts use all of ``also``."""
+    if VALUE in rule.also:
+        raise BadValue(f"{rule.name}: also: '{VALUE}' is reserved for the number of 'expr'; choose another name")
+    used = set()
+    for key, template in (("summary", rule.summary), ("description", rule.description)):
+        try:
+            numbers = {field.name for field in fields(template) if field.format is not None}
+        except BadTemplate as error:
+            raise BadValue(f"{rule.name}: {key}: {error}") from None
+        for name in sorted(numbers - {VALUE, *rule.also}):
+            raise BadValue(f"{rule.name}: {key}: there is no number '{name}'; put it into 'also'")
+        used |= numbers
+    for name in rule.also:
+        if name not in used:
+            raise BadValue(f"{rule.name}: also: {name}: no text uses it")
+
+
+def _parts(whole: Any) -> Mapping[str, Any]:
+    if not isinstance(whole, dict):
+        raise BadValue("the list: needs a table of keys and values")
+    _known_keys(whole, _PARTS, "the list", "key ")
+    return whole
+
+
+def _entries(kind: _Table, entries: Any, key: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(entries or [], list):
+        raise BadValue(f"{key}s: needs a list")
     for number, entry in enumerate(entries or (), 1):
         name = entry.get(key) if isinstance(entry, dict) else None
-        yield _checked(model, entry, name if name and isinstance(name, str) else f"{key} {number}", known)
+        yield kind.checked(entry, name if name and isinstance(name, str) else f"{key} {number}")
 
 
 def _no_twins(names: Iterable[str], where: str) -> None:
@@ -256,14 +267,17 @@ def _no_twins(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
-def _known_keys(given: Iterable[str], known: Collection[str], where: str) -> None:
+def _known_keys(given: Iterable[str], known: Collection[str], where: str, what: str = "") -> None:
     for name in given:
         if name not in known:
-            raise CatalogueError(f"{where}: unknown '{name}'; known are {', '.join(known)}")
+            raise CatalogueError(f"{where}: unknown {what}'{name}'; known are {', '.join(known)}")
 
 
-def _kinds(table: Mapping[str, Any]) -> dict[str, Kind]:
-    return {name: Kind(name, **dict(_checked(_Kind, entry, f"kinds: {name}"))) for name, entry in table.items()}
+def _kinds(table: Any) -> dict[str, Kind]:
+    return {
+        name: Kind(name, each["severity"], each["opens_after"], each["ends_after"], each["help"], each["runbook"])
+        for name, each in TableOf(_KIND, "a table", _NAME).checked(table, "kinds").items()
+    }
 
 
 def _check_names(kinds: Mapping[str, Kind], alerts: Sequence[Rule]) -> None:
@@ -277,14 +291,14 @@ def _check_names(kinds: Mapping[str, Kind], alerts: Sequence[Rule]) -> None:
             raise CatalogueError(f"kinds: {kind.name}: runbook: there is no alert '{kind.runbook}'")
 
 
-def _thresholds(table: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Threshold]:
-    _known_keys(given, table, "thresholds")
+def _thresholds(table: Any, given: Mapping[str, float]) -> dict[str, Threshold]:
+    ranges = TableOf(_RANGE, "a table", _NAME).checked(table, "thresholds")
+    _known_keys(given, ranges, "thresholds")
     found = {}
-    for name, entry in table.items():
-        where = f"thresholds: {name}"
-        limits = _checked(_Range, entry, where)
-        value = given.get(name, limits.default)
-        if not limits.low <= value <= limits.high:
-            raise CatalogueError(f"{where}: needs a number from {limits.low:g} to {limits.high:g}, not {value!r}")
-        found[name] = Threshold(name, value, **dict(limits))
+    for name, limits in ranges.items():
+        value = given.get(name, limits["default"])
+        if not limits["low"] <= value <= limits["high"]:
+            allowed = f"needs a number from {limits['low']:g} to {limits['high']:g}, not {value!r}"
+            raise CatalogueError(f"thresholds: {name}: {allowed}")
+        found[name] = Threshold(name, value, **limits)
     return found
