@@ -26,37 +26,25 @@ _INODE = struct.Struct("=I")
 _PORTS = struct.Struct("!HH")
 #: How an IPv6 address begins that is one of IPv4.
 _MAPPED = bytes(10) + b"\xff\xff"
-#: Place of a byte of flags in ``tcp_info``, and one of them.
-_FLAGS, _APP_LIMITED = 7, 1
 
 
 class Connection(NamedTuple):
     """One established connection. Counters are since it was made; ``None``: this kernel does not say."""
 
     inode: int
-    uid: int
     local: str
     local_port: int
     remote: str
     remote_port: int
-    #: Segments sent and not acknowledged, and bytes not sent yet.
-    unacked: int | None
+    #: Bytes not sent yet.
     unsent: int | None
-    #: Smoothed round trip, its deviation, and the shortest one of the last minutes.
+    #: Smoothed round trip, and the shortest one of the last minutes.
     rtt_us: int | None
-    rttvar_us: int | None
     min_rtt_us: int | None
-    #: Segments sent again.
-    retransmits: int | None
-    #: Bytes per second of the latest data that was acknowledged, and whether the program had no more to send then.
-    delivery_rate: int | None
-    app_limited: bool | None
-    #: Time in µs with data to send or not acknowledged; of it limited by the receiver's window, and by the send buffer.
+    #: Time in µs with data to send or not acknowledged, and of it limited by the receiver's window.
     busy_us: int | None
     rwnd_limited_us: int | None
-    sndbuf_limited_us: int | None
     bytes_acked: int | None
-    bytes_received: int | None
     #: Bytes sent, also again; and again.
     bytes_sent: int | None
     bytes_retrans: int | None
@@ -128,7 +116,7 @@ def _aligned(length: int) -> int:
 
 
 def _connection(body: bytes) -> Connection:
-    family, *_, local, remote, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(body)
+    family, *_, local, remote, _, _, _, _, _, _, inode = _SOCKET.unpack_from(body)
     ports = _PORTS.unpack_from(body, 4)
     info = _info(body[_SOCKET.size :])
 
@@ -136,27 +124,18 @@ def _connection(body: bytes) -> Connection:
         return int.from_bytes(info[place : place + size], sys.byteorder) if place + size <= len(info) else None
 
     u32, u64 = partial(number, size=4), partial(number, size=8)
-    rate = u64(160)
     return Connection(
         inode=inode,
-        uid=uid,
         local=_address(family, local),
         local_port=ports[0],
         remote=_address(family, remote),
         remote_port=ports[1],
-        unacked=u32(24),
         unsent=u32(144),
         rtt_us=u32(68),
-        rttvar_us=u32(72),
         min_rtt_us=u32(148),
-        retransmits=u32(100),
-        delivery_rate=rate,
-        app_limited=None if rate is None else bool(info[_FLAGS] & _APP_LIMITED),
         busy_us=u64(168),
         rwnd_limited_us=u64(176),
-        sndbuf_limited_us=u64(184),
         bytes_acked=u64(120),
-        bytes_received=u64(128),
         bytes_sent=u64(200),
         bytes_retrans=u64(208),
     )
