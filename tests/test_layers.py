@@ -25,7 +25,7 @@ PACKAGES = {
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("incidents",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
     ("config", "config_checks", "config_sources"), ("runtime",),
-    ("watchers",), ("alerting",), ("otlp",), ("deploy",), ("commands",), ("proof",), ("questions",), ("server",), ("daemon",), ("cli",), ("__main__",),
+    ("watchers",), ("alerting",), ("questions",), ("otlp",), ("deploy",), ("commands",), ("proof",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.

@@ -15,10 +15,6 @@ from commwatch_agent.core.durations import LAST, parse_age
 from commwatch_agent.core.terminal_text import output_cells
 
 if TYPE_CHECKING:
-    from commwatch_agent.analysis.queries import QueryService
-    from commwatch_agent.core.nccl_views import Topology
-    from commwatch_agent.report.job_advice import Recorded
-    from commwatch_agent.report.parts import ReportParts
     from commwatch_agent.report.report import Report
 
 
@@ -47,65 +43,26 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
-    from functools import cache, partial
-
-    from commwatch_agent.cli.stored import job_in, reading
-    from commwatch_agent.incidents.answers import IncidentDetails
-    from commwatch_agent.incidents.stored import details_of_run
-    from commwatch_agent.report import report, report_text
-    from commwatch_agent.report.parts import ReportParts
-    from commwatch_agent.report.recorded_steps import known_steps
-    from commwatch_agent.runtime.whole_files import write
-    from commwatch_agent.watchers.nccl_archive import kept
-
-    with reading(config) as agent:
-        view = job_in(agent, arguments.job)
-        job = view.job_id
-        command = f"{again(arguments)}{_other_last(arguments.last)} {shlex.quote(job)}"
-        wide = None if arguments.node else _of_all_nodes(config, job, arguments)
-        page = built = None
-        if wide is None:
-            stored = agent.stored(job)
-            topology = kept(config.history, stored)
-            findings = [] if topology is None else topology.findings
-            recorded, parts = cache(partial(known_steps, agent.path, view, arguments.last)), ReportParts()
-            incidents = parts.part(
-                "what happened", partial(details_of_run, config.history, stored), list[IncidentDetails]()
-            )
-            built = report.build(
-                agent,
-                job,
-                config.history,
-                command,
-                findings,
-                incidents=incidents,
-                last_s=arguments.last,
-                recorded=recorded,
-                parts=parts,
-            )
-            assert built is not None
-            page = None if arguments.html is None else _page(agent, built, topology, recorded, parts)
-        elif arguments.html is None:
-            built = replace(_as_report(wide), command=command)
-        else:
-            page = wide.decode()
-    if page is not None:
-        write(arguments.html, page, UsageError)
-    elif built is not None:
-        print(report.as_json(built) if arguments.json else report_text.text(built, output_cells()))
-    return 0
-
-
-def _page(agent: QueryService, built: Report, topology: Topology | None, recorded: Recorded, parts: ReportParts) -> str:
     from functools import partial
 
-    from commwatch_agent.report import charts, report_page
-    from commwatch_agent.report.recorded_steps import study_of
+    from commwatch_agent.cli.stored import job_in, reading
+    from commwatch_agent.questions import reports
+    from commwatch_agent.report import report, report_text
+    from commwatch_agent.runtime.whole_files import write
 
-    job = built.job.job_id
-    material = parts.part("charts", partial(charts.gather, agent, job), charts.NOTHING)
-    study = parts.part("what-if", lambda: study_of(job, recorded()), None)
-    return report_page.html(built, material, topology, study)
+    with reading(config) as agent:
+        job = job_in(agent, arguments.job).job_id
+        command = f"{again(arguments)}{_other_last(arguments.last)} {shlex.quote(job)}"
+        wide = None if arguments.node else _of_all_nodes(config, job, arguments)
+        own, last_s = reports.of_history(agent, job), arguments.last
+        if arguments.html is not None:
+            page = wide or reports.report_page(agent, job, own=own, last_s=last_s, command=command).body
+            write(arguments.html, page.decode(), UsageError)
+            return 0
+        here = partial(reports.report, agent, job, own=own, last_s=last_s, command=command)
+        found = here() if wide is None else replace(_as_report(wide), command=command)
+    print(report.as_json(found) if arguments.json else report_text.text(found, output_cells()))
+    return 0
 
 
 def _of_all_nodes(config: Config, job: str, arguments: argparse.Namespace) -> bytes | None:

@@ -28,6 +28,7 @@ from commwatch.wire.crossing import Trust
 from commwatch.wire.errors import UsageError
 from commwatch.wire.identity import JOB_VARIABLES, RUN_VARIABLE, job_id, make_private_dir, probe_mark, ring_prefix
 from commwatch.wire.ring_reader import BadRing, RingReader
+from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.commands import explain, log_files, native_hook, nccl_debug
 from commwatch_agent.commands.output_filter import Passing
@@ -38,14 +39,10 @@ from commwatch_agent.core.units import moment
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.incidents.answers import IncidentDetails
-from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.reference.references import References, directory
-from commwatch_agent.report import report, report_text
-from commwatch_agent.report.parts import ReportParts
+from commwatch_agent.report import report_text
 from commwatch_agent.watchers.log_requests import LogRequest
 from commwatch_agent.watchers.nccl import logs_of
-from commwatch_agent.watchers.nccl_archive import kept
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.findings import findings
 
@@ -462,6 +459,8 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
 
 def _report(config: Config, history: Path, job: _Job, report_command: str, probe_loaded: bool) -> None:
     """Print the report of each run of the job that was watched, or why there is none."""
+    from commwatch_agent.questions import reports
+
     elsewhere = history != config.history
     opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
     agent = QueryService(history, references=References(directory(history.parent), config.links))
@@ -471,16 +470,8 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
         if by_name is not None and by_name.last_seen_at >= job.began:  # a launcher has passed on the name only
             names = [job.name]
         for name in names:
-            stored = agent.stored(name)
-            topology = kept(history, stored)
-            parts = ReportParts()
-            incidents = parts.part("what happened", partial(details_of_run, history, stored), list[IncidentDetails]())
-            known = [] if topology is None else topology.findings
-            built = report.build(
-                agent, name, history, f"{opens} {shlex.quote(name)}", known, incidents=incidents, parts=parts
-            )
-            if built is not None:
-                say(report_text.text(built))
+            own, command = reports.of_history(agent, name), f"{opens} {shlex.quote(name)}"
+            say(report_text.text(reports.report(agent, name, own=own, last_s=LAST_S, command=command)))
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

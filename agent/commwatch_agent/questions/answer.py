@@ -40,10 +40,10 @@ def as_file(body: bytes, media_type: str, kind: str, job: str, suffix: str) -> T
 
 
 @dataclass(frozen=True)
-class Answer(Generic[_T]):
-    """The answer to a question about this node, or about all nodes of a job."""
+class Scoped(Generic[_T]):
+    """The answer to a question with a scope: this node, or all nodes of a job."""
 
-    #: The nodes that it covers; ``None``: the question is about this one.
+    #: The nodes that it covers; ``None``: this one.
     nodes: Nodes | None
     data: _T
 
@@ -57,11 +57,11 @@ def job_exists(agent: QueryService, job: str | None) -> None:
 def text_of(answer: object) -> Text:
     """Return an answer as JSON, unless it is a ``Text`` already; numbers that are not finite become ``null``.
 
-    An ``Answer`` about this node alone is sent without the word that it is.
+    Of a ``Scoped`` answer about this node only the data is sent.
     """
     if isinstance(answer, Text):
         return answer
-    if isinstance(answer, Answer) and answer.nodes is None:
+    if isinstance(answer, Scoped) and answer.nodes is None:
         answer = answer.data
     try:
         text = json.dumps(answer, default=vars, allow_nan=False, separators=(",", ":"))

@@ -32,7 +32,7 @@ from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.nodes.merging import Heard, Nodes, Seen
 from commwatch_agent.nodes.queries import JobQueries, NodePart
 from commwatch_agent.nodes.replica_parts import RankChecks
-from commwatch_agent.questions.answer import Answer, ApiError, Text
+from commwatch_agent.questions.answer import ApiError, Scoped, Text
 from commwatch_agent.questions.heard import read
 from commwatch_agent.report import incident_page as pages
 
@@ -45,7 +45,7 @@ def incidents(
     own: list[IncidentView],
     limit: int,
     heard: Heard | None = None,
-) -> Answer[list[IncidentView]]:
+) -> Scoped[list[IncidentView]]:
     """Return incidents of a job, or of all jobs and of the node, each once.
 
     Args:
@@ -56,9 +56,9 @@ def incidents(
     found, nodes = read(heard, list[IncidentView])
     here = _incidents_here(agent, job, wanted, own, limit)
     if nodes is None:
-        return Answer(None, here)
+        return Scoped(None, here)
     there = [[replace(each, job_id=job) for each in views] for (views,) in found]
-    return Answer(nodes, latest_of(merged([here, *there]), limit))
+    return Scoped(nodes, latest_of(merged([here, *there]), limit))
 
 
 def _incidents_here(
@@ -154,16 +154,16 @@ class LiveRecords:
     replicas: list[RankChecks]
 
 
-def verdicts(agent: QueryService, job: str, *, own: list[Verdict], heard: Heard) -> Answer[list[Verdict]]:
+def verdicts(agent: QueryService, job: str, *, own: list[Verdict], heard: Heard) -> Scoped[list[Verdict]]:
     """Return what is wrong right now, as the agents of the job's nodes have concluded; ``own``: this agent."""
     found, nodes = read(heard, list[Verdict], list[RankView])
     seen = [*agent.ranks(job), *(view for _, views in found for view in views)]
-    return Answer(nodes, merged_verdicts([own, *(there for there, _ in found)], job, (view.rank for view in seen)))
+    return Scoped(nodes, merged_verdicts([own, *(there for there, _ in found)], job, (view.rank for view in seen)))
 
 
 def conditions(
     agent: QueryService, job: str, *, own: LiveRecords, heard: Heard, known: KnownJob, now: float
-) -> Answer[WholeJob]:
+) -> WholeJob:
     """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
     seen, nodes = _seen(agent, job, own, heard)
     ended = is_ended(seen.ranks, known.world_size)
@@ -173,7 +173,7 @@ def conditions(
         who = "; ".join(f"{url}: {why}" for url, why in sorted(nodes.silent.items()))
         item = EvidenceItem("peers", now, f"agents that do not answer: {who}", {"silent": sorted(nodes.silent)})
         found = [replace(each, evidence=(*each.evidence, item)) for each in found]
-    return Answer(nodes, WholeJob(found, ended))
+    return WholeJob(found, ended)
 
 
 def _seen(agent: QueryService, job: str, own: LiveRecords, heard: Heard) -> tuple[Seen, Nodes]:
@@ -189,14 +189,14 @@ def _seen(agent: QueryService, job: str, own: LiveRecords, heard: Heard) -> tupl
     return seen, nodes
 
 
-def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) -> Answer[AlertsView]:
+def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) -> Scoped[AlertsView]:
     """Return the alerts of all agents; one that several agents have raised counts once, since the first of them."""
     found, nodes = read(heard, AlertsView)
     every = [own, *(view for (view,) in found)]
     active = _once(alert for view in every for alert in view.active)
     past = _once(alert for view in every for alert in view.past)
     past.sort(key=lambda alert: -(alert.resolved_at or 0.0))
-    return Answer(nodes, AlertsView(active[:limit], past[:limit]))
+    return Scoped(nodes, AlertsView(active[:limit], past[:limit]))
 
 
 def _once(alerts: Iterable[AlertView]) -> list[AlertView]:

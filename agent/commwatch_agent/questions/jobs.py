@@ -14,37 +14,37 @@ from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Reader
 from commwatch_agent.nodes.merging import Heard, merged_jobs
 from commwatch_agent.nodes.queries import NodePart
-from commwatch_agent.questions.answer import Answer, job_exists
+from commwatch_agent.questions.answer import Scoped, job_exists
 from commwatch_agent.questions.heard import over_nodes, read
 from commwatch_agent.questions.operations import deadline
 from commwatch_agent.report.job_figures import FiguresPart, figures_of_nodes, figures_parts
 
 
-def jobs(agent: QueryService, *, most: int | None, heard: Heard | None = None) -> Answer[list[JobView]]:
+def jobs(agent: QueryService, *, most: int | None, heard: Heard | None = None) -> Scoped[list[JobView]]:
     """Return the jobs, the latest started first; ``most``: only so many."""
     found, nodes = read(heard, list[JobView])
     own = agent.jobs()
     every = own if heard is None else merged_jobs([*own, *(job for (views,) in found for job in views)])
-    return Answer(nodes, every[:most])
+    return Scoped(nodes, every[:most])
 
 
-def figures_of_all(agent: QueryService, *, most: int, durations: int, heard: Heard) -> Answer[list[JobFigures]]:
+def figures_of_all(agent: QueryService, *, most: int, durations: int, heard: Heard) -> Scoped[list[JobFigures]]:
     """Return all jobs with their headline figures, the latest started first; arguments as the other agents were asked."""
     found, nodes = read(heard, list[FiguresPart])
     own = figures_parts(agent, most, durations)
-    return Answer(nodes, figures_of_nodes([*own, *(part for (parts,) in found for part in parts)], most))
+    return Scoped(nodes, figures_of_nodes([*own, *(part for (parts,) in found for part in parts)], most))
 
 
-def ranks(agent: QueryService, job: str | None, *, heard: Heard | None = None) -> Answer[list[RankView]]:
+def ranks(agent: QueryService, job: str | None, *, heard: Heard | None = None) -> Scoped[list[RankView]]:
     """Return the ranks, sorted by job and number."""
     every, nodes = over_nodes(agent, heard, list[RankView], lambda views: NodePart(ranks=tuple(views)))
-    return Answer(nodes, every.ranks(job))
+    return Scoped(nodes, every.ranks(job))
 
 
-def groups(agent: QueryService, job: str | None, *, heard: Heard | None = None) -> Answer[list[GroupView]]:
+def groups(agent: QueryService, job: str | None, *, heard: Heard | None = None) -> Scoped[list[GroupView]]:
     """Return the process groups."""
     every, nodes = over_nodes(agent, heard, list[GroupView], lambda views: NodePart(groups=tuple(views)))
-    return Answer(nodes, every.groups(job))
+    return Scoped(nodes, every.groups(job))
 
 
 def steps(
@@ -56,18 +56,18 @@ def steps(
     rank: int | None,
     limit: int,
     heard: Heard | None = None,
-) -> Answer[list[StepView]]:
+) -> Scoped[list[StepView]]:
     """Return training steps, newest first."""
     if heard is None:
         job_exists(agent, job)
     every, nodes = over_nodes(agent, heard, list[StepView], lambda views: NodePart(steps=tuple(views)))
-    return Answer(nodes, every.steps(from_ns, until_ns, job, rank, limit))
+    return Scoped(nodes, every.steps(from_ns, until_ns, job, rank, limit))
 
 
-def pipelines(agent: QueryService, *, own: list[Pipeline], heard: Heard) -> Answer[list[Pipeline]]:
+def pipelines(agent: QueryService, *, own: list[Pipeline], heard: Heard) -> Scoped[list[Pipeline]]:
     """Return the pipelines; ``own``: their parts on this node."""
     found, nodes = read(heard, list[Pipeline])
-    return Answer(nodes, pipelines_over_nodes([*own, *(each for (parts,) in found for each in parts)]))
+    return Scoped(nodes, pipelines_over_nodes([*own, *(each for (parts,) in found for each in parts)]))
 
 
 def slots(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Lengths = FINE) -> list[SlotSums]:
@@ -102,7 +102,7 @@ class Past:
     timeline: Timeline | None
 
 
-def past(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Lengths, heard: Heard) -> Answer[Past]:
+def past(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Lengths, heard: Heard) -> Scoped[Past]:
     """Return what the live page shows of a time range."""
     found, nodes = read(heard, list[SlotSums], NodeBars)
     sums = slots(agent, from_ns, until_ns, job, of=of)
@@ -111,4 +111,4 @@ def past(agent: QueryService, from_ns: int, until_ns: int, job: str, *, of: Leng
     parts = [own, *(part for _, part in found)]
     few = sum(len(part.ranks) for part in parts) <= MOST_RANKS
     data = Past(of.steps_ns / 1e9, of.busbw_ns / 1e9, every, timeline(parts if few else [own]))
-    return Answer(nodes, data)
+    return Scoped(nodes, data)

@@ -29,7 +29,7 @@ from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Nodes
 from commwatch_agent.questions.jobs import slots_elsewhere
 from commwatch_agent.questions.live_view import JobNow, job_now
-from commwatch_agent.questions.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
+from commwatch_agent.questions.node_now import Card, NodeNow, OperationsNow, node_now, operations_now, pick, running
 from commwatch_agent.questions.operations import summary
 from commwatch_agent.questions.other_nodes import OtherNodes
 from commwatch_agent.questions.report_sources import asked_of_others, own_facts
@@ -78,7 +78,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Past:
+class LastHour:
     """The last hour of a job."""
 
     job_id: str | None
@@ -108,7 +108,7 @@ class LiveFeed:
         #: By job: the time until which it is valid, and an ``Insights`` as JSON. Used by several threads, under the lock.
         self._slow: dict[str, tuple[float, bytes]] = {}
         self._slow_lock = threading.Lock()
-        #: By job: the time until which it is valid, and the ``Operations`` of all nodes as JSON. Used by one thread.
+        #: By job: the time until which it is valid, and the ``OperationsNow`` of all nodes as JSON. Used by one thread.
         self._joined: dict[str, tuple[float, bytes]] = {}
 
     def moment(self, wanted: str | None) -> bytes:
@@ -163,20 +163,20 @@ class LiveFeed:
             return None if job is None else bars(live_ranks.of_this_run(job), now_ns)
 
     def operations(self, wanted: str | None) -> bytes:
-        """Return the ``Operations`` of the last minute."""
+        """Return the ``OperationsNow`` of the last minute."""
         with self._held(wanted) as (job, _, now_ns):
-            found = Operations(None, 0.0, [], []) if job is None else operations(job, now_ns)
+            found = OperationsNow(None, 0.0, [], []) if job is None else operations_now(job, now_ns)
         if found.job_id is None or not self._others.exist():
-            return _json(Operations, found)
+            return _json(OperationsNow, found)
         began = self._clock()
         until, text = self._joined.get(found.job_id, (began, b""))
         if until <= began:
-            text = _json(Operations, self._operations_of_nodes(found.job_id, found.chosen))
+            text = _json(OperationsNow, self._operations_of_nodes(found.job_id, found.chosen))
             self._joined = {each: kept for each, kept in self._joined.items() if kept[0] > began}
             self._joined[found.job_id] = began + self._others.every_s(0.0, _CELLS_S), text
         return text
 
-    def _operations_of_nodes(self, job_id: str, chosen: list[NcclOperations]) -> Operations:
+    def _operations_of_nodes(self, job_id: str, chosen: list[NcclOperations]) -> OperationsNow:
         """Return the operations on all nodes, from the sums of the last minute's slots; ``chosen`` is of this node."""
         now_s = self._agent.now_s(job_id, self._clock())
         since_s = now_s - LATELY_S
@@ -184,19 +184,19 @@ class LiveFeed:
         window = (int(since_s * 1e9), int(now_s * 1e9))
         found = self._worker.ask(summary, *window, job_id, by=["group", "op"], same={}, heard=heard).data
         covered_s = 0.0 if found.since is None or found.until is None else found.until - found.since
-        return Operations(job_id, covered_s, found.rows, chosen)
+        return OperationsNow(job_id, covered_s, found.rows, chosen)
 
     def past(self, wanted: str | None) -> bytes:
-        """Return a ``Past``."""
+        """Return a ``LastHour``."""
         job_id = self._job_id(wanted)
         if job_id is None:
-            return _json(Past, Past(None, []))
+            return _json(LastHour, LastHour(None, []))
         until = self._agent.now_s(job_id, self._clock()) + 1
         sums = self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
         if self._others.exist():
             heard = self._services.peers.ask(f"slots?job={quote(job_id, safe='')}&since={PAST_S:g}s")
             sums += self._worker.ask(slots_elsewhere, heard=heard)
-        return _json(Past, Past(job_id, slots_of(sums)))
+        return _json(LastHour, LastHour(job_id, slots_of(sums)))
 
     def insights(self, wanted: str | None) -> bytes:
         """Return an ``Insights``; cached, because advice reads much of the job's history."""

@@ -104,7 +104,7 @@ class NodeNow:
 
 
 @dataclass(frozen=True)
-class Operations:
+class OperationsNow:
     """Operations of a job in the last minute by group and op, most time first."""
 
     job_id: str | None
@@ -259,12 +259,12 @@ def _waited(totals: RankTotals, now_ns: int) -> float | None:
     return sum(waited) / 1e9 / _covered_s([totals], now_ns) if waited else None
 
 
-def operations(job: Job, now_ns: int) -> Operations:
+def operations_now(job: Job, now_ns: int) -> OperationsNow:
     """Return a job's operations of the last minute; parameters as for ``node_now``."""
     rank_totals = list(live_ranks.of_this_run(job))
     counted = [totals.counted(job.id, key, cell) for totals in rank_totals for _, key, cell in totals.lately(now_ns)]
     rows, chosen = summarise(counted, ["group", "op"]), nccl_operations([job])
-    return Operations(job.id, _covered_s(rank_totals, now_ns), rows, chosen[:_MOST_CHOICES])
+    return OperationsNow(job.id, _covered_s(rank_totals, now_ns), rows, chosen[:_MOST_CHOICES])
 
 
 def _last_slot_ns(totals: RankTotals, now_ns: int) -> int:

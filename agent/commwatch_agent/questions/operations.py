@@ -15,7 +15,7 @@ from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.operations import Cursor, Operation
 from commwatch_agent.nodes.merging import Heard, Nodes
 from commwatch_agent.nodes.queries import Cells, NodePart, view_of
-from commwatch_agent.questions.answer import Answer, ApiError, Text, job_exists
+from commwatch_agent.questions.answer import ApiError, Scoped, Text, job_exists
 from commwatch_agent.questions.heard import over_nodes
 from commwatch_agent.reference.efficiency import Efficiency, Line
 
@@ -86,12 +86,12 @@ def summary(
     by: list[str],
     same: Mapping[str, str | int | None],
     heard: Heard | None = None,
-) -> Answer[Summary]:
+) -> Scoped[Summary]:
     """Return operations grouped by the dimensions ``by``; arguments as for ``QueryService.summary``."""
     every, nodes = _with_cells(agent, heard)
     job_exists(every, job)
     covered, rows = every.summary(from_ns, until_ns, by, {"job_id": job, **same})
-    return Answer(nodes, Summary(covered[0], covered[1], by, rows))
+    return Scoped(nodes, Summary(covered[0], covered[1], by, rows))
 
 
 def cells(agent: QueryService, from_ns: int, until_ns: int, job: str) -> Cells:
@@ -103,11 +103,11 @@ def cells(agent: QueryService, from_ns: int, until_ns: int, job: str) -> Cells:
 
 def efficiency(
     agent: QueryService, from_ns: int, until_ns: int, job: str | None, *, heard: Heard | None = None
-) -> Answer[Efficiencies]:
+) -> Scoped[Efficiencies]:
     """Return operations by group and size with their expected durations."""
     every, nodes = _with_cells(agent, heard)
     job_exists(every, job)
-    return Answer(nodes, Efficiencies(*every.efficiency(from_ns, until_ns, job)))
+    return Scoped(nodes, Efficiencies(*every.efficiency(from_ns, until_ns, job)))
 
 
 def _with_cells(agent: QueryService, heard: Heard | None) -> tuple[QueryService, Nodes | None]:

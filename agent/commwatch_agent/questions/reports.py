@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_since
+from commwatch_agent.analysis.host_rates import answer as host_view
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice
@@ -35,15 +36,15 @@ from commwatch_agent.nodes.merging import Heard, Nodes
 from commwatch_agent.nodes.queries import Cells
 from commwatch_agent.nodes.topologies import merged_topology
 from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
-from commwatch_agent.questions.answer import Answer, ApiError, Text, as_file, job_exists
+from commwatch_agent.questions.answer import ApiError, Scoped, Text, as_file, job_exists
 from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.operations import Operations
-from commwatch_agent.report import charts, report_page
 from commwatch_agent.report.job_advice import Recorded, lately
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
+from commwatch_agent.watchers.nccl_archive import kept
 from commwatch_agent.whatif.model import Model
 
 
@@ -118,7 +119,7 @@ def report_windows(agent: QueryService, job: str, *, last_s: float | None, asked
 
 def advice(
     agent: QueryService, job: str, *, own: NodeFacts, last_s: float | None, asked: Asked | None
-) -> Answer[list[Advice]]:
+) -> Scoped[list[Advice]]:
     """Return advice from the last ``last_s`` s of a job, ``None``: from all of it; none of a job that is not known.
 
     Args:
@@ -138,13 +139,13 @@ def advice(
         whys = whys_of(merged([own.incidents, *theirs]))
         findings = findings_of([own.topology, *(each.part.topology for each in others)])
     if known is None:
-        return Answer(nodes, [])
+        return Scoped(nodes, [])
     steps = _recorded(agent, known, last_s, recorded)
     cores = own.for_cores
     found = lately(
         every, known, findings, last_s, network=network, late=late, for_cores=cores, whys=whys, recorded=steps
     )
-    return Answer(nodes, found)
+    return Scoped(nodes, found)
 
 
 def _network(own: NodeFacts, ranks: list[RankView], others: list[NodeData]) -> Network:
@@ -152,22 +153,50 @@ def _network(own: NodeFacts, ranks: list[RankView], others: list[NodeData]) -> N
     return network_of_all(network_of(own.host, ranks), ", ".join(sorted({rank.host for rank in ranks})), others)
 
 
+def of_history(agent: QueryService, job: str) -> NodeFacts:
+    """Return what is known of a job beside its history where no agent watches it: what its NCCL logs had is kept."""
+    return NodeFacts(host_view(None, None), None, kept(agent.path, agent.stored(job)), [], None)
+
+
 def report(
-    agent: QueryService,
-    job: str,
-    *,
-    own: NodeFacts,
-    last_s: float | None,
-    command: str,
-    as_page: bool,
-    asked: Asked | None,
-) -> Report | Text:
-    """Return the report on a job as values, or as a page.
+    agent: QueryService, job: str, *, own: NodeFacts, last_s: float | None, command: str, asked: Asked | None = None
+) -> Report:
+    """Return the report on a job.
 
     Args:
         command: shows it again.
         asked: ``None``: the report is on this node.
     """
+    return _built(agent, job, own, last_s, command, asked).report
+
+
+def report_page(
+    agent: QueryService, job: str, *, own: NodeFacts, last_s: float | None, command: str, asked: Asked | None = None
+) -> Text:
+    """Return the report on a job as a page; arguments as for ``report``."""
+    from commwatch_agent.report import charts, report_page
+
+    built = _built(agent, job, own, last_s, command, asked)
+    topology = built.parts.part("topology", partial(merged_topology, built.topologies), None)
+    material = built.parts.part("charts", partial(charts.gather, built.every, job), charts.NOTHING)
+    study = built.parts.part("what-if", lambda: study_of(job, built.recorded()), None)
+    page = report_page.html(built.report, material, topology, study)
+    return as_file(page.encode(), "text/html", "report", job, "html")
+
+
+class _Built(NamedTuple):
+    """A report, and what a page of it shows besides."""
+
+    report: Report
+    every: QueryService
+    topologies: list[Topology | None]
+    recorded: Recorded
+    parts: ReportParts
+
+
+def _built(  # noqa: PLR0917 - as the functions above have them
+    agent: QueryService, job: str, own: NodeFacts, last_s: float | None, command: str, asked: Asked | None
+) -> _Built:
     job_exists(agent, job)
     every, others, nodes, parts = agent, list[NodeData](), None, ReportParts()
     if asked is not None:
@@ -178,7 +207,7 @@ def report(
     theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
     incidents = merged([_incidents(agent, job, own, parts), *theirs])
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
-    built = build(
+    found = build(
         every,
         job,
         agent.path,
@@ -191,14 +220,8 @@ def report(
         recorded=recorded,
         parts=parts,
     )
-    assert built is not None
-    if not as_page:
-        return built
-    topology = parts.part("topology", partial(merged_topology, topologies), None)
-    material = parts.part("charts", partial(charts.gather, every, job), charts.NOTHING)
-    study = parts.part("what-if", lambda: study_of(job, recorded()), None)
-    page = report_page.html(built, material, topology, study)
-    return as_file(page.encode(), "text/html", "report", job, "html")
+    assert found is not None
+    return _Built(found, every, topologies, recorded, parts)
 
 
 def _recorded(agent: QueryService, job: JobView, last_s: float | None, asked: Asked) -> Recorded:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.nodes.merging import Heard
-from commwatch_agent.questions.answer import Answer
+from commwatch_agent.questions.answer import Scoped
 from commwatch_agent.questions.heard import read
 from commwatch_agent.report.recorded_steps import FEW_PARTS, model_of
 from commwatch_agent.report.timeline_export import NodeTrace, Window, own_trace
@@ -25,7 +25,7 @@ def whatif(
     question: Question,
     runs: Sequence[str] = (),
     heard: Heard | None = None,
-) -> Answer[Study]:
+) -> Scoped[Study]:
     """Return a study of the last ``last_s`` s of a job.
 
     Args:
@@ -35,7 +35,7 @@ def whatif(
     found, nodes = read(heard, TimelinePart)
     model = _model(agent, job, last_s, [trace_of(part) for (part,) in found])
     others = {each: _model(agent, each, last_s, ()) for each in runs}
-    return Answer(nodes, study(job, model, changes_of(question, _measured(agent)), others))
+    return Scoped(nodes, study(job, model, changes_of(question, _measured(agent)), others))
 
 
 def _model(agent: QueryService, job: str, last_s: float | None, others: Sequence[NodeTrace]) -> Model:

@@ -139,4 +139,4 @@ class WholeJobs:
         except ApiError as error:
             log.debug("job %s: %s", name, error)
             return
-        known.found, known.at_s = found.data, self._clock()
+        known.found, known.at_s = found, self._clock()

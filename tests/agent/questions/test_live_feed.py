@@ -13,7 +13,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.questions.live_feed import LiveFeed
-from commwatch_agent.questions.node_now import Operations
+from commwatch_agent.questions.node_now import OperationsNow
 from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring
 
 
@@ -78,9 +78,9 @@ def test_operations_of_many_nodes(
     write_ring(watch.rings, [operation(start_ns=0, end_ns=9)], job="job")
     watch.tick()
 
-    def joined(self: LiveFeed, job: str, chosen: list[NcclOperations]) -> Operations:
+    def joined(self: LiveFeed, job: str, chosen: list[NcclOperations]) -> OperationsNow:
         asked.append(now[0])
-        return Operations(job, now[0], [], chosen)
+        return OperationsNow(job, now[0], [], chosen)
 
     monkeypatch.setattr(LiveFeed, "_operations_of_nodes", joined)
     services = idle_services(watch.agent)

@@ -22,7 +22,7 @@ from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.questions.live_view import JobNow, job_now
-from commwatch_agent.questions.node_now import Card, Oldest, node_now, operations, pick, running
+from commwatch_agent.questions.node_now import Card, Oldest, node_now, operations_now, pick, running
 from tests.helpers import (
     EPOCH_NS,
     MS,
@@ -201,7 +201,7 @@ def test_unknown_is_absent() -> None:
     assert (found.comm, found.exposed, found.step_s) == (None, None, None)
     assert (line.step, line.step_s, line.comm, line.exposed, line.wait, line.gpu, line.gpu_utilization) == (None,) * 7
     assert [slot.busbw for slot in found.slots] == [{}]
-    (row,) = operations(job([operation(start_ns=1, end_ns=2, flags=ev.UNTIMED)]), SECOND).rows
+    (row,) = operations_now(job([operation(start_ns=1, end_ns=2, flags=ev.UNTIMED)]), SECOND).rows
     assert (row.busbw, row.p50_s, row.wait_s) == (None, None, None)
 
 
@@ -264,13 +264,13 @@ def test_operation_of_each_rank() -> None:
 
 def test_operations_of_the_last_minute() -> None:
     """Sums say of how many seconds they are; what is older than a minute is not in them."""
-    found = operations(job(steps(0), steps(1)), 2 * SECOND)
+    found = operations_now(job(steps(0), steps(1)), 2 * SECOND)
     (row,) = found.rows
     assert (row.by, row.count, row.group_size, found.covered_s) == ({"group": "dp", "op": "all_reduce"}, 40, 2, 2.0)
     assert row.busbw == pytest.approx(4_000_000 / 0.035)
-    assert operations(job(steps(0)), 200 * SECOND).rows == []
+    assert operations_now(job(steps(0)), 200 * SECOND).rows == []
     old = [operation(start_ns=0, end_ns=MS), operation(start_ns=95 * SECOND, end_ns=95 * SECOND + MS, seq=1)]
-    found = operations(job(old), 99 * SECOND)
+    found = operations_now(job(old), 99 * SECOND)
     assert [row.count for row in found.rows] == [1]
     assert found.covered_s == pytest.approx(59)
 

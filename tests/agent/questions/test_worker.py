@@ -23,7 +23,7 @@ from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.incidents.answers import IncidentFilter, details_of
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.questions import incidents, jobs, operations, reports, timelines, whatif, worker, worker_process
-from commwatch_agent.questions.answer import Answer, ApiError, text_of
+from commwatch_agent.questions.answer import ApiError, Scoped, text_of
 from commwatch_agent.questions.operations import Wanted, summary
 from commwatch_agent.questions.reports import NodeFacts
 from commwatch_agent.questions.worker import Worker
@@ -101,7 +101,7 @@ def test_same_answers(watch: Watch, asked: Worker) -> None:
         text = asked.text(question, **arguments)
         assert text == text_of(expected), question
         if text.media_type == "application/json":
-            data = expected.data if isinstance(expected, Answer) else expected
+            data = expected.data if isinstance(expected, Scoped) else expected
             assert json.loads(text.body) == json.loads(TypeAdapter(type(data)).dump_json(data)), question
     rows = asked.ask(summary, **SUMMARY).data.rows
     assert sum(row.count for row in rows) == 80

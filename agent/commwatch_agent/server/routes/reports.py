@@ -72,10 +72,9 @@ def report(
     named = some_job(agent, job, scope)
     asked = asked_of_others(services, named, last_s) if scope == "job" else None
     command = f"commwatch report{'' if last == LAST else f' --last {last}'} {shlex.quote(named)}"
-    own, as_page = own_facts(services, named), format == "html"
-    return answered(
-        worker.text(reports.report, named, own=own, last_s=last_s, command=command, as_page=as_page, asked=asked)
-    )
+    question = reports.report_page if format == "html" else reports.report
+    own = own_facts(services, named)
+    return answered(worker.text(question, named, own=own, last_s=last_s, command=command, asked=asked))
 
 
 @router.get("/report_part", response_model=ReportPart)
