@@ -18,12 +18,13 @@ from commwatch_agent.core.views import RankTraffic, RankView
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 
-#: Least part of the time in which a slow link is busy, and most part of the speed of the others that it has.
-_BUSY, _SLOW = 0.3, 0.6
+#: Least part of the time in which a slow link is busy, and most part of the speed of the others that it has: more if it loses data, which alone shows
+#: that it is faulty.
+_BUSY, _SLOW, _SLOW_WITH_LOSS = 0.3, 0.6, 0.9
 #: By how many standard deviations, estimated from the median absolute deviation, it is slower than the others.
 _DEVIATIONS, _PER_MAD = 3.0, 1.4826
-#: Least part of their time that ranks lose because of it.
-_LEAST_COST = 0.1
+#: Least part of their time that ranks lose because of it; and if it loses data.
+_LEAST_COST, _LEAST_COST_WITH_LOSS = 0.1, 0.05
 #: Others are as slow as the slowest link if that has more than this part of their speed; and least number of others.
 _DISTINCT, _DISTINCT_OF_QUEUE, _LEAST_OTHERS = 0.8, 0.5, 2
 #: Part of the sent bytes that is sent again from which on a link loses data, and how many times as much as of the others.
@@ -45,6 +46,8 @@ class Slow(NamedTuple):
     alike: list[Link]
     #: Those that they are compared with.
     peers: list[Link]
+    #: It loses data, and they do not.
+    is_lossy: bool
 
 
 def slow_links(evidence: Evidence) -> Iterator[Condition]:
@@ -59,7 +62,7 @@ def slow_links(evidence: Evidence) -> Iterator[Condition]:
         if job is not None and found is not None:
             late = (verdict.cost_share or 0.0 for verdict in evidence.verdicts if _is_late(verdict, job_id))
             condition = _condition(found, views, job.run, evidence.now, max(late, default=0.0))
-            if (condition.share or 0.0) >= _LEAST_COST:
+            if (condition.share or 0.0) >= (_LEAST_COST_WITH_LOSS if condition.cause == "loss" else _LEAST_COST):
                 yield condition
 
 
@@ -75,26 +78,34 @@ def slow_link(found: Collection[Link]) -> Slow | None:
         return None
     others = [link for link in peers if link is not slowest and not link.by_receiver]
     is_delayed = _is_delayed(slowest, others)
-    if not (slowest.is_full or is_delayed or _is_lossy(slowest, others)):
+    is_lossy = _is_lossy(slowest, others)
+    if not (slowest.is_full or is_delayed or is_lossy):
         return None
     is_whole = any(link.local == slowest.remote for link in others)
     if len(others) < _LEAST_OTHERS or not is_whole:
         return None
     alike = [
         slowest,
-        *(each for each in others if _is_alike(slowest, each) or (is_delayed and _is_delayed(each, others))),
+        *(each for each in others if _is_alike(slowest, each, others, is_lossy=is_lossy, is_delayed=is_delayed)),
     ]
     node = "" if len(alike) == 1 else _common(alike)
     if len(alike) > 1 and not node:
         return None
     usual = _unaffected(slowest, node, others)
-    return Slow(slowest, node, alike, usual) if usual and _is_slower(slowest, usual) else None
+    most = _SLOW_WITH_LOSS if is_lossy else _SLOW
+    return Slow(slowest, node, alike, usual, is_lossy) if usual and _is_slower(slowest, usual, most) else None
 
 
-def _is_alike(slowest: Link, other: Link) -> bool:
-    """Return whether another link is as slow; links of one sender, or to one receiver, share a queue, but not evenly."""
+def _is_alike(slowest: Link, other: Link, others: list[Link], *, is_lossy: bool, is_delayed: bool) -> bool:
+    """Return whether another link has the same fault: it loses data, too, or is as slow.
+
+    Links of one sender, or to one receiver, share a queue, but not evenly.
+    """
+    if is_lossy:
+        return _is_lossy(other, others)
     shares = slowest.local == other.local or slowest.remote == other.remote
-    return slowest.speed > (_DISTINCT_OF_QUEUE if shares else _DISTINCT) * other.speed
+    is_as_slow = slowest.speed > (_DISTINCT_OF_QUEUE if shares else _DISTINCT) * other.speed
+    return is_as_slow or (is_delayed and _is_delayed(other, others))
 
 
 def _is_delayed(slowest: Link, others: Iterable[Link]) -> bool:
@@ -104,14 +115,18 @@ def _is_delayed(slowest: Link, others: Iterable[Link]) -> bool:
 
 
 def _is_lossy(slowest: Link, others: Iterable[Link]) -> bool:
-    """Return whether a link is slow because it loses data: far more than others, and it has no more on its way than a sender that loses so much.
+    """Return whether a link is slow because it loses data, far more than others.
 
-    A link of little bandwidth loses data, too, where its queue overflows; but then the queue is on its way.
+    A link of little bandwidth loses data, too, where its queue overflows. But then the queue delays the data, which takes longer than on other links,
+    and more is on its way than a sender has that loses so much.
     """
     lost, trip_s = slowest.retransmitted, slowest.rtt_s
     again = [link.retransmitted for link in others if link.retransmitted is not None]
     if lost is None or trip_s is None or lost < max(_LOSS, _OF_OTHERS * median([0.0, *again])):
         return False
+    trips_s = [link.rtt_s for link in others if link.rtt_s is not None]
+    if trips_s and trip_s <= median(trips_s):
+        return True
     return slowest.speed * trip_s <= _MORE_THAN_MATHIS * _MATHIS * _PACKET / math.sqrt(lost)
 
 
@@ -136,22 +151,22 @@ def _unaffected(slowest: Link, node: str, others: list[Link]) -> list[Link]:
     return apart or [min(others, key=lambda link: link.speed)]
 
 
-def _is_slower(slowest: Link, usual: list[Link]) -> bool:
-    """Return whether a link is far slower than others; speeds scatter by factors."""
+def _is_slower(slowest: Link, usual: list[Link], most: float) -> bool:
+    """Return whether a link has at most this part of the speed of others, which scatters by factors."""
     if any(not link.speed for link in (slowest, *usual)):
         return False
     logs = [math.log(link.speed) for link in usual]
     middle = median(logs)
     deviation = _PER_MAD * median(abs(each - middle) for each in logs)
     below = middle - math.log(slowest.speed)
-    return below >= -math.log(_SLOW) and below > _DEVIATIONS * deviation
+    return below >= -math.log(most) and below > _DEVIATIONS * deviation
 
 
 def _condition(found: Slow, views: list[RankView], run: str, now: float, late: float) -> Condition:
     slow, peers = found.link, found.peers
     traffic = [view.traffic for view in views if view.traffic is not None]
     usual = median(link.speed for link in peers)
-    cost, cause = _cost(found, usual, traffic, late), _cause(slow, peers)
+    cost, cause = _cost(found, usual, traffic, late), _cause(found)
     steps = [each.step_s for each in traffic if each.step_s is not None]
     lost = f", {seconds(cost * median(steps))} of a step of {seconds(median(steps))}" if steps else ""
     device = _device(found, traffic)
@@ -240,8 +255,9 @@ def _cost(found: Slow, usual: float, traffic: list[RankTraffic], late: float) ->
 _HOW = {"": "is slow", "loss": "is slow and loses data", "delay": "is slow and has a long delay"}
 
 
-def _cause(slow: Link, peers: list[Link]) -> str:
-    if _is_lossy(slow, peers):
+def _cause(found: Slow) -> str:
+    slow, peers = found.link, found.peers
+    if found.is_lossy:
         return "loss"
     trips = [link.min_rtt_s for link in peers if link.min_rtt_s is not None]
     if slow.min_rtt_s is not None and trips and _is_long(slow.min_rtt_s, median(trips)):

@@ -147,6 +147,23 @@ def test_loss() -> None:
     assert (one.subject, one.cause) == (("10.0.0.2", "10.0.0.1"), "loss")
 
 
+def test_little_loss() -> None:
+    """A link that loses one packet of a hundred is named although it has nine tenths of the speed of the others, which lose none, if ranks wait for it.
+
+    Not if its data takes longer than that of others: then the queue before it overflows.
+    """
+    views = ring((14.3, 0.69), (14.3, 0.69), (14.0, 0.77), (14.4, 0.7))
+    for number in range(4):
+        views = changed(views, number, rtt_s=0.0066, retransmitted=0.0)
+    assert found(views) == []
+    (one,) = found(changed(views, 2, retransmitted=0.011, rtt_s=0.0052))
+    assert (one.subject, one.cause) == (("10.0.0.2", "10.0.0.1"), "loss")
+    assert found(changed(views, 2, retransmitted=0.011, rtt_s=0.02)) == []
+    assert found(changed(views, 2, retransmitted=0.004, rtt_s=0.0052)) == []
+    quick = changed(ring((14.3, 0.32), (14.3, 0.32), (14.0, 0.35), (14.4, 0.32)), 2, retransmitted=0.011)
+    assert found(quick) == []
+
+
 def test_queue() -> None:
     """A link whose queue overflows is slow and does not lose data for another reason: as much as before it was lost is on its way."""
     for again, trip_s, cause in (
