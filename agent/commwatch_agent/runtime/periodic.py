@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable
 
@@ -11,6 +12,8 @@ from commwatch_collectors.registry import Reading
 log = logging.getLogger("commwatch")
 #: Seconds between two calls, in addition to the pause, of threads that have nothing to do until there is a job.
 IDLE_S = 5.0
+#: Pauses differ by up to this part of them, at random: a look at the rhythm of the steps of a job would find the same moment of each step.
+_UNEVEN = 0.3
 #: What a call returns after which there is nothing more to do.
 OVER = object()
 
@@ -24,7 +27,7 @@ class PeriodicThread:
     Args:
         name: as in ``collector_up``.
         tick: called once per period, until it returns ``OVER``.
-        every_s: pause between two calls.
+        every_s: mean pause between two calls.
         stop: set when the agent ends.
         close: called by the thread after the last call.
         jobs: set while there are jobs, and when the agent ends. While it is not set, the calls are ``IDLE_S`` further apart; ``None``: they never are.
@@ -48,7 +51,7 @@ class PeriodicThread:
 
     def _loop(self) -> None:
         while self._call() is not OVER:
-            self._end.wait(self._every_s)
+            self._end.wait(self._every_s * random.uniform(1 - _UNEVEN, 1 + _UNEVEN))  # noqa: S311 - no secret
             if self._jobs is not None:
                 self._jobs.wait(IDLE_S)
             if self._end.is_set():

@@ -21,8 +21,8 @@ from commwatch_collectors.node.tcp_peers import peers
 #: Part of the time in communication from which on connections are looked at, and over how many ticks; an operation that has begun so long ago
 #: counts, too.
 _SHARE, _TICKS, _LONG_NS = 0.2, 8, 1_000_000_000
-#: Between two samples, and the time that the first and the last sample cover.
-_EVERY_NS, _LEAST_NS, _WINDOW_NS = 2_000_000_000, 3_500_000_000, 10_500_000_000
+#: Between two samples, taken at ticks, and the time that the first and the last sample cover.
+_EVERY_NS, _LEAST_NS, _WINDOW_NS = 1_500_000_000, 3_500_000_000, 10_500_000_000
 
 
 class _Look(NamedTuple):

@@ -278,7 +278,8 @@ def test_too_few_to_compare() -> None:
 
 def test_waits_for_acknowledgements() -> None:
     """A link that has sent all and waits for acknowledgements, which the receiver may delay, is not slow; nor is one that sends hardly anything."""
-    assert found(changed(ring(*FIFTH_OF_FOUR), 1, unsent=0.2)) == []
+    assert found(changed(ring(*FIFTH_OF_FOUR), 1, unsent=0.3)) == []
+    assert found(changed(ring((6.4, 0.28), (6.4, 0.28), (6.4, 0.55), (6.3, 0.43)), 2, unsent=0.2)) != []
     views = ring(*FIFTH_OF_FOUR)
     little = replace(peer(1, 4, 0.0017, 0.43), remote="10.0.0.2")
     assert views[1].traffic is not None

@@ -55,6 +55,25 @@ def test_what_it_said_before_is_not_told() -> None:
     ]
 
 
+def test_pauses_are_uneven() -> None:
+    """Pauses differ by up to three tenths, so that looks do not follow the rhythm of what they look at; their mean is the period."""
+    pauses: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return self.is_set()
+
+    looks = iter(range(1000))
+    beside = PeriodicThread("uneven", lambda: OVER if next(looks, None) is None else None, 1.0, Stop())
+    beside.thread.start()
+    beside.thread.join(60)
+    assert len(pauses) == 1000
+    assert 0.7 <= min(pauses) < 0.75
+    assert 1.25 < max(pauses) <= 1.3
+    assert sum(pauses) / 1000 == pytest.approx(1.0, abs=0.05)
+
+
 def test_agent_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An agent with an unexpected error in one thread reads records, logs the error once, and shows it in ``/metrics``."""
     looks = threading.Semaphore(0)

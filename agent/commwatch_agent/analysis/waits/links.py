@@ -12,7 +12,7 @@ from commwatch_collectors.node.tcp_peers import TcpPeer
 
 #: Links that send less than this part of what the one sends that sends most have another role.
 _ALIKE = 0.25
-#: Part of the samples in which a busy link has data to send: others are busy while they wait for acknowledgements, which may be delayed by 40 ms.
+#: Part of its busy time, by samples, in which a link has data to send: others are busy while they wait for acknowledgements, which may be delayed by 40 ms.
 _UNSENT = 0.33
 #: Part of the busy time from which on the receiver, and not the link, is slow.
 _BY_RECEIVER = 0.5
@@ -40,7 +40,7 @@ class Link(TcpPeer):
     @property
     def is_full(self) -> bool:
         """Whether data waits to be sent while it is busy, and not for the receiver."""
-        return self.unsent >= _UNSENT and not self.by_receiver
+        return self.unsent >= _UNSENT * self.busy and not self.by_receiver
 
 
 class Sending(NamedTuple):
