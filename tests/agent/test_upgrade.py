@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
+import tarfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +14,14 @@ import pytest
 
 from commwatch.wire import ring
 from commwatch_agent.history.schema import SCHEMA_VERSION, SHAPE
-from tests.helpers import Trainer, agent, commwatch, group_entry, identity, operation, stored_records, wait_for
+from tests.helpers import Trainer, Watch, agent, commwatch, group_entry, identity, operation, stored_records, wait_for
 
 COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
+
+#: What ranks of earlier commits have written (README.md there).
+RINGS = Path(__file__).parents[1] / "fixtures" / "rings"
+#: Operations of each rank there.
+RECORDED = {"all_reduce": 40, "all_gather": 20, "barrier": 1}
 
 
 def today() -> dict[str, Any]:
@@ -93,6 +99,22 @@ def test_downgrade(tmp_path: Path) -> None:
         with agent(run, "--state", str(state)) as running:
             wait_for(lambda: running.get("/api/v1/jobs"), "the job")
             assert running.get("/api/v1/jobs")[0]["lost"] == 0
+
+
+@pytest.mark.parametrize("version", range(1, ring.VERSION))
+def test_rings_of_earlier_formats(tmp_path: Path, version: int) -> None:
+    """An agent reads what a real job has written in each earlier format of the ring: each operation and step once, and nothing is lost."""
+    with tarfile.open(RINGS / f"format-{version}.tar.gz") as packed:
+        packed.extractall(tmp_path / "rings", filter="data")
+    for path in (tmp_path / "rings").glob("*.ring"):
+        assert struct.unpack_from("<I", path.read_bytes(), 8) == (version,)
+    watch = Watch(tmp_path)
+    while watch.tick():
+        pass
+    counts = {key: row.count for key, row in watch.rows("rank", "op").items()}
+    assert counts == {(rank, op): count for rank in (0, 1) for op, count in RECORDED.items()}
+    assert watch.stored() == 2 * (sum(RECORDED.values()) + 20)
+    assert [row.lost for row in watch.ring_rows()] == [0, 0]
 
 
 def test_ring_of_a_newer_probe_beside_others(tmp_path: Path) -> None:
