@@ -163,24 +163,6 @@ def test_links_to_the_incident() -> None:
     assert all(f"<{each}|incident>" in said["text"] for each in pages)
 
 
-def test_on_a_phone() -> None:
-    """The title of one alert says how bad it is and what happened, in about 100 characters; the first line after it names node, user and script."""
-    lost = replace(
-        alert("RankLost", rank="3"),
-        annotations={
-            "summary": "Rank 3 of job train-1b4e28ba died",
-            "description": "Rank 3 of job train-1b4e28ba died (no clean end): its process was killed or crashed.",
-            "where": "Job train-1b4e28ba (ann, train.py), node node7, rank 3.",
-        },
-    )
-    (said,) = slack(batch(lost), AGENT)["attachments"]
-    assert said["title"] == said["fallback"] == "[WARNING] Rank 3 of job train-1b4e28ba died"
-    assert (
-        said["text"].splitlines()[1].startswith("Job train-1b4e28ba (ann, train.py), node node7, rank 3. Rank 3 of job")
-    )
-    assert payload.title(batch(replace(lost, state=RESOLVED))) == "[RESOLVED] Rank 3 of job train-1b4e28ba died"
-
-
 def test_slack_message() -> None:
     """Slack gets title, numbers and links in one message; no text in it can mention people or hide a link."""
     bad = alert("Odd<!channel>", job_id="<@U1> & co")

@@ -24,7 +24,7 @@ from commwatch_agent.incidents.incident import (
     incident_id,
     with_new,
 )
-from commwatch_agent.incidents.words import no_stack
+from commwatch_agent.incidents.words import what_to_do
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
 from commwatch_collectors.spans import ranks as named
@@ -291,7 +291,7 @@ def _alerts(
             "runbook_url": table.runbook_url(rule.name),
             "incident": incident.id,
             "where": _where(incident, around),
-            **({"missing": missing} if (missing := no_stack(incident.evidence)) else {}),
+            "remedy": what_to_do(incident.kind, incident.cause, incident.job_id, incident.evidence, is_over=False),
         }
         after.append(replace(state, annotations={**state.annotations, **about}))
     return tuple(after[-MOST_ALERTS:])

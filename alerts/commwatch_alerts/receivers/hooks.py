@@ -131,7 +131,8 @@ def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
     lines = []
     for alert in batch.alerts[: payload.MOST_SHOWN]:
         mark = ":white_check_mark:" if alert.state == RESOLVED else ":rotating_light:"
-        lines.append(f"{mark} *{_escaped(payload.summary(alert))}*")
+        if not payload.is_of_one(batch):  # else the title has it
+            lines.append(f"{mark} *{_escaped(payload.summary(alert))}*")
         lines.append(_escaped(payload.description(alert)[:_MOST_DESCRIPTION]))
         lines.append(" · ".join(f"<{_link(url)}|{name}>" for name, url in payload.links(alert, agent_url)))
     more = len(batch.alerts) + len(batch.truncated) - payload.MOST_SHOWN

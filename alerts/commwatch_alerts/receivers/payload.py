@@ -87,9 +87,9 @@ def _common(sets: Iterable[Mapping[str, str]]) -> dict[str, str]:
 def title(batch: Batch) -> str:
     """Return the title of a message: severity and summary of its only alert, else such as ``[FIRING:2] CommShareHigh train``.
 
-    On a phone it is all that is seen at first.
+    On a phone it is all that is seen at first, so it has what, where and what to do.
     """
-    if len(batch.alerts) == 1 and not batch.truncated:
+    if is_of_one(batch):
         (alert,) = batch.alerts
         is_over = alert.state == RESOLVED
         return f"[{printable(RESOLVED if is_over else alert.labels.get('severity', FIRING)).upper()}] {summary(alert)}"
@@ -99,14 +99,23 @@ def title(batch: Batch) -> str:
     return printable(f"[{f'FIRING:{firing}' if firing else 'RESOLVED'}] {names}")
 
 
+def is_of_one(batch: Batch) -> bool:
+    """Return whether a message is about one alert, whose summary is then its title."""
+    return len(batch.alerts) == 1 and not batch.truncated
+
+
 def summary(alert: Alert) -> str:
     """Return the alert's summary in one line; its name if it has none."""
     return printable(alert.annotations.get("summary") or alert.name)
 
 
 def description(alert: Alert) -> str:
-    """Return whom the alert is about, its description, and what evidence needs, in one line, because names may have line breaks; empty: nothing."""
-    parts = (alert.annotations.get(name, "") for name in ("where", "description", "missing"))
+    """Return whom the alert is about, what to do unless it is over, and its description, in one line; empty: nothing.
+
+    Names may have line breaks.
+    """
+    shown = ("where", "description") if alert.state == RESOLVED else ("where", "remedy", "description")
+    parts = (alert.annotations.get(name, "") for name in shown)
     return printable(" ".join(filter(None, parts)))
 
 

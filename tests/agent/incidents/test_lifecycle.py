@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, Condition, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import COMES_BACK_S, GAP_S, MOST_EVIDENCE, Around, Table, advanced
+from commwatch_agent.incidents.words import what_to_do
 from commwatch_alerts.model import CRITICAL, INFO, WARNING, Kind, Rule
 from commwatch_alerts.receivers.payload import description
 
@@ -304,15 +305,17 @@ def test_texts_and_labels() -> None:
 
 
 def test_message_on_a_missing_stack() -> None:
-    """The message on an incident names what to install for a stack of its culprit, once one could not be taken."""
+    """The message on an incident has what to do, and what to install for a stack of its culprit, once one could not be taken."""
     scene = Scene()
     (hang,) = scene.last(wait("hang", 1), for_s=31)
-    assert "missing" not in hang.alerts[0].annotations
+    assert hang.alerts[0].annotations["remedy"] == what_to_do("hang", hang.cause, "train", [], is_over=False) != ""
     missing = EvidenceItem("stack", T0, "rank 1: no Python stack", {"rank": 1, "needs": "install py-spy"})
     (hang,) = scene.see(wait("hang", 1, evidence=(missing,)), after=1)
     (hang,) = scene.see(wait("hang", 1), after=1)
     (alert,) = alerts_of(hang)
-    assert description(alert).endswith("No Python stack of rank 1: install py-spy.")
+    where, remedy = alert.annotations["where"], alert.annotations["remedy"]
+    assert remedy.endswith("No Python stack of rank 1: install py-spy.")
+    assert description(alert).startswith(f"{where} {remedy}")
 
 
 def test_kinds_that_are_off() -> None:
