@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
-import tarfile
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,8 @@ from commwatch_agent.history.schema import SCHEMA_VERSION
 from tests.agent.deploy.test_manifest_systemd import values, written
 from tests.agent.history.test_bad_disks import account, full
 from tests.agent.runtime.test_sd_notify import received, supervisor
+from tests.earlier import TREE, unpacked
+from tests.earlier import command as earlier_command
 from tests.helpers import (
     PATIENCE_S,
     Trainer,
@@ -44,7 +42,6 @@ from tests.helpers import (
 from tests.prometheus import prometheus
 
 pytestmark = pytest.mark.long
-TREE = Path(__file__).parents[2]
 WRONG = sorted((TREE / "tests" / "fixtures" / "config").glob("*.toml"))[:20]
 FINE = operation(start_ns=0, end_ns=9)
 
@@ -137,21 +134,15 @@ class Day:
 
 def earlier(place: Path) -> tuple[str, ...]:
     """The command of the commit before this one; empty: it cannot be had, or has other formats."""
-    packages = ("agent", "collectors", "alerts", "dashboards")
-    archive = ["git", "-C", str(TREE), "archive", "HEAD~1", *packages]
-    done = subprocess.run(archive, capture_output=True, check=False) if shutil.which("git") else None
-    if done is None or done.returncode != 0:
+    tree = unpacked("HEAD~1", place)
+    if tree is None:
         return ()
-    place.mkdir()
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as packed:
-        packed.extractall(place, filter="data")
     formats = {
         f"VERSION = {ring.VERSION}": "collectors/commwatch/wire/ring.py",
         f"SCHEMA_VERSION = {SCHEMA_VERSION}": "agent/commwatch_agent/history/schema.py",
     }
-    same = all(re.search(rf"^{text}$", (place / file).read_text(), re.MULTILINE) for text, file in formats.items())
-    start = f"import sys; sys.path[:0] = {[str(place / name) for name in packages]}; from commwatch_agent.__main__ import main; sys.exit(main())"
-    return (sys.executable, "-c", start) if same else ()
+    same = all(re.search(rf"^{text}$", (tree / file).read_text(), re.MULTILINE) for text, file in formats.items())
+    return earlier_command(tree) if same else ()
 
 
 @pytest.fixture
