@@ -50,7 +50,7 @@ DOCUMENTS = (
 VALUES_IN_API = (
     "all bound ca_file client_cert covered_s critical ddp deepspeed desync done evidence_url firing for fsdp gone hang incident info init_incomplete "
     "insecure iterations keep_firing_for left megatron null open pipelines replay report require_token resolved retry runbook_url stalled summary "
-    "token_file warning"
+    "token_file warning where"
 )
 ALERTS = catalogue.read(catalogue.shipped("rules.yaml"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from commwatch_agent.config import SETTINGS
 from commwatch_agent.deploy.kubernetes import CHART_ONLY, FIELD, templates
 from commwatch_alerts.catalogue import Catalogue, read, shipped
-from commwatch_alerts.export import RUNBOOK_URL, prometheus
+from commwatch_alerts.export import RUNBOOK_URL, dumped, prometheus_rule
 from commwatch_dashboards.export import plain
 
 _FIELDS = '{{- $f := include "commwatch.fields" . | fromJson }}\n'
@@ -59,6 +59,8 @@ _OPTIONAL = {
     *("token_file", "token_folder", "token_mode", "token_secret"),
 }
 
+#: Thresholds in the list of alerts.
+_IN_TEXT, _THRESHOLD = re.compile(r"\{\$([a-z][a-z0-9_]*):percent\}"), re.compile(r"\$([a-z][a-z0-9_]*)")
 
 #: Settings that follow from other values of the chart, or from its folders.
 OF_THE_CHART = ("dir", "state", "node", "port", "token_file", "tls_cert", "tls_key")
@@ -72,7 +74,7 @@ def files(schema: str) -> dict[str, str]:
     """
     catalogue = read(shipped("rules.yaml"))
     whole = schema.replace('"settings": {}', f'"settings": {_settings_schema(catalogue)}')
-    made = {"values.schema.json": whole, "files/rules.yaml": prometheus(catalogue)}
+    made = {"values.schema.json": whole, "files/rules.yaml": _rules(shipped("rules.yaml"))}
     made |= {f"files/{name}": text for name, text in plain(RUNBOOK_URL).items()}
     for mode in ("sidecar", "daemonset"):
         for text in templates(mode):
@@ -93,6 +95,22 @@ def _settings_schema(catalogue: Catalogue) -> str:
     found["kinds"] = {**found["kinds"], "propertyNames": {"enum": list(catalogue.kinds)}}
     lines = ",\n".join(f"        {json.dumps(key)}: {json.dumps(each)}" for key, each in found.items())
     return f'{{\n      "type": "object", "additionalProperties": false, "properties": {{\n{lines}\n      }}\n    }}'
+
+
+def _rules(text: str) -> str:
+    """Return the list of alerts as YAML for ``templates/rules.yaml``, which applies thresholds and kinds of the settings as agents do.
+
+    ``@NAME@`` is a threshold in an expression, ``@NAME:percent@`` in a text. Alerts also have ``kind`` and ``variant``.
+    """
+    catalogue = read(_THRESHOLD.sub(r"@\1@", _IN_TEXT.sub(r"@\1:percent@", text)))
+    (group,) = prometheus_rule(catalogue, RUNBOOK_URL, "", None, None)["spec"]["groups"]
+    records, alerts = group["rules"][: len(catalogue.records)], group["rules"][len(catalogue.records) :]
+    alerts = [
+        {**made, "kind": rule.kind, "variant": rule.variant}
+        for made, rule in zip(alerts, catalogue.alerts, strict=True)
+    ]
+    defaults = {each.name: each.default for each in catalogue.thresholds}
+    return "# Made by `make chart`.\n" + dumped({"thresholds": defaults, "rules": [*records, *alerts]})
 
 
 def _line(line: str) -> str:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from commwatch_agent.alerting.alert_rules import catalogue
 from commwatch_agent.cli.command_line import _parser
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.cli.settings import check
 from commwatch_agent.config import SETTINGS, Config
 from commwatch_agent.config_sources import load
 from commwatch_agent.deploy.chart import OF_THE_CHART
+from commwatch_alerts.catalogue import read, shipped
+from commwatch_alerts.export import RUNBOOK_URL, prometheus_rule
 from tests.agent.deploy.kubernetes_schema import strictly_valid
 from tests.agent.deploy.kubernetes_tools import Tools, by_name
 from tests.agent.server.test_tls import authority
@@ -170,6 +173,24 @@ def test_every_setting(kube: Tools, container: Path, mode: str) -> None:
     assert {key for key in EVERYTHING if getattr(config, key) == SETTINGS[key].default} == {"require_token"}
     # The kubelet has no certificate of a client.
     assert agent_of(made)[1]["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"thresholds": {"comm_share": 0.425, "hang_seconds": 20, "bus_bandwidth_floor": 1e12, "exposed_share": 0}},
+        {"kinds": {"straggler": {"enabled": False}, "hang": {"for": "1m"}, "slow_link": {"severity": "info"}}},
+        {"kinds": {"stalled": {"severity": "warning"}, "comm_bound": {"severity": "info", "for": "20m", "enabled": True}}},
+    ],
+)  # fmt: skip
+def test_rules_have_the_settings(kube: Tools, container: Path, settings: dict[str, Any]) -> None:
+    """The PrometheusRule of the chart has the thresholds and kinds of the settings, exactly as the command makes it with them."""
+    made = by_name(kube.rendered({"settings": settings}))
+    of_settings, shipped_ones = (
+        prometheus_rule(each, RUNBOOK_URL, "commwatch", None, None)["spec"]
+        for each in (catalogue(accepted(made, container)), read(shipped("rules.yaml")))
+    )
+    assert made["PrometheusRule", "commwatch"]["spec"] == of_settings != shipped_ones
 
 
 def test_changed_settings_restart_the_agents(kube: Tools) -> None:
