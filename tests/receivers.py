@@ -197,7 +197,6 @@ class RunningAlertmanager:
 @contextmanager
 def alertmanager(directory: Path, webhook: str) -> Iterator[RunningAlertmanager]:
     """An Alertmanager on a free port of 127.0.0.1 that sends ``webhook`` all alerts at once, by alert and job."""
-    needs(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager")
     directory.mkdir(exist_ok=True)
     times = {"group_wait": "0s", "group_interval": "1s", "repeat_interval": "4h"}
     config = {
@@ -205,8 +204,15 @@ def alertmanager(directory: Path, webhook: str) -> Iterator[RunningAlertmanager]
         "receivers": [{"name": "ours", "webhook_configs": [{"url": webhook, "send_resolved": True}]}],
     }
     (directory / "am.yml").write_text(json.dumps(config))  # JSON is YAML
-    port = free_port()
-    command = ["prometheus-alertmanager", f"--config.file={directory}/am.yml", f"--storage.path={directory}/data"]
+    with started_alertmanager(directory, directory / "am.yml", free_port()) as running:
+        yield running
+
+
+@contextmanager
+def started_alertmanager(directory: Path, config: Path, port: int) -> Iterator[RunningAlertmanager]:
+    """An Alertmanager with this configuration on a port of 127.0.0.1, and its data and log in the directory."""
+    needs(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager")
+    command = ["prometheus-alertmanager", f"--config.file={config}", f"--storage.path={directory}/notifications"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
     running = RunningAlertmanager(port)
     with open(directory / "alertmanager.log", "wb") as log:

@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,9 @@ def _add_slurm(verbs: Any) -> None:
     slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
     slurm.add_argument("--host", help="address that the agents listen on (default: 127.0.0.1)")
     slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")
+    slurm.add_argument(
+        "--insecure", action="store_true", help="let the agents listen beyond their nodes without TLS, for Prometheus"
+    )
     slurm.set_defaults(command=_slurm, dir=None, state=None)
 
 
@@ -313,6 +317,7 @@ def _check_history(arguments: argparse.Namespace) -> None:
 
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
+    _check_host(arguments)
     for part in arguments.parts:
         if part not in FILES:
             raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
@@ -354,6 +359,22 @@ def _given(arguments: argparse.Namespace) -> list[str]:
     return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
 
 
+def _check_host(arguments: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for a host with which the agents would not start."""
+    host = arguments.host
+    if host is None or arguments.insecure or arguments.config is not None:
+        return
+    try:
+        is_local = ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local:
+        raise UsageError(
+            f"--host {shlex.quote(host)}: other machines can reach it; name settings with tls_cert and tls_key (--config), "
+            "or add --insecure if the network is private"
+        )
+
+
 def _refuse(arguments: argparse.Namespace, why: str, *names: str) -> None:
     """Raise ``UsageError`` for flags that would have no effect."""
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
@@ -366,6 +387,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
 
     _refuse(arguments, "the unit has folders of its own; change its Environment= for others", "dir", "state")
     check_utf8(arguments, "config", "host", "token_file", "ca_file", "client_cert")
+    _check_host(arguments)
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):

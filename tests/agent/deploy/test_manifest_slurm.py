@@ -77,11 +77,21 @@ def test_settings_go_along(tmp_path: Path) -> None:
     for part in ("prolog", "job"):
         text = (made / FILES[part]).read_text()
         assert f"{start} agent --config {tmp_path}/my.toml --host 0.0.0.0 --port 9002 --require-token " in text
+    made = written(tmp_path, "--host", "0.0.0.0", "--insecure")
+    assert f"{start} agent --host 0.0.0.0 --insecure --require-token " in (made / FILES["prolog"]).read_text()
     assert f"{start} agent --require-token --quiet --dir" in (written(tmp_path) / FILES["prolog"]).read_text()
 
 
 @pytest.mark.parametrize(
-    "words", [("prologue",), ("--run-dir", "run"), ("--state-dir", "/a\nb"), ("--probe", "here"), ("--probe", "/a:/b")]
+    "words",
+    [
+        ("prologue",),
+        ("--run-dir", "run"),
+        ("--state-dir", "/a\nb"),
+        ("--probe", "here"),
+        ("--probe", "/a:/b"),
+        ("--host", "0.0.0.0"),
+    ],
 )
 def test_refused(words: tuple[str, ...]) -> None:
     """What cannot be meant is refused in one line that names it."""

@@ -132,6 +132,7 @@ def test_files_for_requests() -> None:
     "flags",
     [
         ("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
+        ("--host", "0.0.0.0"),
     ],
 )  # fmt: skip
 def test_refused(flags: tuple[str, str]) -> None:
