@@ -131,6 +131,16 @@ def test_message_queued_on_a_gpu() -> None:
     assert {each.cause for each in judged(rank(0, sent), rank(1, met), rank(2), rank(3))} == {"stuck"}
 
 
+def test_messages_to_another_rank() -> None:
+    """A message is met by the peer's message of the same number only: one that is posted but over, and never waited for, does not count."""
+    sends = rank(0, op("send", seq=120, peer=2, tag=0, waited_s=30.0), op("recv", seq=120, peer=2, tag=0))
+    waits = rank(1, op("recv", seq=120, peer=0, tag=0, waited_s=30.0))
+    ahead = rank(2, op("send", seq=121, peer=0, tag=0, waited_s=30.0), op("recv", seq=121, peer=1, tag=0))
+    found = judged(sends, waits, ahead, rank(3))
+    assert {(each.kind, each.cause) for each in found} == {("desync", "order")}
+    assert {each for verdict in found for each in verdict.ranks} == {0, 2}
+
+
 def test_no_room_to_say_so() -> None:
     """A rank whose table of operations in flight was full lately may be inside unseen, so no rank is blamed; if that was long ago, it is."""
     assert judged(*WAITING, rank(3, overflow_s=90.0)) == []

@@ -209,13 +209,14 @@ def _is_lost(view: RankView | None, group_id: str) -> bool:
 
 
 def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
-    """Yield the wait of a rank for a message; no rank is missing if its peer has the message in flight."""
+    """Yield the wait of a rank for a message; no rank is missing if its peer has the message of that number in flight."""
     if op.peer is None:
         return
     other = known.get((group.job_id, op.peer))
     answers = "recv" if op.op == "send" else "send"
     met = other is not None and any(
-        (theirs.op, theirs.group_id, theirs.peer, theirs.tag) == (answers, op.group_id, view.rank, op.tag)
+        (theirs.op, theirs.group_id, theirs.peer, theirs.tag, theirs.seq)
+        == (answers, op.group_id, view.rank, op.tag, op.seq)
         and not theirs.queued
         for theirs in other.in_flight
     )
