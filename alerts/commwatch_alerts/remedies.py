@@ -69,7 +69,8 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("desync", "root"): "Pass the same `src` or `dst` on all ranks.",
     ("desync", "sizes"): "Give all ranks tensors of one size and dtype: pad uneven batches, or gather the sizes first.",
     ("desync", "splits"): "Let each rank pass as `output_split_sizes` what the others pass as `input_split_sizes` for it: exchange the sizes first.",
-    ("desync", "order"): "Let all ranks use their groups in one order: ranks that wait for each other in different groups wait until the time-out.",
+    ("desync", "order"): "Let all ranks use their groups in one order, and let of two ranks one send while the other receives: "
+    "ranks that wait for each other wait until the time-out.",
     ("rank_lost", "exception"): "Look for that exception[ in {place}] in the log of that rank: the other ranks ended because it was missing.",
     ("rank_lost", "out_of_memory"): "Use less memory on that rank[, in {place}]: smaller micro-batches, activation checkpointing, or sharding.",
     ("rank_lost", "all"): "Look at the launcher's log: it, the scheduler or a user has ended all ranks at once.",

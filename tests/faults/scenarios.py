@@ -130,6 +130,7 @@ HANGS = [
     Scenario("plain", "other_operation", (1,), _QUARREL, within_s=12),
     Scenario("plain", "other_size", (1,), _QUARREL, within_s=12),
     Scenario("plain", "other_size_and_fail", (1,), _QUARREL, within_s=12),
+    Scenario("pipe", "receive_from_the_next", (1,), _QUARREL, within_s=12, suspects=(1, 2)),
     *(Scenario(shape, "destroy", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4")),
 ]
 HEALTHY = [

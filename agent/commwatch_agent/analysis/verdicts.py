@@ -479,6 +479,7 @@ def _roots(found: list[_Found]) -> list[Verdict]:
         for rank in each.inside:
             where.setdefault((each.verdict.job_id, rank), []).append(each.verdict)
     kept: list[Verdict] = []
+    rings: dict[str, list[Verdict]] = {}
     for verdict in (each.verdict for each in found):
         if verdict.cause not in _ALIVE or not verdict.ranks:
             kept.append(verdict)
@@ -489,9 +490,34 @@ def _roots(found: list[_Found]) -> list[Verdict]:
         if free:  # only ranks that wait nowhere else are culprits
             kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
         elif _comes_back(verdict, where) and not _is_told_outside(verdict, where):
-            says = f"ranks wait for each other in different groups: {verdict.says}"
-            kept.append(replace(verdict, kind="desync", cause="order", says=says))
-    return kept
+            rings.setdefault(verdict.job_id, []).append(verdict)
+    return kept + [_of_ring(ring) for ring in rings.values()]
+
+
+def _of_ring(ring: list[Verdict]) -> Verdict:
+    """Return one verdict on waits of ranks for each other.
+
+    If all waits are of the same ranks, those that are not where most of them wait are at fault, else all.
+    """
+    first, *others = sorted(ring, key=lambda verdict: (verdict.group_id, verdict.seq or 0, verdict.op, verdict.waiting))
+    order = replace(first, kind="desync", cause="order")
+    if not others:  # it has the other waits in its text
+        return replace(order, says=f"ranks wait for each other in different groups: {first.says}")
+    every = {rank for each in ring for rank in (*each.ranks, *each.waiting)}
+    most = max(len(each.waiting) for each in ring)
+    crowds = [set(each.waiting) for each in ring if len(each.waiting) == most]
+    is_minority = len(crowds) == 1 and all({*each.ranks, *each.waiting} == every for each in ring)
+    ranks = every - crowds[0] if is_minority else every
+    groups = " in different groups" if any(each.group_id != first.group_id for each in others) else ""
+    where = "; ".join(f"{named(each.waiting)} in {_where_of(each)}" for each in (first, *others))
+    says, since_s = f"ranks wait for each other{groups}: {where}", max(each.since_s for each in ring)
+    return replace(order, ranks=sorted(ranks), waiting=sorted(every - ranks), since_s=since_s, says=says)
+
+
+def _where_of(verdict: Verdict) -> str:
+    """Return where ranks wait, since when, and for which others."""
+    what = verdict.op if verdict.seq is None else f"{verdict.op or 'operation'} {verdict.seq} of group {verdict.group}"
+    return f"{what} for {seconds(verdict.since_s)}, without {named(verdict.ranks)}"
 
 
 def _is_told_outside(verdict: Verdict, where: Mapping[tuple[str, int], list[Verdict]]) -> bool:

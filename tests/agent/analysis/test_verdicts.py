@@ -136,9 +136,8 @@ def test_messages_to_another_rank() -> None:
     sends = rank(0, op("send", seq=120, peer=2, tag=0, waited_s=30.0), op("recv", seq=120, peer=2, tag=0))
     waits = rank(1, op("recv", seq=120, peer=0, tag=0, waited_s=30.0))
     ahead = rank(2, op("send", seq=121, peer=0, tag=0, waited_s=30.0), op("recv", seq=121, peer=1, tag=0))
-    found = judged(sends, waits, ahead, rank(3))
-    assert {(each.kind, each.cause) for each in found} == {("desync", "order")}
-    assert {each for verdict in found for each in verdict.ranks} == {0, 2}
+    (found,) = judged(sends, waits, ahead, rank(3))
+    assert (found.kind, found.cause, found.ranks) == ("desync", "order", [0, 2])
 
 
 def test_no_room_to_say_so() -> None:
@@ -541,10 +540,30 @@ def test_behind_in_a_group_and_waiting_in_another() -> None:
 
 
 def test_ring_of_waits() -> None:
-    """Two ranks that wait for each other in different groups have called them in different orders."""
-    found = judged(rank(0, op(group="l")), rank(1, op(group="r")), groups=(LEFT, RIGHT))
-    assert {(verdict.kind, verdict.cause) for verdict in found} == {("desync", "order")}
-    assert "ranks wait for each other in different groups" in found[0].says
+    """Two ranks that wait for each other in different groups have called them in different orders: one verdict names both, and where each is."""
+    (found,) = judged(rank(0, op(group="l")), rank(1, op(group="r")), groups=(LEFT, RIGHT))
+    assert (found.kind, found.cause, found.ranks, found.waiting) == ("desync", "order", [0, 1], [])
+    assert found.says == (
+        "ranks wait for each other in different groups: rank 0 in all_reduce 7 of group left for 60.0 s, without rank 1; "
+        "rank 1 in all_reduce 7 of group right for 60.0 s, without rank 0"
+    )
+
+
+def test_one_rank_uses_groups_in_another_order() -> None:
+    """Of ranks that wait for each other in two groups of the same members, those are at fault that are not where most wait."""
+    groups = tuple(replace(each, ranks=[0, 1, 2], members=[0, 1, 2], size=3) for each in (LEFT, RIGHT))
+    (found,) = judged(rank(0, op(group="l")), rank(1, op(group="r")), rank(2, op(group="l")), groups=groups)
+    assert (found.kind, found.cause, found.ranks, found.waiting) == ("desync", "order", [1], [0, 2])
+
+
+def test_both_receive() -> None:
+    """Two ranks that wait for a message from each other are named together; their messages have equal numbers in one group."""
+    waits = [rank(n, op("recv", peer=1 - n, tag=0, waited_s=30.0)) for n in (0, 1)]
+    (found,) = judged(*waits, rank(2), rank(3))
+    assert (found.kind, found.cause, found.ranks, found.op) == ("desync", "order", [0, 1], "recv")
+    assert found.says.startswith(
+        "ranks wait for each other: rank 0 in recv 7 of group world for 30.0 s, without rank 1;"
+    )
 
 
 def test_chain_with_a_free_end() -> None:

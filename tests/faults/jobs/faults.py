@@ -207,6 +207,11 @@ def other_splits(step: int) -> None:
     Agreed.more = 16
 
 
+def receive_from_the_next(step: int) -> None:
+    """It waits for a message of the next rank, which waits for one of this rank."""
+    dist.recv(torch.ones(1000), dist.get_rank() + 1)
+
+
 def skip(step: int) -> bool:
     """It leaves out a call that the others make."""
     return True
@@ -323,6 +328,7 @@ FAULTS = {
             other_size_and_fail,
             other_root,
             other_splits,
+            receive_from_the_next,
             skip,
             destroy,
             flip,
