@@ -13,7 +13,7 @@ from commwatch_agent.analysis.flight_recorder_analysis import JOB, RankDump, vie
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.explanations import explained
 from commwatch_agent.incidents.incident import OF_RANKS, ONE_WAIT, REASONS_TO_WAIT, RECOVERED, Condition, Incident
-from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts, uneven_work
+from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts, uneven_work
 from commwatch_agent.incidents.judging import judged_dumps
 from commwatch_agent.incidents.lifecycle import Around, Table, advanced, ended
 from commwatch_agent.incidents.metric_conditions import MetricRule
@@ -35,6 +35,7 @@ class Finder(NamedTuple):
 def of_ranks(evidence: Evidence) -> Iterator[Condition]:
     """Yield what ranks do that all nodes of their job know only together."""
     yield from of_verdicts(evidence)
+    yield from left_early(evidence)
     yield from lost_ranks(evidence)
     yield from slow_links(evidence)
 
@@ -106,7 +107,7 @@ def conclude(
         ended(each, each.last_at, RECOVERED) if each.state == "open" and _is_uneven(each, known_why) else each
         for each in after
     )
-    return explained(over)
+    return explained(over, around.now)
 
 
 def of_dumps(dumps: Sequence[RankDump], table: Table) -> list[Incident]:

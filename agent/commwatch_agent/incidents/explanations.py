@@ -44,6 +44,22 @@ def _had_hung(cause: Incident, effect: Incident) -> bool:
     return any(lost & set(_ranks_in(item)) and item.data.get("cause") not in LOST for item in items)
 
 
+def _missed_a_rank(cause: Incident, effect: Incident) -> bool:
+    """Return whether ranks were lost because an operation raised on them to which another rank did not come."""
+    was_there = bool(effect.ranks) and set(effect.ranks) <= set(cause.waiting)
+    return cause.cause in LOST and was_there and cause.began_at <= effect.began_at + _AT_ONCE_S
+
+
+def _raised_without_it(cause: Incident, effect: Incident) -> bool:
+    """Return whether an operation raised on a rank and so ended it, because another one had been lost that no operation had ended."""
+    soon = cause.began_at <= effect.began_at + _AT_ONCE_S
+    return _ended_in_operation(effect) and not _ended_in_operation(cause) and soon
+
+
+def _ended_in_operation(incident: Incident) -> bool:
+    return any(item.data.get("in_operation") is True for item in incident.evidence)
+
+
 def _ranks_in(item: EvidenceItem) -> list[object]:
     return _listed(item.data.get("ranks"))
 
@@ -72,6 +88,11 @@ def _of_peers(cause: Incident, effect: Incident) -> bool:
     return effect.subject[0] in ("peer_lost", "gloo_peer_lost")
 
 
+def _of_one_that_left(cause: Incident, effect: Incident) -> bool:
+    """Return whether an error in a log is that ranks have lost a peer, which had ended properly."""
+    return cause.cause == "gone" and _of_peers(cause, effect)
+
+
 def _always(cause: Incident, effect: Incident) -> bool:
     return True
 
@@ -91,14 +112,17 @@ def _behind(cause: Incident, effect: Incident) -> bool:
 _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], ...] = (
     ("desync", frozenset({"rank_lost"}), _took_part),
     ("hang", frozenset({"rank_lost"}), _had_hung),
+    ("hang", frozenset({"rank_lost"}), _missed_a_rank),
     ("stalled", frozenset({"rank_lost"}), _had_hung),
     ("init_incomplete", frozenset({"rank_lost"}), _had_hung),
+    ("rank_lost", frozenset({"rank_lost"}), _raised_without_it),
     ("rank_lost", WAITED_FOR, _absent_when_lost),
     ("desync", WAITED_FOR, _always),
     ("hang", frozenset({"stalled", "waiting"}), _always),
     ("stalled", frozenset({"waiting"}), _always),
     ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
     ("nccl_fault", frozenset({"nccl_fault"}), _shows),
+    ("hang", frozenset({"nccl_fault"}), _of_one_that_left),
     ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
     *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in sorted(STANDSTILLS)),
     ("slow_link", frozenset({"straggler"}), _behind),
@@ -113,14 +137,14 @@ _OF_NODES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]
 )
 
 
-def explained(incidents: Iterable[Incident]) -> list[Incident]:
-    """Return incidents with the id of the one that explains them; a cause that was found stays."""
+def explained(incidents: Iterable[Incident], now: float) -> list[Incident]:
+    """Return incidents with the id of the one that explains them; a cause that was found stays, and those that ended before now keep none."""
     every = list(incidents)
-    return [replace(each, consequence_of=each.consequence_of or _cause_of(each, every)) for each in every]
+    return [replace(each, consequence_of=each.consequence_of or _cause_of(each, every, now)) for each in every]
 
 
-def _cause_of(effect: Incident, every: list[Incident]) -> str | None:
-    if effect.ended_at is not None or not effect.job_id:
+def _cause_of(effect: Incident, every: list[Incident], now: float) -> str | None:
+    if (effect.ended_at is not None and effect.ended_at < now) or not effect.job_id:
         return None
     for rules, of_job in ((_RULES, True), (_OF_NODES, False)):
         for kind, effects, explains in rules:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 
+from commwatch.wire import events as ev
+from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.core.endings import DIED, INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.core.units import percent
-from commwatch_agent.core.views import RankView
+from commwatch_agent.core.views import Failed, GroupView, RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import STANDSTILLS, Condition, EvidenceItem
 from commwatch_agent.incidents.verdict_views import details_of, subject
@@ -49,12 +51,16 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
     """Yield the ranks that died, or that an exception ended."""
-    of_job: dict[str, list[RankView]] = {}
-    for view in evidence.ranks:
-        of_job.setdefault(view.job_id, []).append(view)
-    for job_id, views in of_job.items():
+    for job_id, views in _by_job(evidence.ranks).items():
         if job_id in evidence.jobs:
             yield from _lost(job_id, evidence.jobs[job_id], views, evidence.now)
+
+
+def _by_job(ranks: Iterable[RankView]) -> dict[str, list[RankView]]:
+    of_job: dict[str, list[RankView]] = {}
+    for view in ranks:
+        of_job.setdefault(view.job_id, []).append(view)
+    return of_job
 
 
 def uneven_work(evidence: Evidence) -> Iterator[Condition]:
@@ -132,6 +138,58 @@ def _item(verdict: Verdict, now: float) -> EvidenceItem:
     return EvidenceItem(verdict.source, now, verdict.says, known)
 
 
+# -- ranks that have ended too early ------------------------------------------------------------------
+
+
+def left_early(evidence: Evidence) -> Iterator[Condition]:
+    """Yield the ranks that had ended properly when an operation with them raised on others, and that ended the job.
+
+    While other ranks live, ``verdicts`` has this.
+    """
+    of_job = _by_job(evidence.ranks)
+    groups = {(group.job_id, group.group_id): group for group in evidence.groups if group.aligned}
+    for job_id, job in evidence.jobs.items():
+        if job.ended:
+            yield from _left_early(job, of_job.get(job_id, []), groups, evidence.now)
+
+
+def _left_early(
+    job: KnownJob, views: list[RankView], groups: Mapping[tuple[str, str], GroupView], now: float
+) -> Iterator[Condition]:
+    victims = [view for view in views if view.raised and view.failed_in_operation and view.ended_after is not None]
+    first = min(victims, key=lambda view: view.ended_after or 0.0, default=None)
+    if first is None:
+        return
+    for each in first.failed:
+        group = groups.get((first.job_id, each.group_id))
+        if group is None or not each.is_latest:
+            continue
+        needed = (group.members or []) if each.op not in ev.P2P else [] if each.peer is None else [each.peer]
+        left = [
+            view.rank
+            for view in views
+            if view.rank in needed and _had_ended(view, first.ended_after or 0.0) and not _was_in(view, each)
+        ]
+        if not left:
+            continue
+        waiting = [view.rank for view in victims if view.rank in (group.members or needed)]
+        where = f"{each.op} {each.seq} of group {group.group}"
+        says = f"{named(left)} had ended and did not join ({named(waiting)} raised in {where})"
+        about = (first.job_id, each.group_id, group.group, each.seq, each.op)
+        since_s = max(0.0, now - (first.ended_after or now))
+        yield _condition(Verdict("hang", "gone", *about, left, waiting, since_s, says), job, group.size, now)
+
+
+def _had_ended(view: RankView, at: float) -> bool:
+    return view.state == "ended" and not view.raised and view.ended_at is not None and view.ended_at <= at
+
+
+def _was_in(view: RankView, failed: Failed) -> bool:
+    """Return whether a rank has ended a collective that raised on another one."""
+    last = view.last_seq.get(failed.group_id)
+    return failed.op not in ev.P2P and last is not None and ahead(last, failed.seq) >= 0
+
+
 # -- ranks that have died ----------------------------------------------------------------------------
 
 
@@ -182,6 +240,7 @@ def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> 
     ended_at = now if view.ended_at is None else min(now, view.ended_at)
     says = f"{named(ranks)} {how}, on {', '.join(hosts)}"
     data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at, "pid": view.pid}
+    data |= {"in_operation": True} if view.failed_in_operation else {}
     return Condition(
         kind="rank_lost",
         subject=(str(view.rank),),

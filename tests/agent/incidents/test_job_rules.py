@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.views import GroupView, RankView
+from commwatch_agent.core.views import Failed, GroupView, RankView
 from commwatch_agent.incidents.conclude import FINDERS, conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import Condition, Incident
-from commwatch_agent.incidents.job_rules import lost_ranks, of_verdicts
+from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table
 from commwatch_alerts.catalogue import read, shipped
 
@@ -137,6 +137,40 @@ def test_first_to_fail() -> None:
     assert ended(victim, culprit, replace(killed, ended_at=NOW - 5, ended_after=NOW - 6.5)) == [("exception", "", (1,))]
 
 
+def _ended_by_an_error(number: int, seconds: float, **about: Any) -> RankView:
+    """A rank that an all_reduce ended, which raised."""
+    error = Failed("all_reduce", "g", 150, "float32", 4000, 1.0, is_latest=True)
+    at = {"ended_at": NOW - seconds, "ended_after": NOW - seconds, "raised": "RuntimeError"}
+    return rank(
+        number, "ended", **{**at, "failed_in_operation": True, "failed": [error], "last_seq": {"g": 149}, **about}
+    )
+
+
+def test_left_early() -> None:
+    """Of a job that errors in a collective ended, the rank is to blame that had ended properly before without it; those that raised follow."""
+    left = rank(1, "ended", ended_at=NOW - 3.5, ended_after=NOW - 3.5, last_seq={"g": 149})
+    victims = [
+        _ended_by_an_error(0, 3.0),
+        _ended_by_an_error(2, 2.9),
+        rank(3, "gone", ended_at=NOW - 1, ended_after=NOW - 2),
+    ]
+    over = Evidence(NOW, {"train": JOBS["train"]._replace(ended=True)}, ranks=[left, *victims], groups=[GROUP])
+    (one,) = left_early(over)
+    assert (one.kind, one.cause, one.ranks, one.waiting, one.began_at) == ("hang", "gone", (1,), (0, 2), NOW - 3)
+    assert one.says == "rank 1 had ended and did not join (ranks 0, 2 raised in all_reduce 150 of group dp)"
+    (lost,) = lost_ranks(over)
+    assert lost.ranks == (0,)
+    assert explains(one, lost)
+    for other in (
+        replace(left, last_seq={"g": 150}),  # it was in it, too
+        replace(left, ended_at=NOW - 2.5),  # it ended later
+        replace(left, raised="ValueError"),
+        replace(left, rank=7),  # another group
+    ):
+        assert list(left_early(replace(over, ranks=[other, *victims]))) == []
+    assert list(left_early(replace(over, jobs=JOBS))) == []
+
+
 def test_all_raise_alike() -> None:
     """Ranks that one exception at one place has ended are named together; one that raised in an operation, or elsewhere, is not among them."""
     raised = {"raised": "ValueError", "raised_at": "setup (train.py:8)"}
@@ -231,6 +265,36 @@ def test_causes() -> None:
     assert explains(missing, stalled)  # its culprit has not come to either
     assert explains(missing, replace(stalled, ranks=(0,)))  # its culprit waits there
     assert not explains(missing, replace(stalled, ranks=(9,)))
+
+
+def test_raised_without_a_lost_rank() -> None:
+    """While a rank lives on, one that an operation ended is a consequence of the loss of the one that was missing there, which nothing explains."""
+    failed = rank(1, "ended", ended_at=NOW - 4, ended_after=NOW - 4, raised="ValueError")
+    killed = rank(1, "gone", ended_at=NOW - 3, ended_after=NOW - 4)
+    victim = _ended_by_an_error(2, 3.5)
+    for first in (failed, killed):
+        cause, effect = lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), first, victim]))
+        assert (cause.ranks, effect.ranks) == ((1,), (2,))
+        assert explains(cause, effect)
+    cause, effect = lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), replace(failed, ended_at=NOW - 2.1), victim]))
+    assert not explains(cause, effect)  # it ended later
+    both = list(lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), _ended_by_an_error(1, 4.0), victim])))
+    assert not explains(*both)
+
+
+def test_found_as_the_job_ends() -> None:
+    """What is found in the moment in which a job ends has its cause, too: that of one moment, or of before."""
+    differ, hang = found(replace(HANG, kind="desync", cause="sizes", seq=9))[0], found(replace(HANG, cause="gone"))[0]
+    closed = Condition("nccl_fault", ("gloo_peer_lost",), "closed", NOW, "train", "key", value=1.0)
+    lost = Condition("rank_lost", ("0",), "died", NOW, "train", "key", ranks=(0,))
+    for cause in (differ, hang):
+        evidence = Evidence(NOW, JOBS, whole={"train": WholeJob([closed], ended=False)})
+        known = conclude(evidence, [], TABLE, Around(NOW))
+        over = Evidence(NOW + 1, JOBS, whole={"train": WholeJob([closed, cause, lost], ended=True)})
+        by_key = {each.key: each for each in conclude(over, known, TABLE, Around(NOW + 1, ended_runs={"key"}))}
+        assert {each.state for each in by_key.values()} == {"ended"}
+        assert by_key[lost.key].consequence_of == by_key[cause.key].id
+        assert (by_key[closed.key].consequence_of == by_key[cause.key].id) == (cause is hang)
 
 
 def test_errors_that_follow() -> None:
