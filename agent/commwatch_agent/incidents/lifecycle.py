@@ -91,6 +91,8 @@ def advanced(
     after = [_unseen(incident, table, around) for key, incident in latest.items() if key not in found]
     for key, of_key in found.items():
         before = latest.get(key)
+        if before is not None and before.ended_at is None and _is_another(of_key, before):
+            before = ended(before, before.last_at, RECOVERED)
         seen = _seen(before, of_key, table, around)
         is_earlier = before is not None and before.ended_at is not None and (seen is None or before.id != seen.id)
         earlier += [before] if before is not None and is_earlier else []
@@ -108,7 +110,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     if known is not None and known.ended_at is not None:
         if run_is_over:
             return known
-        if around.now - known.ended_at <= COMES_BACK_S:
+        if around.now - known.ended_at <= COMES_BACK_S and not _is_another(conditions, known):
             known = replace(known, state="open", ended_at=None, outcome=None)
     incident = (
         _begun(main, known, around) if known is None or known.ended_at is not None else _continued(known, main, around)
@@ -128,6 +130,11 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
         evidence=tuple(evidence[: max(MOST_EVIDENCE, len(incident.evidence))]),
     )
     return ended(incident, around.now, JOB_ENDED) if run_is_over else incident
+
+
+def _is_another(conditions: Iterable[Condition], known: Incident) -> bool:
+    """Return whether a rank was lost after an earlier loss of it was last seen: its launcher had started it again."""
+    return known.kind == "rank_lost" and all(each.began_at > known.last_at + _EQUAL_S for each in conditions)
 
 
 def _weight(condition: Condition, table: Table) -> tuple[int, int]:

@@ -163,6 +163,30 @@ def test_ends_and_comes_back() -> None:
     assert new.id != hang.id
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_lost_again(over: bool) -> None:
+    """A rank that is lost again after its launcher has started it anew is another incident: what was known of the first loss stays."""
+
+    def lost(says: str, ago_s: float) -> Condition:
+        return Condition("rank_lost", ("1",), says, scene.now - ago_s, "train", "key", ranks=(1,))
+
+    scene = Scene()
+    (first,) = scene.see(lost("ValueError", 3.0))
+    assert scene.see(lost("ValueError", 3.0))[0].id == first.id
+    if over:  # all ranks have ended, and begin anew
+        scene.see(after=1, ended_runs={"key"})
+    scene.last(for_s=10)
+    old, new = scene.see(lost("RuntimeError", 2.0))
+    assert (old.id, old.says, old.state, new.says, new.state) == (
+        first.id,
+        "ValueError",
+        "ended",
+        "RuntimeError",
+        "open",
+    )
+    assert (new.number, len(scene.see(lost("RuntimeError", 2.0)))) == (1, 2)
+
+
 def test_flicker() -> None:
     """A condition that comes and goes within a minute is one incident, and its alert fires in time."""
     scene = Scene()
