@@ -189,7 +189,25 @@ class JobFiles:
         """Yield the sums as the API shows them."""
         where = {name: self._group(comm, groups) for name, comm in self.comms.items()}
         for key, cell in self._cells.items():
-            yield row_of(job, key, cell, self.comms[key.comm].size, where[key.comm])
+            group, group_id = where[key.comm]
+            yield InspectorRow(
+                job_id=job,
+                rank=key.rank,
+                group=group,
+                group_id=group_id,
+                comm=key.comm,
+                group_size=self.comms[key.comm].size,
+                op=key.op,
+                size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
+                algorithm=key.algorithm,
+                protocol=key.protocol,
+                timing=key.timing,
+                count=cell.count,
+                bytes=cell.bytes,
+                seconds=cell.seconds,
+                algbw=algbw(cell.bytes, cell.seconds),
+                busbw=algbw(cell.bus_bytes, cell.seconds),
+            )
 
     def _group(self, comm: Communicator, groups: list[GroupInfo]) -> tuple[str, str | None]:
         """Return label and id of a communicator's process group, found by its members, then by its name."""
@@ -203,30 +221,3 @@ class JobFiles:
 
 def _process(record: Timed | Dropped) -> tuple[str, int]:
     return record.host.partition(".")[0], record.pid
-
-
-def row_of(job: str, key: Key, cell: Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:
-    """Return a sum as the API shows it.
-
-    Args:
-        size: ranks of the communicator.
-        where: label and id of its process group.
-    """
-    return InspectorRow(
-        job_id=job,
-        rank=key.rank,
-        group=where[0],
-        group_id=where[1],
-        comm=key.comm,
-        group_size=size,
-        op=key.op,
-        size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
-        algorithm=key.algorithm,
-        protocol=key.protocol,
-        timing=key.timing,
-        count=cell.count,
-        bytes=cell.bytes,
-        seconds=cell.seconds,
-        algbw=algbw(cell.bytes, cell.seconds),
-        busbw=algbw(cell.bus_bytes, cell.seconds),
-    )
