@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +20,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.deploy.probe_folder import install
 from tests.bare import bare_python
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, commwatch, fetch, free_port, wait_for
+from tests.sites import paging, titles
 from tests.slurm import NODES, Slurm, slurm
 
 USER = "nobody"
@@ -124,6 +128,31 @@ def test_job_is_watched(site: Slurm) -> None:
     report = reported(site, FIRST, site.place / FIRST / "state" / str(UID), number)
     assert (report["job"]["job_id"], report["job"]["ranks"]) == (number, [0, 1])
     assert not (site.place / "home" / "gone").exists()
+
+
+@pytest.mark.long
+def test_lost_rank_reaches_a_phone(site: Slurm, tmp_path: Path) -> None:
+    """Prometheus, with the printed files, finds the agent of a job in a target file, and the death of a rank arrives in a chat."""
+    ending = site.place / "home" / "lost"
+    job = site.user(USER, *training(site, ending), "apart")
+    folder = watched(site)
+    address = json.loads((folder / "agent.json").read_text())["url"].removeprefix("http://")
+    targets = tmp_path / "agents.json"
+    targets.write_text(json.dumps([{"targets": [address]}]))
+    with paging(tmp_path, targets) as (prometheus, chat):
+        wait_for(lambda: prometheus.value("sum(up)") == 1, "the target")
+        wait_for(lambda: prometheus.value("sum(commwatch_rank_up)") == 2, "both ranks")
+        readers = [RingReader(path) for path in (folder / "rings").glob("*.ring")]
+        (pid,) = (reader.owner() for reader in readers if reader.identity["rank"] == 1)
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        lost = wait_for(lambda: next(iter(titles(chat)), ""), "a message", 3 * PATIENCE_S)
+    assert lost == f"[WARNING] Rank 1 of job {folder.name} died: read the end of that rank's log"
+    site.ask("scancel", folder.name)
+    job.communicate(timeout=PATIENCE_S)
+    for reader in readers:
+        reader.close()
+    wait_for(site.idle, "the epilog")
 
 
 @pytest.mark.long

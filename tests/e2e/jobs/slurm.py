@@ -1,5 +1,5 @@
-"""Gradients that are reduced on ranks that srun started, at least ten times, until there is the file that is named. Imports nothing of ours,
-and neither DDP nor an optimizer, which would import Dynamo."""
+"""Gradients that are reduced on ranks that srun started, at least ten times, until there is the file that is named; with "apart", only then. Imports
+nothing of ours, and neither DDP nor an optimizer, which would import Dynamo."""
 
 import os
 import sys
@@ -15,6 +15,8 @@ def main() -> None:
     where = {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_NTASKS"]}
     os.environ.update(where, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo")
+    while "apart" in sys.argv and not ending.exists():  # without operations, so that a rank can die and the others live
+        time.sleep(0.05)
     weights = torch.zeros(64, 64, requires_grad=True)
     over, step = torch.zeros(1), 0
     while not over.item():  # the ranks must hear it in the same step
