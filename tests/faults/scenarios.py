@@ -110,6 +110,7 @@ STRAGGLERS = [
     *(Scenario("mesh", fault, (rank,), LATE) for fault, rank in (("late", 3), ("slow", 0), ("slow", 2))),
     Scenario("fsdp", "late", (1, 3), LATE),
     Scenario("ddp4", "slower_and_slower", (2,), LATE),
+    Scenario("ddp4", "late_in_four_by_far", (2,), LATE, options=("--work", "0.13")),
     *(Scenario(shape, "late", (2,), LATE, options=("--lasts", "14"), lasts_s=14) for shape in ("ddp4", "fsdp")),
 ]
 HANGS = [

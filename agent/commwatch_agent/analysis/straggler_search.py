@@ -46,6 +46,8 @@ _CUT = 0.2
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
 _RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
+#: A rank that is late in one of two to five steps, by far more than a step takes: so many leads are cut off, and so many distances are known.
+_SOME_CUT, _SOME_LEAST = 2, 5
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
 #: Most other ranks that a suspect is compared with: those with the most lateness.
@@ -258,37 +260,55 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
         if span_ns < rules.least_ns or still_ns > max(_STILL_NS, _STILL_PERIODS * span_ns // number):
             return [], window
         often = [] if rules.rare else _culprits(window.late, COSTS * span_ns, rules.own_counts)
-        culprits = often or _rarely_late(window, rules.own_counts)
+        culprits = often or _regularly_late(window, rules)
         if culprits:
             return culprits, window
     return [], window
 
 
-def _rarely_late(window: _Periods, own_counts: float) -> list[int]:
-    """Return the rank that is late in a few steps only, but regularly, as an index; none where steps are not marked."""
+def _regularly_late(window: _Periods, rules: _Rules) -> list[int]:
+    """Return the rank that is late in some steps only, but regularly, as an index; none where steps are not marked."""
     steps = np.cumsum(window.steps)
-    cut = max(_RARE_LEAST, int(steps[-1]) // _RARE_STEPS)
-    if not steps[-1] or cut >= _CUT * len(steps):
+    if not steps[-1]:
         return []
     order = np.argsort(-window.late.sum(axis=1))[: _MOST_COMPARED + 1]
-    leads = _leads(window.late[order[0]] * own_counts, window.late[order[1:]], cut)
-    # Its late steps are those in which it leads all others by half of its largest leads.
-    leads_all = leads.min(axis=0)
-    is_late = leads_all > leads_all.max() / 2
-    between = np.diff(steps[is_late])
-    if len(between) < cut:
-        return []
-    is_regular = _are_regular(between) and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
+    first, others = window.late[order[0]] * rules.own_counts, window.late[order[1:]]
+    rare = max(_RARE_LEAST, int(steps[-1]) // _RARE_STEPS)
+    limits = [] if rules.rare else [_Regular(_SOME_CUT, _SOME_LEAST, 2, 1 / _CUT)]
+    limits += [_Regular(rare, rare, 1 / _CUT, _RARE_STEPS)] if rare < _CUT * len(steps) else []
+    is_regular = any(_is_regularly_ahead(first, others, window, each) for each in limits)
     return [int(order[0])] if is_regular else []
 
 
+class _Regular(NamedTuple):
+    """How one rank is late regularly: so many leads are cut off, there are so many distances at least, of so many steps."""
+
+    cut: int
+    number: int
+    least: float
+    most: float
+
+
+def _is_regularly_ahead(late: _Leads, others: Ints, window: _Periods, limits: _Regular) -> bool:
+    if limits.cut >= len(window.start):
+        return False
+    leads = _leads(late, others, limits.cut)
+    # Its late steps are those in which it leads all others by half of its largest leads.
+    leads_all = leads.min(axis=0)
+    is_late = leads_all > leads_all.max() / 2
+    between = np.diff(np.cumsum(window.steps)[is_late])
+    if len(between) < limits.number or not limits.least <= np.median(between) <= limits.most:
+        return False
+    return _are_regular(between) and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
+
+
 def _are_regular(between: Ints) -> bool:
-    """Return whether steps are at regular distances, which are those of one that is late rarely, but not too rarely."""
+    """Return whether steps are at regular distances."""
     usual = np.median(between)
     off = np.abs(between - usual)
     # Where a late step does not show, one distance is that of two.
     known = np.minimum(off, np.abs(between - 2 * usual)) <= _MOST_OFF * usual
-    return bool(1 / _CUT <= usual <= _RARE_STEPS and np.mean(off <= _MOST_OFF * usual) >= _REGULAR and known.all())
+    return bool(np.mean(off <= _MOST_OFF * usual) >= _REGULAR and known.all())
 
 
 def _held(periods: _Periods, ahead: Flags, now_ns: int, rules: _Rules) -> list[int]:

@@ -185,6 +185,25 @@ def test_late_rarely_but_regularly(size: int, work_ms: float, by_ms: float, ever
 
 @pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("work_ms", "by_ms", "every", "within_s"),
+    [(130, 600, 2, 16), (130, 1200, 3, 16), (130, 1200, 4, 20), (130, 2500, 2, 33), (130, 2500, 4, 33)],
+)
+def test_late_in_some_steps_by_far(
+    size: int, work_ms: float, by_ms: float, every: int, within_s: float, seed: int
+) -> None:
+    """A rank that is late in one of two to four steps, by far more than a step takes, is named as soon as it has been late six times, and then always."""
+    loop, delay = Loop(size, work_ms, seed=seed), late(1, by_ms=by_ms, every=every)
+    loop.run(12)
+    assert loop.named() == []
+    loop.run(within_s, delay)
+    for _ in range(20):
+        assert ranks(loop.named()) == [1]
+        loop.run(0.5, delay)
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("work_ms", [300, 420])
 def test_late_rarely_in_iterations(size: int, work_ms: float, seed: int) -> None:
     """Where no step is marked, a rank that is late in few iterations, again and again, is named, but for the first rank: it may wait for requests."""

@@ -38,6 +38,11 @@ def late_in_four(step: int) -> None:
         time.sleep(4 * LATE_S)
 
 
+def late_in_four_by_far(step: int) -> None:
+    if step % 4 == 0:
+        time.sleep(0.8)
+
+
 def late_in_eight(step: int) -> None:
     if step % 8 == 0:
         time.sleep(0.4)
@@ -294,6 +299,7 @@ FAULTS = {
             late,
             late_now_and_then,
             late_in_four,
+            late_in_four_by_far,
             late_in_eight,
             very_late,
             slow,
