@@ -32,21 +32,31 @@ _NOT_HERE = (
 _CAUSES = {"for a core": ("no_core", "waiting for a CPU core"), "CPU quota": ("quota", "stopped by a CPU quota")}
 
 
+#: Figures in percent differ by rounding.
+_ROUNDED = 1
+
+
 def frameworks_of(shape: str) -> list[str]:
     """The frameworks that the ranks of a shape report."""
     return [_FRAMEWORKS[shape]] if shape in _FRAMEWORKS else []
 
 
-def incident_of(scenario: Scenario, began_at: float, ended_at: float) -> IncidentDetails:
-    """The incident of a job with a late rank, with the reason that its verdict gives; the records do not have what the node was asked for."""
+def incident_of(scenario: Scenario, report: Report) -> IncidentDetails:
+    """The incident of a job with a late rank, with the reason that its verdict gives; the records do not have what the node was asked for.
+
+    Args:
+        report: on the job without the incident. It has what the other ranks waited, which is what the incident costs.
+    """
     code = next((code for words, (code, _) in _CAUSES.items() if words == scenario.why), None)
     data = {"kind": "straggler", "cause": "late", "ranks": list(scenario.ranks)} | (
         {} if code is None else {"why": code}
     )
     waiting = tuple(set(range(scenario.size)) - set(scenario.ranks))
+    cost_rank_s = sum((line.wait_s or 0.0) + (line.p2p_wait_s or 0.0) for line in report.ranks if line.rank in waiting)
+    began_at, ended_at = report.job.started_at, report.job.last_seen_at
     incident = Incident(
         "1", "straggler", "warning", "ended", "job", "run", ("1",), began_at, began_at, ended_at, ended_at=ended_at, outcome="job_ended",
-        cause="late", ranks=scenario.ranks, waiting=waiting, cost_rank_s=0.4 * len(waiting) * (ended_at - began_at),
+        cause="late", ranks=scenario.ranks, waiting=waiting, cost_rank_s=cost_rank_s,
     )  # fmt: skip
     return details_of(replace(incident, evidence=(EvidenceItem("probe", began_at, "late", data),)))
 
@@ -54,6 +64,9 @@ def incident_of(scenario: Scenario, began_at: float, ended_at: float) -> Inciden
 def contradictions(scenario: Scenario, report: Report) -> Iterator[str]:
     """Yield the sentences of a report that its job contradicts."""
     headline = dict(headlines(report)).get("comm share", "")
+    if scenario.shape.startswith("server"):
+        yield from (each.title for each in report.advice if each.rule in ("micro_batches", "uneven_work"))
+        yield from (headline,) if re.search("late rank|uneven", headline.partition("above")[2]) else ()
     texts = [text for each in report.advice for text in (each.title, each.gain, each.do, *each.because)]
     own = frameworks_of(scenario.shape)
     foreign = [pattern for name, pattern in _SETTINGS.items() if name not in own]
@@ -62,6 +75,7 @@ def contradictions(scenario: Scenario, report: Report) -> Iterator[str]:
         yield from (text for text in texts if re.search(r"instead of `all_reduce`|or use DDP", text))
     yield from _about_ranks(scenario, report, headline)
     yield from _about_numbers(texts, headline)
+    yield from _about_parts(report, headline)
 
 
 def _about_ranks(scenario: Scenario, report: Report, headline: str) -> Iterator[str]:
@@ -69,6 +83,8 @@ def _about_ranks(scenario: Scenario, report: Report, headline: str) -> Iterator[
     for each in report.advice:
         if each.rule == "straggler" and not late:
             yield each.title
+    if late and "communication is the bottleneck" in headline:
+        yield headline
     blamed = re.findall(r"ranks? ([\d, -]+)", headline)
     if blamed and not late:
         yield headline
@@ -91,3 +107,24 @@ def _about_numbers(texts: Sequence[str], headline: str) -> Iterator[str]:
     transfer = re.search(r"(\d+)% transfer", headline)
     if "communication is the bottleneck" in headline and transfer and int(transfer[1]) < 30:
         yield headline
+
+
+def _about_parts(report: Report, headline: str) -> Iterator[str]:
+    """Yield numbers of the advice on the whole job that the headline has otherwise: its communication, and the transfer in it."""
+    comm, transfer = re.search(r"^(\d+)%", headline), re.search(r"(\d+)% transfer", headline)
+    for each in report.advice if report.advice_last_s is None else ():
+        because = "; ".join(each.because)
+        pairs = (
+            (comm, r"the comm share, (\d+)%"),
+            (comm, r"communication takes (\d+)%"),
+            (transfer, r"transfer takes (\d+)%"),
+        )
+        for there, here in pairs:
+            found = re.search(here, because)
+            if there and found and abs(int(there[1]) - int(found[1])) > _ROUNDED:
+                yield f"{headline} / {because}"
+        for share in re.findall(r"the others wait (\d+)% of the time for rank \d+(?! \(the comm share)", because):
+            if comm and int(share) > int(comm[1]) + _ROUNDED:
+                yield f"{headline} / {because}"
+        if each.rule == "overlap" and transfer and int(transfer[1]) == 0:
+            yield f"{headline} / {each.title}"

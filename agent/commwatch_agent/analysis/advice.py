@@ -6,56 +6,33 @@ upper bound if it is not known how much communication is hidden behind compute. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil
 from typing import NamedTuple
 
+from commwatch.wire.events import P2P
 from commwatch_agent.analysis import framework_settings
-from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, WORTH, Facts, Kind
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, UP_TO, WORTH, Facts, Found, Kind
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
+from commwatch_agent.analysis.waits.waiting_advice import late_ranks, scarce_cores, uneven_ranks
 from commwatch_agent.core.alpha_beta import messages
 from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.core.bandwidth import bus_factor
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.core.units import percent, rate, seconds, size
-from commwatch_agent.ingest.why_late import IN_SHORT, common_why
 from commwatch_agent.reference.efficiency import BELOW_THE_LINK
 from commwatch_agent.reference.references import INCONCLUSIVE
-from commwatch_alerts.remedies import remedy as remedy_of
-from commwatch_collectors.spans import ranks
 
 _MOST_MICRO_STEPS = 64
-#: Name of the rule about late ranks.
-LATE_RULE = "straggler"
-#: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
-_LONG_TRANSFERS = "ranks leave long transfers at different times"
-_SHARED_CORES = (
-    "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
-    "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
-)
+#: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.
+LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."
-_SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
-#: Marks a gain as a bound, in its text.
-UP_TO = "up to "
 #: Efficiency that a healthy link reaches.
 _GOOD = 0.9
-
-
-class Found(NamedTuple):
-    """One result of a rule."""
-
-    because: list[str]
-    gain: str
-    saves_share: float | None
-    #: Replace the rule's own texts unless empty.
-    do: str = ""
-    title: str = ""
-    remedies: Sequence[Remedy] = ()
 
 
 class Rule(NamedTuple):
@@ -68,16 +45,19 @@ class Rule(NamedTuple):
 
 
 def _about(facts: Facts, kind: Kind) -> list[str]:
-    share = percent(kind.seconds / facts.step_s)
-    exposed = "not known" if facts.exposed is None else percent(facts.exposed)
-    apart = (
-        f"apart from the {percent(facts.left_out)} of a step spent waiting for late ranks, " if facts.left_out else ""
-    )
-    whole = "the rest" if facts.left_out else "a step"
+    """Return how much of a step communication and the operations of a kind take; waiting for late ranks is not in it."""
+    share = percent(facts.of_step(kind.seconds / facts.step_s))
+    exposed = "not known" if facts.exposed is None else percent(facts.of_step(facts.exposed))
+    beside = f", beside {percent(facts.left_out)} of waiting for late ranks" if facts.left_out else ""
     return [
-        f"{apart}communication takes {percent(facts.comm)} of {whole} (exposed: {exposed})",
-        f"{kind.named()}: {share} of {whole}, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
+        f"{_named(facts)} takes {percent(facts.of_step(facts.comm))} of a step (exposed: {exposed}){beside}",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {size(kind.size_bytes)} each",
     ]
+
+
+def _named(facts: Facts) -> str:
+    """Return what the communication share of the facts is of, in the words of ``headline.split``."""
+    return "transfer" if facts.left_out else "communication"
 
 
 # -- rules --------------------------------------------------------------------------------------
@@ -98,9 +78,10 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
         return
     steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
     share = (steps * other + exchange) / (steps * rest + exposed)
-    saves = exposed * (1 - 1 / steps)
+    saves = facts.of_step(exposed * (1 - 1 / steps))
     enough = "reduces" if share <= BOTTLENECK_SHARE + 1e-9 else "is not enough, but reduces"
-    gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
+    before, after = facts.of_step(facts.comm), facts.of_step(other + exchange / steps) / (1 - saves)
+    gain = f"accumulating over {steps} steps {enough} {_named(facts)} from {percent(before)} to {percent(after)}"
     yield Found(
         _about(facts, kind),
         f"{gain} and saves {UP_TO}{percent(saves)} of the time per sample",
@@ -135,12 +116,15 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
 
 
 def _overlap(facts: Facts) -> Iterator[Found]:
-    exposed = facts.exposed
-    if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
+    # Waiting for a message cannot be hidden; ``micro_batches`` is about it.
+    messages = (facts.bubble or 0.0) / (1 - facts.left_out)
+    exposed, comm = facts.exposed and facts.exposed - messages, facts.comm - messages
+    kinds = [kind for kind in facts.kinds if kind.op not in P2P or not messages]
+    if exposed is None or exposed <= 0.7 * comm or comm <= WORTH or not kinds:
         return
-    kind = max(facts.kinds, key=lambda kind: kind.seconds)
+    kind = max(kinds, key=lambda kind: kind.seconds)
     # Behind the last operation of a step no compute is left to hide it.
-    saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
+    saves = facts.of_step(min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step)))
     yield Found(
         _about(facts, kind),
         f"hiding it behind compute would save {UP_TO}{percent(saves)} of a step",
@@ -207,9 +191,9 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
     saved = min(sum(kind.transport_s for kind in bound), facts.comm * facts.step_s) / 2
     saves = facts.saves(saved)
     if saves >= LEAST_GAIN:
-        after = (facts.comm - saved / facts.step_s) / (1 - saves)
+        after = facts.of_step(facts.comm - saved / facts.step_s) / (1 - saves)
         rest = percent(max(0.0, after))
-        gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce communication to {rest} of it"
+        gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce {_named(facts)} to {rest} of it"
         because = [*_about(facts, kind), "it is bandwidth-bound (α-β model)"]
         yield Found(because, gain, saves, remedies=[Remedy("", {"link": "2x"}, saves)])
 
@@ -243,45 +227,6 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
             alone = sum(other.group == kind.group for other in facts.kinds) == 1 and kind.efficiency > 0
             do = _GLOO_LINK if kind.backend == framework_settings.GLOO else ""
             yield Found(because, gain, saves, do, remedies=[Remedy("", link, saves)] if alone else [])
-
-
-def _straggler(facts: Facts) -> Iterator[Found]:
-    if facts.late:
-        cost, late = max(facts.late.values()), sorted(facts.late)
-        because = [f"the others wait {percent(facts.late[rank])} of the time for rank {rank}" for rank in late]
-        if facts.waits:
-            cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
-        remedy = Remedy("", {"no_late_rank": late}, cost)
-        why = common_why(facts.whys.late, late)
-        do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
-        yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
-
-
-def _uneven_work(facts: Facts) -> Iterator[Found]:
-    if facts.late or facts.pipeline or 2 * facts.whys.slow_link >= facts.comm > 0:
-        return
-    transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
-    found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed, facts.for_cores))
-    if found is None:
-        return
-    because, gain = [says(found)], _up_to(found.saves)
-    if found.why is Why.TRANSFERS:
-        do = _SHARED_CORES if facts.on_one_cpu else _SLOW_LINK
-        yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=do)
-    else:
-        title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
-        yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
-
-
-def _up_to(share: float) -> str:
-    return f"would save {UP_TO}{percent(share)} of a step"
-
-
-def _are_late(late: Sequence[int], why: str) -> str:
-    reason = f", {IN_SHORT[why]}," if why in IN_SHORT else ""
-    if len(late) == 1:
-        return f"{ranks(late)} is late{reason} and the others wait for it"
-    return f"{ranks(late)} are late{reason} and the others wait for them"
 
 
 def _bubble(facts: Facts) -> Iterator[Found]:
@@ -338,14 +283,17 @@ def _sizes(chosen: NcclOperations) -> str:
 
 RULES = (
     Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
-         "an uneven batch): `commwatch diagnose JOB` shows where in its code.", _straggler),
+         "an uneven batch): `commwatch diagnose JOB` shows where in its code.", late_ranks),
+    Rule(CORES_RULE, "the ranks wait for CPU cores", "Give each rank cores of its own: fewer ranks, loader workers or threads (OMP_NUM_THREADS) on "
+         "the node, or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, "
+         "and so is its communication.", scarce_cores),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
-         "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
+         "(bucketing, packing), even loading, and no work that only one rank does between collectives.", uneven_ranks),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches, and exchange "
          "them once. Adapt the learning rate to the larger batch.", _accumulate),
     Rule("larger_buckets", "operations are too small", "Put more data into each operation: larger buckets or units, or coalesced "
          "collectives.", _larger_buckets),
-    Rule("overlap", "communication does not overlap with compute", "Start operations early and wait for them late (`async_op=True`), and "
+    Rule("overlap", "little of the communication is hidden behind compute", "Start operations early and wait for them late (`async_op=True`), and "
          "synchronise the host less often before collectives.", _overlap),
     Rule("below_the_link", "operations are slower than the link", "Look for a wrong transport or interface (`commwatch explain` on the job's NCCL "
          "log, `/api/v1/topology`), for link errors and for other traffic on the link.", _below_the_link),
@@ -368,8 +316,8 @@ RULES = (
 )  # fmt: skip
 
 
-#: Rules on the exchange of gradients, or that take all waiting between ranks for uneven work.
-_OF_TRAINING = frozenset({"accumulate_gradients", "larger_buckets", "compression", "uneven_work"})
+#: Rules on the exchange of gradients, or that take waiting between ranks for uneven work or an idle pipeline: ranks that serve wait for requests.
+_OF_TRAINING = frozenset({"accumulate_gradients", "larger_buckets", "compression", "uneven_work", "micro_batches"})
 
 
 def advice_on(facts: Facts | None) -> list[Advice]:
@@ -398,9 +346,10 @@ def advice_on(facts: Facts | None) -> list[Advice]:
 
 
 def ranked(advice: Iterable[Advice]) -> list[Advice]:
-    """Return advice on late ranks first, then the rest by gain, and advice of unknown gain at the end."""
+    """Return advice on late ranks first, then on CPU cores, then the rest by gain, and advice of unknown gain at the end."""
+    first = {LATE_RULE: 0, CORES_RULE: 1}
     return sorted(
-        advice, key=lambda each: (each.rule != LATE_RULE, each.saves_share is None, -(each.saves_share or 0.0))
+        advice, key=lambda each: (first.get(each.rule, 2), each.saves_share is None, -(each.saves_share or 0.0))
     )
 
 

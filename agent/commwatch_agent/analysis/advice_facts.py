@@ -10,6 +10,7 @@ from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
 from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.api_views import Remedy
 from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
 
@@ -18,6 +19,22 @@ from commwatch_collectors.nccl.views import Finding
 BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01
+#: Share of the time from which on main threads that wait for a CPU core make all other figures doubtful.
+SCARCE_CORES = 0.20
+#: Marks a gain as a bound, in its text.
+UP_TO = "up to "
+
+
+class Found(NamedTuple):
+    """One result of a rule."""
+
+    because: list[str]
+    gain: str
+    saves_share: float | None
+    #: Replace the rule's own texts unless empty.
+    do: str = ""
+    title: str = ""
+    remedies: Sequence[Remedy] = ()
 
 
 class Kind(NamedTuple):
@@ -120,12 +137,14 @@ class Facts(NamedTuple):
     exposed_at_first: float | None = None
     #: A group is a pipeline (``pipelines.are_pipeline``).
     pipeline: bool = False
-    #: Share of the latest half minute in which main threads waited for a core, on average; ``None``: not known, as after the job.
+    #: Mean of ``RankView.core_wait_share``; ``None``: not known.
     for_cores: float | None = None
     #: How busy the links between the nodes are; ``None``: not known, or data does not wait for them.
     sending: Sending | None = None
     #: False: its steps are iterations, perhaps of inference, so that nothing is known of gradients.
     trains: bool = True
+    #: Ranks that are known; 0: not known.
+    ranks: int = 0
 
     @property
     def visible(self) -> float:
@@ -150,8 +169,17 @@ class Facts(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """Share of a step spent waiting for late ranks, as far as it is known."""
+        """Share of a step spent waiting for late ranks, as far as it is known: as a mean of all ranks, by operations or by stragglers."""
+        return min(self.comm, max(self._waited, *(self.mean_of_all(share) for share in self.late.values()), 0.0))
+
+    @property
+    def _waited(self) -> float:
+        """Share of a step that operations spent waiting for late ranks."""
         return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
+
+    def mean_of_all(self, share: float) -> float:
+        """Return the mean over all ranks of a share of time that all but one of them wait; 0 if their number is not known."""
+        return share * (self.ranks - 1) / self.ranks if self.ranks else 0.0
 
     def without_waiting(self) -> Facts:
         """Return the facts as if no rank were late: steps and communication are shorter by the waiting."""
@@ -159,16 +187,22 @@ class Facts(NamedTuple):
         rest = 1 - waiting
         if waiting < LEAST_GAIN or rest < LEAST_GAIN:
             return self
+        # What stragglers cost beyond the waiting of the operations is a part of all of these alike.
+        part = (self.comm - waiting) / (self.comm - self._waited) if self.comm > self._waited else 0.0
         return self._replace(
             step_s=self.step_s * rest,
             comm=(self.comm - waiting) / rest,
             exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
-            kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
+            kinds=[kind._replace(seconds=(kind.seconds - kind.waiting_s) * part, waiting_s=0.0) for kind in self.kinds],
             left_out=waiting,
             sending=self.sending and self.sending._replace(busy=min(1.0, self.sending.busy / rest)),
             exposed_at_first=self.exposed,
         )
 
+    def of_step(self, share: float) -> float:
+        """Return a share of ``step_s`` as a share of a step with the waiting that ``without_waiting`` has removed."""
+        return share * (1 - self.left_out)
+
     def saves(self, seconds: float) -> float:
         """Return the share of a step saved by ``seconds`` less communication, if hidden and exposed parts shrink alike."""
-        return seconds / self.step_s * self.visible
+        return self.of_step(seconds / self.step_s * self.visible)

@@ -13,6 +13,7 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Kind, Whys
 from commwatch_agent.analysis.framework_settings import in_use, is_model
 from commwatch_agent.analysis.gpu_nic_affinity import places
+from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.nccl_operations import nccl_operations_of
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.pipelines import Message, are_pipeline
@@ -190,7 +191,6 @@ def facts(
     *,
     network: Network | None = None,
     late: Mapping[int, float] | None = None,
-    for_cores: float | None = None,
     whys: Whys = NO_WHYS,
 ) -> Facts | None:
     """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
@@ -200,7 +200,6 @@ def facts(
         late: the stragglers by rank, with the share of time (0 to 1) that the others wait for each; the recorded steps show how long one was late
             before that was known. ``None``: no agent watches the job now, and those of the recorded steps count.
         whys: why ranks wait, or did.
-        for_cores: as in ``Facts``.
     """
     if not counts.enough:
         return None
@@ -208,7 +207,7 @@ def facts(
     total = sum(step.duration_s for step in steps)
     of_ranks = [of_rank for of_rank in counts.usual_of.values() if of_rank]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    latest, trains = _latest(agent, job.job_id), job.step_source != ITERATIONS
+    latest, trains, ranks = _latest(agent, job.job_id), job.step_source != ITERATIONS, agent.ranks(job.job_id)
     return Facts(
         step_s=total / len(steps),
         # 0 if not known, so that no advice follows from it.
@@ -224,9 +223,10 @@ def facts(
         whys=whys,
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
-        for_cores=for_cores,
-        sending=sending(links(agent.ranks(job.job_id))),
+        for_cores=mean_core_wait(ranks),
+        sending=sending(links(ranks)),
         trains=trains,
+        ranks=len(ranks),
     )
 
 

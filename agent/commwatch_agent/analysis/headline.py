@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, SCARCE_CORES, WORTH
 from commwatch_agent.core.units import in_hundredths, percent
+from commwatch_agent.core.views import RankView
 from commwatch_agent.ingest.why_late import IN_SHORT
 from commwatch_collectors.spans import ranks as named
 
@@ -13,6 +15,7 @@ from commwatch_collectors.spans import ranks as named
 _LEAST_WAITING = 0.01
 #: Waiting up to this factor above communication is still a part of it, because their clocks and windows differ.
 _ALIKE = 1.2
+_UNEVEN = ": uneven stages or a late rank are more likely the cause than the network"
 
 
 def with_late(costs: Iterable[float], waiting: float | None) -> float | None:
@@ -23,6 +26,12 @@ def with_late(costs: Iterable[float], waiting: float | None) -> float | None:
         waiting: as measured, perhaps over a longer time, and without waits for messages; ``None``: not known.
     """
     return max((share for share in (waiting, *costs) if share is not None), default=None)
+
+
+def mean_core_wait(ranks: Iterable[RankView]) -> float | None:
+    """Return the mean of ``RankView.core_wait_share`` (0 to 1) of the ranks for which it is known; ``None``: of none."""
+    known = [rank.core_wait_share for rank in ranks if rank.core_wait_share is not None]
+    return fmean(known) if known else None
 
 
 def awaited(late: Mapping[int, float], waiting: float | None) -> list[int]:
@@ -69,6 +78,8 @@ def bottleneck(
     late: Collection[int] = (),
     *,
     why: str = "",
+    cores: float | None = None,
+    iterations: bool = False,
     stragglers: Collection[int] = (),
 ) -> str:
     """Return in words whether a communication share is the bottleneck; empty if it is at most 30%, or not known.
@@ -80,36 +91,68 @@ def bottleneck(
         messages: its part spent waiting for messages; ``None``: not known, or there are none.
         late: the stragglers, if ``waiting`` is for them.
         why: why they are late, as ``ingest.why_late.common_why`` returns it.
+        cores: share of the time that main threads wait for a CPU core, as ``mean_core_wait`` returns it; ``None``: not known.
+        iterations: the steps are turns of a cycle of operations, perhaps those of a server, whose ranks wait for its next request.
         stragglers: all of them, also if less than half of the waiting is for them.
     """
     if comm is None or comm <= BOTTLENECK_SHARE:
         return ""
     if exposed is not None and exposed < WORTH:
         return "above 30%, but hidden behind compute"
-    if waiting is not None and 2 * waiting > comm:
-        return f"above 30%: {_late_are(late, why)} the bottleneck, not the network"
-    if late and why in IN_SHORT and (waiting or 0.0) >= WORTH:
-        return f"above 30%: look first at {named(late)}, {IN_SHORT[why]}"
     others = sorted(set(stragglers) - set(late))
-    return _of_parts(comm, waiting, messages) + (f"; late: {named(others)}" if others else "")
+    return (
+        "above 30%"
+        + (
+            _of_late(comm, waiting or 0.0, late, why)
+            or _of_cores(cores)
+            or _of_parts(comm, waiting, messages, late, iterations=iterations)
+        )
+        + (f"; late: {named(others)}" if others else "")
+    )
 
 
-def _of_parts(comm: float, waiting: float | None, messages: float | None) -> str:
-    """Return what a share above 30% means by its parts; at most half of it is waiting for late ranks."""
+def _of_late(comm: float, waiting: float, late: Collection[int], why: str) -> str:
+    """Return that named ranks are the bottleneck, or lack what they run on; empty: neither is known."""
+    if late and 2 * waiting > comm:
+        return f": {_late_are(late, why)} the bottleneck, not the network"
+    if late and why in IN_SHORT and waiting >= WORTH:
+        return f": look first at {named(late)}, {IN_SHORT[why]}"
+    return ""
+
+
+def _of_cores(cores: float | None) -> str:
+    """Return that the ranks starve; empty: they do not, or that is not known."""
+    if cores is None or cores < SCARCE_CORES:
+        return ""
+    return f": look first at the CPUs: main threads wait for a core {percent(cores)} of the time"
+
+
+def _of_parts(
+    comm: float, waiting: float | None, messages: float | None, named_late: Collection[int], *, iterations: bool
+) -> str:
+    """Return what a share above 30% means by its parts alone."""
     if waiting is None and messages is None:
-        return "above 30%; how much of it is waiting for late ranks is not known"
-    waits = (waiting or 0.0) + (messages or 0.0)
+        return "; how much of it is waiting for late ranks is not known"
+    late, waits = waiting or 0.0, (waiting or 0.0) + (messages or 0.0)
+    is_much = comm - waits > BOTTLENECK_SHARE
+    if named_late and late >= WORTH:
+        return _look_at(named_late, is_much=is_much)
+    if 2 * waits > comm and iterations:
+        return ": ranks wait for one another, or for the next request, rather than for the network"
     if 2 * waits > comm:
-        return "above 30%: uneven stages or a late rank are more likely the cause than the network"
-    if comm - waits > BOTTLENECK_SHARE:
-        return "above 30%: communication is the bottleneck"
-    return "above 30% only because ranks wait for one another"
+        late_only = 2 * late > comm
+        return ": late ranks are the bottleneck, not the network" if late_only else _UNEVEN
+    return ": communication is the bottleneck" if is_much else " only because ranks wait for one another"
+
+
+def _look_at(late: Collection[int], *, is_much: bool) -> str:
+    """Return that ranks are late; ``is_much``: the transfer alone is above 30%."""
+    who = f": look first at {named(late)}, which {'are' if len(late) > 1 else 'is'} late"
+    return f"{who}; transfer alone is above 30%, too" if is_much else who
 
 
 def _late_are(late: Collection[int], why: str) -> str:
-    """Return who the bottleneck is, with the reason if that is known, and the verb."""
-    if not late:
-        return "late ranks are"
+    """Return who the bottleneck is, with the reason if that is known, and the verb; ``late``: one at least."""
     reason = f", {IN_SHORT[why]}," if why in IN_SHORT else ""
     return f"{named(late)}{reason} {'are' if len(late) > 1 else 'is'}"
 

@@ -20,7 +20,7 @@ from commwatch_agent.core.views import Failed, GroupView, InFlight, OutsideCall,
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS
-from commwatch_agent.ingest.why_late import reason
+from commwatch_agent.ingest.why_late import reason, waited_for_core
 
 _T = TypeVar("_T")
 #: Time after which a rank may do something else than was found.
@@ -160,6 +160,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         begun=_begun(totals),
         world_size=int(identity["world_size"]),
         node_ranks=_node_ranks(identity),
+        core_wait_share=waited_for_core(totals.samples),
     )
 
 

@@ -348,6 +348,7 @@ class QueryService:
             latest = latest_of_ranks(rings)
             ids = [ring.id for ring in latest.values()]
             sources, frameworks = history.names("exposed", ids), history.names("frameworks", ids)
+            cores = history.names("core_wait", ids)
         for ring in rings:
             records, lost = kept.get(ring.process, (0, 0))
             kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
@@ -359,6 +360,10 @@ class QueryService:
                 frameworks=framework_settings.listed(frameworks.get((ring.id, 0))),
             )
             for ring in latest.values()
+        ]
+        views = [
+            replace(view, core_wait_share=float(share)) if view.core_wait_share is None and share else view
+            for view, share in zip(views, (cores.get((ring.id, 0)) for ring in latest.values()), strict=True)
         ]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 

@@ -325,7 +325,8 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
         agent.end()
         raise
     if found is None:
-        say("commwatch: the job runs without an agent")
+        why = agent.ended or f"was not ready in {_START_S:.0f} s"
+        say(f"commwatch: the job runs without an agent, because the agent {why}")
         agent.end()
         return None
     say(f"commwatch: watching at {found.url}")

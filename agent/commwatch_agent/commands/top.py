@@ -11,7 +11,7 @@ from rich.text import Text
 
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
-from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
@@ -141,8 +141,17 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         messages = for_others(messages, waiting, measured)
         late = awaited_ranks(shown.verdicts, waiting)
         made_of = split(comm, waiting, messages, late)
-        reason, every = why_late(shown.verdicts, late), stragglers(shown.verdicts)
-        why = bottleneck(comm, exposed, waiting, messages, late, why=reason, stragglers=every)
+        why = bottleneck(
+            comm,
+            exposed,
+            waiting,
+            messages,
+            late,
+            why=why_late(shown.verdicts, late),
+            cores=mean_core_wait(shown.ranks),
+            iterations=shown.job.step_source == ITERATIONS,
+            stragglers=stragglers(shown.verdicts),
+        )
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
         lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)

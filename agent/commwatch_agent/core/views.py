@@ -311,6 +311,9 @@ class RankView:
     world_size: int = 0
     #: Ranks of its job on its node by the launcher's variables; ``None``: not known.
     node_ranks: list[int] | None = None
+    #: Share (0 to 1) of the latest half minute, after its end of its last one, in which its main thread was ready to run but had no core, or was
+    #: stopped by a CPU quota; ``None``: not known.
+    core_wait_share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from commwatch_agent.ingest.rings.finding import PASSING, Finder
 from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.ingest.rings.source import Look, Source, ending
 from commwatch_agent.ingest.rings.turns import Turns
+from commwatch_agent.ingest.why_late import waited_for_core
 from commwatch_collectors.node.process import is_exiting
 
 log = logging.getLogger("commwatch")
@@ -473,6 +474,8 @@ class Intake:
         if source.ended_ns is None or ending != source.stored_ending:
             source.ended_ns, source.stored_ending = first_ns, ending
             self._store.end(source.row.id, "ended" if source.totals.closed_properly else "gone", ending)
+            if (waited := waited_for_core(source.totals.samples)) is not None:
+                self._store.name(source.row.id, "core_wait", 0, f"{waited:.3f}")
         return first_ns
 
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from commwatch.wire.numbers import latest
-from commwatch_agent.analysis.headline import bottleneck, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
-from commwatch_agent.core.views import InFlight, RankView, common_source
+from commwatch_agent.core.views import ITERATIONS, InFlight, RankView, common_source
 from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.nodes.merging import merged_ranks
 from commwatch_agent.questions.node_now import NodeNow, Oldest, RankLine, RankNow
@@ -103,6 +103,7 @@ def job_now(nodes: Sequence[NodeNow]) -> JobNow:
     in_flight = _in_flight(views)
     running = any(node.running for node in nodes)
     steps = [one.line.step for one in ranks if one.line.step is not None]
+    source = common_source(node.step_source for node in nodes)
     still_since = [one.still_since for one in ranks if one.line.step is not None]
     return JobNow(
         job_id=nodes[0].job_id,
@@ -113,7 +114,7 @@ def job_now(nodes: Sequence[NodeNow]) -> JobNow:
         steps_per_s=_median(one.pace for one in ranks),
         step_s=_median(one.line.step_s for one in ranks),
         steps_unavailable=next((node.steps_unavailable for node in nodes if node.steps_unavailable), None),
-        step_source=common_source(node.step_source for node in nodes),
+        step_source=source,
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=comm,
         exposed=exposed,
@@ -122,7 +123,15 @@ def job_now(nodes: Sequence[NodeNow]) -> JobNow:
         exposed_of=of_some(exposed_ranks, len(stepping)).strip(),
         split=split(comm, waiting, messages, late),
         says=bottleneck(
-            comm, exposed, waiting, messages, late, why=why_late(found, late), stragglers=stragglers(found)
+            comm,
+            exposed,
+            waiting,
+            messages,
+            late,
+            why=why_late(found, late),
+            cores=mean_core_wait(views),
+            iterations=source == ITERATIONS,
+            stragglers=stragglers(found),
         ),
         ending="" if running else "; ".join(dict.fromkeys(node.ending for node in nodes if node.ending)),
         slots=_slots(nodes),

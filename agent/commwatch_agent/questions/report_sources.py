@@ -6,7 +6,6 @@ import time
 from urllib.parse import quote
 
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.analysis.waits.step_waits import waited_for_cores
 from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.incidents.verdict_views import late_now
 from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
@@ -26,12 +25,11 @@ def own_facts(services: Services, job: str) -> NodeFacts:
     is_whole = services.incidents.judges_all_nodes(job)
     with services.queries.live(job) as (jobs, now_ns):
         is_known = live_ranks.shows_late_ranks(jobs, now_ns, of_all_nodes=is_whole)
-        for_cores = waited_for_cores(totals for each in jobs for totals in live_ranks.of_this_run(each))
     stored = services.queries.stored(job)
     topology = next(iter(services.logs.topology(job)), None) or kept(services.queries.path, stored)
     incidents = [each for each in services.incidents.incidents() if each.job_id == job]
     late = late_now(incidents, time.time()) if is_known else None
-    return NodeFacts(services.host.view(job), late, topology, list(map(details_of, incidents)), for_cores)
+    return NodeFacts(services.host.view(job), late, topology, list(map(details_of, incidents)))
 
 
 def asked_of_others(services: Services, job: str, last_s: float | None, *, live: bool = False) -> Asked:

@@ -56,8 +56,6 @@ class NodeFacts(NamedTuple):
     topology: Topology | None
     #: Those in memory, which may be newer than those in the history.
     incidents: list[IncidentDetails]
-    #: As in ``Facts``; of this node only.
-    for_cores: float | None
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,7 @@ def advice(
     if known is None:
         return Scoped(nodes, [])
     steps = _recorded(agent, known, last_s, recorded)
-    cores = own.for_cores
-    found = lately(
-        every, known, findings, last_s, network=network, late=late, for_cores=cores, whys=whys, recorded=steps
-    )
+    found = lately(every, known, findings, last_s, network=network, late=late, whys=whys, recorded=steps)
     return Scoped(nodes, found)
 
 
@@ -155,7 +150,7 @@ def _network(own: NodeFacts, ranks: list[RankView], others: list[NodeData]) -> N
 
 def of_history(agent: QueryService, job: str) -> NodeFacts:
     """Return what is known of a job beside its history where no agent watches it: what its NCCL logs had is kept."""
-    return NodeFacts(host_view(None, None), None, kept(agent.path, agent.stored(job)), [], None)
+    return NodeFacts(host_view(None, None), None, kept(agent.path, agent.stored(job)), [])
 
 
 def report(

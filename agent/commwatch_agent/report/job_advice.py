@@ -58,7 +58,6 @@ def lately(
     *,
     network: Network,
     late: Mapping[int, float] | None,
-    for_cores: float | None = None,
     whys: Whys = NO_WHYS,
     recorded: Recorded,
 ) -> list[Advice]:
@@ -66,10 +65,10 @@ def lately(
 
     Args:
         network: the state of the nodes' networks.
-        late: the current stragglers, as in ``facts``; ``for_cores`` and ``whys`` likewise.
+        late: the current stragglers, as in ``facts``; ``whys`` likewise.
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)
-    found = facts(agent, job, latest, findings, network=network, late=late, for_cores=for_cores, whys=whys)
+    found = facts(agent, job, latest, findings, network=network, late=late, whys=whys)
     advice = advice_on(found)
     return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)

@@ -12,6 +12,7 @@ from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps, waiting_share
+from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.api_views import Advice, Row
 from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
@@ -83,6 +84,8 @@ class Report:
     exposed_sources: list[str]
     #: Share of the time of these steps spent waiting for late ranks; ``None``: not known.
     wait_share: float | None
+    #: Share of the time (0 to 1) that main threads waited for a CPU core (``Facts.for_cores``); ``None``: not known.
+    core_wait_share: float | None
     #: Share of the time of these steps that the other ranks waited for each late rank (``Facts.late``).
     late: dict[int, float]
     #: Share of each group's operations, by label; groups may overlap.
@@ -198,6 +201,7 @@ def build(
         exposed_ranks=exposed_ranks,
         exposed_sources=sorted({rank.exposed_source for rank in ranks if rank.exposed_source}),
         wait_share=waiting,
+        core_wait_share=mean_core_wait(ranks),
         late={} if known is None else dict(known.late),
         group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),

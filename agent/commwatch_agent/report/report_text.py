@@ -165,7 +165,10 @@ def _share(report: Report) -> str:
     waits = waiting, messages, late
     made_of = split(report.comm_share, *waits)
     reason = common_why(whys_of(report.incidents).late, late)
-    why = bottleneck(report.comm_share, report.exposed_share, *waits, why=reason, stragglers=report.late)
+    why = bottleneck(
+        report.comm_share, report.exposed_share, *waits,
+        why=reason, cores=report.core_wait_share, iterations=report.job.step_source == ITERATIONS, stragglers=report.late,
+    )  # fmt: skip
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from commwatch_agent.analysis.advice import LATE_RULE, UP_TO, ranked, shares
-from commwatch_agent.analysis.advice_facts import LEAST_GAIN
+from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
+from commwatch_agent.analysis.advice_facts import LEAST_GAIN, UP_TO
 from commwatch_agent.core.api_views import Advice, Remedy
 from commwatch_agent.whatif.answers import Outcome, answer, outcome
 from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
@@ -50,7 +50,7 @@ def _known(model: Model) -> Outcome | None:
 def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     """Return advice with predicted gains; ``None``: it saves nothing.
 
-    A gain that is above its bound shows that this is none: the text no longer calls it one, and has both.
+    A gain that is above its bound shows that this is none: the text has both, and names the smaller one first, which counts.
     """
     gains = [_gain(remedy, model, known) for remedy in advice.remedies]
     below = [
@@ -76,9 +76,10 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
         for remedy, gain in zip(advice.remedies, gains, strict=True)
     )
     bound = advice.gain.replace(UP_TO, "", 1) if refuted else advice.gain
+    more = "perhaps more: " if refuted and len(remedies) == 1 else ""
     return replace(
         advice,
-        gain=f"{bound}; a replay of the recorded steps gives {shares(known_gains)}",
+        gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}",
         saves_share=share,
         gain_source="replay" if below[best] else "bound",
         remedies=remedies,

@@ -15,7 +15,7 @@ from commwatch_agent.core.alpha_beta import Curve
 from commwatch_agent.core.api_views import Advice
 from commwatch_agent.core.host_views import Complaint
 from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.ingest.why_late import IDLE, NO_CORE, QUOTA
+from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA
 from commwatch_collectors.nccl.views import Finding
 
 #: 50 us a message, 1 GB/s.
@@ -77,6 +77,7 @@ def chosen(**more: Any) -> NcclOperations:
 
 
 SPEAKS: dict[str, list[Facts]] = {
+    "scarce_cores": [facts(for_cores=0.2)],
     "straggler": [facts(late={1: 0.2}), facts(late={1: 0.2}, waits={0: 0.2, 1: 0.15, 2: 0.3})],
     "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
     "larger_buckets": [facts(kind(per_step=100, size_bytes=1e4, curve=CURVE))],
@@ -111,6 +112,7 @@ SPEAKS: dict[str, list[Facts]] = {
     "link_errors": [facts(kind(local=2), network=Network((), [complaint(each)])) for each in ("errors", "congestion")],
 }
 SILENT: dict[str, list[Facts]] = {
+    "scarce_cores": [facts(), facts(for_cores=0.19)],
     "straggler": [
         facts(waits={0: 0.2, 1: 0.15, 2: 0.3}),
         facts(waits={0: 0.2, 1: 0.01, 2: 0.3}),  # in few steps
@@ -329,9 +331,9 @@ def test_full_links() -> None:
     assert gain("faster_network", full._replace(sending=Sending(0.95, 24e6))) == pytest.approx(0.2)
     assert given("faster_network", full._replace(sending=Sending(0.15, 24e6))) is None
     assert given("faster_network", full._replace(sending=None)) is None
-    # Ten of the 40 ms are waiting for a late rank: of the rest, 90 ms, the links are full a third.
+    # Ten of the 40 ms are waiting for a late rank: of the whole step, the links are full 30%.
     late = full._replace(kinds=[kind(backend="gloo", waiting_s=0.01)])
-    assert gain("faster_network", late) == pytest.approx(0.3 / 2 / 0.9)
+    assert gain("faster_network", late) == pytest.approx(0.3 / 2)
 
 
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
@@ -354,7 +356,7 @@ def test_late_in_turn() -> None:
     found = given("uneven_work", facts(waits={0: 0.2, 1: 0.15, 2: 0.3}))
     assert found is not None
     assert found.saves_share == pytest.approx(0.65 / 3)
-    assert found.because == ["each rank waits for others 15% to 30% of its step time"]
+    assert found.because == ["each rank waits for others 15% to 30% of its step time, 22% on average"]
 
 
 def test_bubble_of_twice_the_micro_batches() -> None:
@@ -379,10 +381,8 @@ def test_what_remains_without_waiting() -> None:
     assert [each.seconds for each in rest.kinds] == pytest.approx([0.02])
     straggler, overlap = advice_on(about)
     assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
-    assert (
-        overlap.because[0]
-        == "apart from the 20% of a step spent waiting for late ranks, communication takes 25% of the rest (exposed: 25%)"
-    )
+    assert overlap.because[0] == "transfer takes 20% of a step (exposed: 20%), beside 20% of waiting for late ranks"
+    assert overlap.saves_share == pytest.approx(0.8 * 0.25 * 0.9)
     assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
 
 
@@ -392,9 +392,47 @@ def test_waiting_for_a_late_rank_that_compute_hides() -> None:
     found = given("straggler", waiting)
     assert found is not None
     assert (found.because, found.gain) == (
-        ["the others wait 79% of the time for rank 1"],
+        ["the others wait 79% of the time for rank 1 (the comm share, 39%, is a mean of all ranks)"],
         "would save up to 52% of a step",
     )
+
+
+def test_a_straggler_costs_more_than_operations_waited() -> None:
+    """What is known of a straggler counts as waiting also where the operations show less of it, as in the headline: the rest is transfer."""
+    rest = facts(kind(seconds=0.04), late={1: 0.4}, ranks=4).without_waiting()
+    assert (rest.left_out, rest.step_s, rest.comm) == pytest.approx((0.3, 0.07, 1 / 7))
+    assert [each.seconds for each in rest.kinds] == pytest.approx([0.01])
+    whole = facts(kind(seconds=0.04, waiting_s=0.04), late={1: 0.9}, ranks=4).without_waiting()
+    assert (whole.comm, [each.seconds for each in whole.kinds]) == (0.0, [0.0])
+
+
+def test_ranks_without_cores() -> None:
+    """If main threads wait for CPU cores, that is the first advice, after that on late ranks; not where late ranks lack them, which their advice has."""
+    first, second, *_ = advice_on(facts(late={1: 0.05}, for_cores=0.55, whys=Whys({1: COMPUTES})))
+    assert (first.rule, second.rule) == ("straggler", "scarce_cores")
+    assert second.gain == "would save up to 55% of a step"
+    assert second.because == [
+        "their main threads were ready to run, but had no core, 55% of the latest half minute (mean of the ranks)"
+    ]
+    assert advice_on(facts(for_cores=0.2))[0].rule == "scarce_cores"
+    for quiet in ({"for_cores": 0.19}, {}, {"for_cores": 0.6, "late": {1: 0.4}, "whys": Whys({1: NO_CORE})}):
+        assert "scarce_cores" not in [each.rule for each in advice_on(facts(**quiet))]
+
+
+def test_messages_are_not_hidden_behind_compute() -> None:
+    """Waiting for messages is no transfer that compute could hide: only what remains without it counts for overlap."""
+    assert given("overlap", facts(kind(op="recv"), bubble=0.4, pipeline=True)) is None
+    both = given("overlap", facts(kind(op="recv", seconds=0.02), kind(op="all_reduce", seconds=0.02), bubble=0.2))
+    assert both is not None
+    assert "all_reduce" in both.because[1]
+    assert both.saves_share == pytest.approx(0.2 * 0.9)
+
+
+def test_serving_ranks_wait_for_requests() -> None:
+    """Of iterations, which may be a server's, no advice takes the waiting for an idle pipeline or uneven work."""
+    waits = {"waits": {0: 0.2, 1: 0.15, 2: 0.3}}
+    for about in (facts(bubble=0.66, pipeline=True, trains=False), facts(**waits, trains=False)):
+        assert not {"micro_batches", "uneven_work"} & {each.rule for each in advice_on(about)}
 
 
 def test_two_late_ranks() -> None:
@@ -422,7 +460,9 @@ def test_stragglers_of_now() -> None:
     """A straggler is the first advice, whatever the averages of the whole job are."""
     found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
     assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late and the others wait for it")
-    assert found[0].because == ["the others wait 42% of the time for rank 1"]
+    assert found[0].because == [
+        "the others wait 42% of the time for rank 1 (the comm share, 40%, is a mean of all ranks)"
+    ]
     assert found[0].saves_share == 0.42
 
 

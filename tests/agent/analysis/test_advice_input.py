@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_groups_of_all_nodes() -> None:
     assert most_on_a_host(of_nodes, HOSTS) == {"dp": 2, "tp": 2, "cp": 1}
 
 
-def test_ranks_that_compete_for_cores(tmp_path: Path) -> None:
+def test_ranks_that_compete_for_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are late in turn have uneven work; not if they wait for cores meanwhile, which an agent knows that watches the job."""
     watch = Watch(tmp_path)
     for rank in (0, 1):
@@ -93,11 +94,13 @@ def test_ranks_that_compete_for_cores(tmp_path: Path) -> None:
         write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
     watch.tick(7000 * MS)
     (job,) = watch.agent.jobs()
-    for for_cores, number in ((None, 1), (0.05, 1), (0.2, 0)):
-        found = lately(
-            watch.agent, job, (), None, network=Network(), late={}, for_cores=for_cores, recorded=lambda: None
-        )
+    ranks = watch.agent.ranks(job.job_id)
+    for share, number in ((None, 1), (0.05, 1), (0.2, 0)):
+        views = [replace(view, core_wait_share=share) for view in ranks]
+        monkeypatch.setattr(watch.agent, "ranks", lambda _, views=views: views)
+        found = lately(watch.agent, job, (), None, network=Network(), late={}, recorded=lambda: None)
         assert len([each for each in found if each.rule == "uneven_work"]) == number
+        assert ("scarce_cores" in [each.rule for each in found]) == (share == 0.2)
 
 
 def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:

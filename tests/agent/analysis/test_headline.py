@@ -75,8 +75,41 @@ def test_a_cause_comes_before_the_transfer() -> None:
     """A rank that lacks CPU time is named also where most of the communication is transfer, if the others wait for it a tenth of the time."""
     said = "above 30%: look first at rank 1, waiting for a CPU core"
     assert bottleneck(0.51, 0.5, 0.2, None, [1], why=NO_CORE) == said
-    for waiting, late, why in ((0.05, [1], NO_CORE), (0.2, [], NO_CORE), (0.2, [1], COMPUTES)):
-        assert bottleneck(0.51, 0.5, waiting, None, late, why=why) == "above 30%: communication is the bottleneck"
+    for waiting, late in ((0.05, [1]), (0.2, [])):
+        assert bottleneck(0.51, 0.5, waiting, None, late, why=NO_CORE) == "above 30%: communication is the bottleneck"
+
+
+def test_a_late_rank_comes_before_the_transfer() -> None:
+    """Beside a rank for which the others wait a tenth of the time or more, communication is not called the bottleneck."""
+    both = "above 30%: look first at rank 1, which is late; transfer alone is above 30%, too"
+    assert bottleneck(0.64, 0.6, 0.32, None, [1], why=COMPUTES) == both
+    assert bottleneck(0.37, 0.3, 0.16, None, [1, 2]) == "above 30%: look first at ranks 1-2, which are late"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "late", "why", "says"),
+    [
+        (0.0, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
+        (None, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
+        (0.4, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
+        (0.1, [1], COMPUTES, "look first at the CPUs: main threads wait for a core 55% of the time"),
+        (0.2, [1], NO_CORE, "look first at rank 1, waiting for a CPU core"),
+        (0.4, [1], COMPUTES, "rank 1 is the bottleneck, not the network"),
+    ],
+)
+def test_cores_come_before_communication(waiting: float | None, late: list[int], why: str, says: str) -> None:
+    """If main threads wait for CPU cores, the sentence is on that, unless a late rank is known to cost more."""
+    assert bottleneck(0.5, 0.5, waiting, None, late, why=why, cores=0.55) == f"above 30%: {says}"
+    assert bottleneck(0.5, 0.5, 0.0, None, [], cores=0.19) == "above 30%: communication is the bottleneck"
+    assert bottleneck(0.25, 0.25, 0.0, None, [], cores=0.55) == ""
+
+
+@pytest.mark.parametrize(("waiting", "messages"), [(0.4, None), (None, 0.6), (0.2, 0.3)])
+def test_iterations_may_wait_for_requests(waiting: float | None, messages: float | None) -> None:
+    """Of iterations, which may be a server's, no sentence calls a rank late or stages uneven."""
+    said = "above 30%: ranks wait for one another, or for the next request, rather than for the network"
+    assert bottleneck(0.66, None, waiting, messages, iterations=True) == said
+    assert bottleneck(0.66, None, 0.1, None, iterations=True) == "above 30%: communication is the bottleneck"
 
 
 def test_a_straggler_of_little_cost_is_named() -> None:

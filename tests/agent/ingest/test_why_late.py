@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
 from commwatch_agent.ingest.why_late import reason as why_of
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
-from tests.helpers import judged_now
+from tests.helpers import Watch, judged_now, write_ring
 
 S = 1_000_000_000
 
@@ -144,6 +147,32 @@ def test_verdict() -> None:
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
     assert verdict.why_code == NO_CORE
+    shares = [view.core_wait_share for view in live_ranks.ranks(aggregate.jobs.values(), now)]
+    assert shares == pytest.approx([0.0, 0.0, 0.8, 0.0])
+
+
+def test_waiting_for_a_core_is_known_after_the_end() -> None:
+    """A rank that has ended keeps the share of its last half minute, so that its report has it, too; without samples there is none."""
+    aggregate = node(range(2), late=None)
+    first, second = aggregate.rank_totals()
+    first.samples.extend(looks(wanted=0.5))
+    first.alive = second.alive = False
+    views = live_ranks.ranks(aggregate.jobs.values(), 81 * EVERY)
+    assert [view.core_wait_share for view in views] == [pytest.approx(0.5), None]
+
+
+def test_waiting_for_a_core_is_stored_at_the_end(tmp_path: Path) -> None:
+    """The share of a rank's last half minute is in the history, so that a report has it that is made after the agent; without samples there is none."""
+    watch = Watch(tmp_path)
+    writers = [write_ring(watch.rings, [], job="job", rank=rank) for rank in (0, 1)]
+    watch.tick(0)
+    (job,) = watch.aggregate.jobs.values()
+    next(totals for totals in job.rank_totals.values() if totals.rank == 1).samples.extend(looks(wanted=0.5))
+    for writer in writers:
+        writer.release()
+    watch.tick(100 * S)
+    watch.store.commit()
+    assert [view.core_wait_share for view in QueryService(watch.path).ranks("job")] == [None, 0.5]
 
 
 def test_samples() -> None:

@@ -70,7 +70,7 @@ def asked(watch: Watch) -> Iterator[Worker]:
 INCIDENT = Incident("one", "hang", "warning", "open", "job", "key", ("g", "1"), 0.0, 0.0, 0.0)
 OPERATIONS = Wanted(**ALWAYS, job="job", limit=30)
 MARK = TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})
-OWN = NodeFacts(answer(None, None), {}, None, [], None)
+OWN = NodeFacts(answer(None, None), {}, None, [])
 #: Each function that answers for one node, with arguments.
 QUESTIONS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (incidents.incidents, {"job": "job", "wanted": IncidentFilter(), "own": [], "limit": 5}),

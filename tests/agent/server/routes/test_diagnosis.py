@@ -124,9 +124,10 @@ def test_advice(asked: RunningAgent) -> None:
     assert {"accumulate_gradients", "compression", "below_the_link"} <= set(by_rule)
     accumulate = by_rule["accumulate_gradients"]
     # Of the mean step 3 ms are waiting. Without them it has 97 ms: 64 of gradients, 5 of messages, 28 of compute.
-    assert "communication from 71%" in accumulate["gain"]
-    assert "apart from the 3% of a step spent waiting for late ranks, " in accumulate["because"][0]
-    assert "all_reduce of group data: 66% of the rest" in accumulate["because"][1]
+    assert "transfer from 69%" in accumulate["gain"]
+    assert "transfer takes 69% of a step" in accumulate["because"][0]
+    assert "beside 3% of waiting for late ranks" in accumulate["because"][0]
+    assert "all_reduce of group data: 64% of a step" in accumulate["because"][1]
     assert "gradients are sent as float32" in by_rule["compression"]["because"]
     assert "its efficiency is 50% against catalogue" in by_rule["below_the_link"]["because"]
     assert found[0]["rule"] == "straggler"

@@ -1,0 +1,87 @@
+"""Advice on ranks that wait: for CPU cores, for a late rank, for one another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from commwatch_agent.analysis.advice_facts import SCARCE_CORES, UP_TO, Facts, Found
+from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
+from commwatch_agent.core.api_views import Remedy
+from commwatch_agent.core.units import percent
+from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, common_why
+from commwatch_alerts.remedies import remedy as remedy_of
+from commwatch_collectors.spans import ranks
+
+#: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
+_LONG_TRANSFERS = "ranks leave long transfers at different times"
+_SHARED_CORES = (
+    "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
+    "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
+)
+_SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
+
+
+def scarce_cores(facts: Facts) -> Iterator[Found]:
+    """The ranks starve, and no late rank starves more than the others."""
+    waited = facts.for_cores
+    if waited is not None and waited >= SCARCE_CORES and not _starves(facts):
+        because = [
+            f"their main threads were ready to run, but had no core, {percent(waited)} of the latest half minute (mean of the ranks)"
+        ]
+        yield Found(because, _up_to(waited), waited)
+
+
+def _starves(facts: Facts) -> bool:
+    """Return whether the late ranks have too little CPU time, which the advice on them says."""
+    return bool(facts.late) and common_why(facts.whys.late, facts.late) in (NO_CORE, QUOTA)
+
+
+def late_ranks(facts: Facts) -> Iterator[Found]:
+    """Some ranks are late all the time."""
+    if facts.late:
+        cost, late = max(facts.late.values()), sorted(facts.late)
+        because = [
+            f"the others wait {percent(facts.late[rank])} of the time for rank {rank}{_basis(facts, facts.late[rank])}"
+            for rank in late
+        ]
+        if facts.waits:
+            cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
+        remedy = Remedy("", {"no_late_rank": late}, cost)
+        why = common_why(facts.whys.late, late)
+        do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
+        yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
+
+
+def _basis(facts: Facts, share: float) -> str:
+    """Return why the communication share is below a share of time that others wait; empty: it is not."""
+    comm = facts.of_step(facts.comm) + facts.left_out
+    return f" (the comm share, {percent(comm)}, is a mean of all ranks)" if share > comm else ""
+
+
+def uneven_ranks(facts: Facts) -> Iterator[Found]:
+    """Ranks wait for one another, and none is late all the time."""
+    if facts.late or facts.pipeline or 2 * facts.whys.slow_link >= facts.comm > 0:
+        return
+    transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
+    found = uneven(StepWaits(facts.waits, transfer, facts.all_exposed, facts.for_cores))
+    if found is None:
+        return
+    because, gain = [f"{says(found)}, {percent(fmean(facts.waits.values()))} on average"], _up_to(found.saves)
+    if found.why is Why.TRANSFERS:
+        do = _SHARED_CORES if facts.on_one_cpu else _SLOW_LINK
+        yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=do)
+    else:
+        title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
+        yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
+
+
+def _up_to(share: float) -> str:
+    return f"would save {UP_TO}{percent(share)} of a step"
+
+
+def _are_late(late: Sequence[int], why: str) -> str:
+    reason = f", {IN_SHORT[why]}," if why in IN_SHORT else ""
+    if len(late) == 1:
+        return f"{ranks(late)} is late{reason} and the others wait for it"
+    return f"{ranks(late)} are late{reason} and the others wait for them"
