@@ -108,9 +108,10 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     main = max(conditions, key=lambda each: _weight(each, table))
     run_is_over = (main.run or main.job_id) in around.ended_runs
     if known is not None and known.ended_at is not None:
-        if run_is_over:
+        is_another = _is_another(conditions, known)
+        if run_is_over and not is_another:
             return known
-        if around.now - known.ended_at <= COMES_BACK_S and not _is_another(conditions, known):
+        if around.now - known.ended_at <= COMES_BACK_S and not is_another:
             known = replace(known, state="open", ended_at=None, outcome=None)
     incident = (
         _begun(main, known, around) if known is None or known.ended_at is not None else _continued(known, main, around)

@@ -185,6 +185,11 @@ def test_lost_again(over: bool) -> None:
         "open",
     )
     assert (new.number, len(scene.see(lost("RuntimeError", 2.0)))) == (1, 2)
+    scene.see(after=1, ended_runs={"key"})
+    scene.now += 5
+    for _ in range(2):  # found only once the run is over
+        *_, last = scene.see(lost("KeyError", 2.0), ended_runs={"key"})
+        assert (last.number, last.says, last.state, len(scene.known)) == (2, "KeyError", "ended", 3)
 
 
 def test_flicker() -> None:
