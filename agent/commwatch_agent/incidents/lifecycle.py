@@ -91,7 +91,7 @@ def advanced(
     after = [_unseen(incident, table, around) for key, incident in latest.items() if key not in found]
     for key, of_key in found.items():
         before = latest.get(key)
-        if before is not None and before.ended_at is None and _is_another(of_key, before):
+        if before is not None and before.ended_at is None and _is_another(of_key, before, around.now):
             before = ended(before, before.last_at, RECOVERED)
         seen = _seen(before, of_key, table, around)
         is_earlier = before is not None and before.ended_at is not None and (seen is None or before.id != seen.id)
@@ -108,7 +108,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     main = max(conditions, key=lambda each: _weight(each, table))
     run_is_over = (main.run or main.job_id) in around.ended_runs
     if known is not None and known.ended_at is not None:
-        is_another = _is_another(conditions, known)
+        is_another = _is_another(conditions, known, around.now)
         if run_is_over and not is_another:
             return known
         if around.now - known.ended_at <= COMES_BACK_S and not is_another:
@@ -133,9 +133,13 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     return ended(incident, around.now, JOB_ENDED) if run_is_over else incident
 
 
-def _is_another(conditions: Iterable[Condition], known: Incident) -> bool:
-    """Return whether a rank was lost after an earlier loss of it was last seen: its launcher had started it again."""
-    return known.kind == "rank_lost" and all(each.began_at > known.last_at + _EQUAL_S for each in conditions)
+def _is_another(conditions: Iterable[Condition], known: Incident, now: float) -> bool:
+    """Return whether a rank was lost after an earlier loss of it was last seen: its launcher had started it again.
+
+    A loss that begins now has no known time: a rank counts as lost only some time after its end.
+    """
+    since = known.last_at + _EQUAL_S
+    return known.kind == "rank_lost" and all(since < each.began_at < now for each in conditions)
 
 
 def _weight(condition: Condition, table: Table) -> tuple[int, int]:
