@@ -48,8 +48,8 @@ from commwatch_collectors.nccl.checks.findings import findings
 
 #: What starts our own agent. The tests replace it by what starts one faster.
 AGENT: tuple[str, ...] = (sys.executable, "-m", "commwatch_agent", "agent")
-#: Most seconds that the job waits for the agent, which is ready much earlier, even on a busy machine.
-_START_S = 30.0
+#: Most seconds that the job waits for the agent, which is ready much earlier unless the machine is busy: then it reads later what the job has recorded.
+_START_S = 10.0
 _DRAIN_S = 15.0
 #: Most bytes of NCCL logs that are read again for the end of the report, and most findings shown there.
 _MOST_LOG_BYTES = 32 << 20
@@ -174,7 +174,7 @@ def _follow_nccl(agent: _JobAgent, job: _Job, env: Mapping[str, str], level: str
     Args:
         state: this user's state directory.
     """
-    # PeriodicThread the history of an agent of this user; another user's agent does not decide where this user's job writes.
+    # Beside the history of an agent of this user; another user's agent does not decide where this user's job writes.
     state = agent.history.parent if agent.uid == os.geteuid() else state
     directory = logs_of(state) / f"{ring_prefix(job.name).removesuffix('.r')}-{os.getpid()}"
     planned = nccl_debug.plan(env, level, directory)
@@ -324,12 +324,12 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     except Stopped:
         agent.end()
         raise
-    if found is None:
-        why = agent.ended or f"was not ready in {_START_S:.0f} s"
-        say(f"commwatch: the job runs without an agent, because the agent {why}")
+    if agent.ended:
+        say(f"commwatch: the job runs without an agent, because the agent {agent.ended}")
         agent.end()
         return None
-    say(f"commwatch: watching at {found.url}")
+    late = f"the agent is not ready after {_START_S:.0f} s: the job begins, and the agent reads its records later"
+    say(f"commwatch: {late}" if found is None else f"commwatch: watching at {found.url}")
     return agent
 
 

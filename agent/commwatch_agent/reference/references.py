@@ -1,6 +1,6 @@
 """References: expected times of operations, from the catalogue or from measurements on this hardware.
 
-Measured references are JSON files under ``<state>/references``, written atomically and never overwritten. PeriodicThread them is a file for each host
+Measured references are JSON files under ``<state>/references``, written atomically and never overwritten. Beside them is a file for each host
 whose GPUs have a known link (``hardware.py``).
 """
 

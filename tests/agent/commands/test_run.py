@@ -387,6 +387,20 @@ def test_job_runs_without_an_agent(tmp_path: Path, trouble: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_job_does_not_wait_long_for_the_agent(tmp_path: Path) -> None:
+    """A job begins without an agent that takes long to start, and is in the report, which the agent makes once it is ready."""
+    impatient = "from commwatch_agent.commands import run; from commwatch_agent.cli import main; run._START_S = 0.0; raise SystemExit(main())"
+    command = [sys.executable, "-c", impatient, "run", "--dir", str(tmp_path / "run"), "--port", "0", "--"]
+    done = subprocess.run(
+        [*command, *scripted(tmp_path, TRAINS)],
+        capture_output=True, text=True, env=clean_env(), timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the agent is not ready after 0 s: the job begins, and the agent reads its records later" in done.stderr
+    assert "1.5 GB/s" in done.stderr
+    assert left(tmp_path / "run") == []
+
+
 @pytest.mark.parametrize("where", ["closed pipe", pytest.param("full disk", marks=pytest.mark.long)])
 def test_job_runs_though_we_cannot_speak(tmp_path: Path, where: str) -> None:
     """A standard error that takes nothing costs neither the job nor its exit code."""
