@@ -91,8 +91,8 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
 
 
 def whys_of(incidents: Iterable[IncidentDetails]) -> Whys:
-    """Return why ranks waited, where that is known."""
-    every = list(incidents)
+    """Return why ranks waited, where that is known; of a rank that was late more than once, the reason of what is open, or was last."""
+    every = sorted(incidents, key=lambda each: (each.ended_at is None, each.last_at))
     late = (each for each in every if each.kind == "straggler")
     of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
     of_ranks = {rank: why for each in late if (why := why_late(each.evidence)) for rank in each.ranks}

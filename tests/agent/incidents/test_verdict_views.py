@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.incidents.answers import details_of, whys_of
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
@@ -52,6 +53,16 @@ def test_fields(verdict: Verdict) -> None:
     assert verdicts_of(incidents_of(row_of(each, "") for each in found), NOW) == [verdict]
     assert verdicts_of(found, NOW, "train") == [verdict]
     assert verdicts_of(found, NOW, "other") == []
+
+
+def test_why_it_is_late_now() -> None:
+    """Of a rank that was late twice, the reason is that of the incident that is open, else of the last one, in whatever order they come."""
+    (now,) = after([LATE])
+    (before,) = after([replace(LATE, why_code="no_core")])
+    over = replace(before, id="before", state="ended", ended_at=NOW - 50, last_at=NOW - 50)
+    for open_one, reason in ((now, "computes"), (replace(now, state="ended", ended_at=NOW, last_at=NOW), "computes")):
+        for order in ([over, open_one], [open_one, over]):
+            assert whys_of(map(details_of, order)).late == {1: reason}
 
 
 def test_only_while_it_holds() -> None:
