@@ -17,6 +17,8 @@ from commwatch_agent.whatif.questions import Question, changes_of
 _MOST_INSTRUCTIONS = 100_000
 #: A gain is above its bound if it differs by more: it is known to 1%.
 _DIFFERS = 0.005
+#: And by how much it is more, which is worth a word.
+_MUCH_MORE = 0.03
 #: A replay without changes may differ from the recorded step by this share of it.
 _CLOSE = 0.03
 
@@ -76,7 +78,8 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
         for remedy, gain in zip(advice.remedies, gains, strict=True)
     )
     bound = advice.gain.replace(UP_TO, "", 1) if refuted else advice.gain
-    more = "perhaps more: " if refuted and len(remedies) == 1 else ""
+    by = max(gain - remedy.saves_share for remedy, gain in zip(advice.remedies, gains, strict=True) if gain is not None)
+    more = "perhaps more: " if len(remedies) == 1 and by >= _MUCH_MORE else ""
     return replace(
         advice,
         gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}",
