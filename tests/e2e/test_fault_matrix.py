@@ -22,7 +22,7 @@ WATCHED_S = 20.0
     ("name", "options"),
     [
         ("pipex2 slow 1", SOON),
-        ("fsdpx4 uneven 0,1,2,3", SPARING),
+        pytest.param("fsdpx4 uneven 0,1,2,3", SPARING, marks=pytest.mark.long),
         *(pytest.param(name, (), marks=pytest.mark.long) for name in NAMES),
     ],
 )

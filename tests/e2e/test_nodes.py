@@ -181,8 +181,9 @@ def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
         assert (running.verdicts(), running.diagnose(), running.by_rank("straggler")) == ([], [], {})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("jobs", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["short", "whole"])
+@pytest.mark.parametrize("jobs", [SHORT, WHOLE], ids=["short", "whole"])
 def test_scenarios(hosts: list[Host], tmp_path: Path, jobs: dict[str, tuple[str, ...]]) -> None:
     """Over two hosts the rules name the stragglers of jobs of the fault matrix within 30 s, and none of an uneven one."""
     chosen = [replace(each, options=(*each.options, *jobs[each.name])) for each in SCENARIOS if each.name in jobs]

@@ -72,6 +72,7 @@ def elastic(directory: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
                 raise
 
 
+@pytest.mark.long
 def test_tutorial_twice(tmp_path: Path) -> None:
     """Of two jobs with `--rdzv-id=456`, the first one's hang and the second one's restart are seen in the right one, and each ending is its own."""
     run = tmp_path / "run"

@@ -47,11 +47,13 @@ def test_straggler(tmp_path: Path) -> None:
                 assert 0 < verdict["cost_share"] < 1
 
 
-@pytest.mark.parametrize("shape", ["plain", *(pytest.param(each, marks=pytest.mark.long) for each in ("ddp", "pipe"))])
-def test_report_names_the_same_rank(tmp_path: Path, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "lasts_s"), [("plain", 12), *(pytest.param(each, 20, marks=pytest.mark.long) for each in ("ddp", "pipe"))]
+)
+def test_report_names_the_same_rank(tmp_path: Path, shape: str, lasts_s: int) -> None:
     """A rank that sleeps 40 ms in each step is named while the job runs, and first in the report of the ended job, in its headline, too."""
     train = Path(__file__).parents[1] / "advice" / "jobs" / "train.py"
-    command = prefork.command(train, shape, "--late", "0.04", "--seconds", "20")
+    command = prefork.command(train, shape, "--late", "0.04", "--seconds", str(lasts_s))
     with agent(tmp_path) as running:
         with ranks_of(command, [Place(tmp_path)] * 2, "job") as started:
             late = wait_for(lambda: [each["ranks"] for each in verdicts_of(running, "job")], "the verdict")
