@@ -22,9 +22,9 @@ from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import PEER_ADDRESS
 from commwatch_agent.alerting.alert_rules import plan_of
 from commwatch_agent.alerting.bundles import Bundles, Sources
+from commwatch_agent.alerting.delivery_setup import address_of, delivery_of, readings, url_of
 from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
 from commwatch_agent.alerting.look import NodeLook, RankLook
-from commwatch_agent.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config

@@ -12,7 +12,7 @@ from commwatch.wire.numbers import ranks_in
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.corruption import corruptions
-from commwatch_agent.analysis.verdicts import Verdict, disagreement, lateness
+from commwatch_agent.analysis.verdicts import Verdict, disagreement, straggler_verdict
 from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.core.endings import Ending
 from commwatch_agent.core.runs import Run, common_id, is_local
@@ -297,7 +297,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
         job.id: {totals.rank: totals.samples for totals in job.rank_totals.values() if totals.alive} for job in jobs
     }
     late = [
-        lateness(
+        straggler_verdict(
             who,
             by_id[job_id, group_id],
             reason(who.rank, who.cost_share, samples[job_id], now_ns - who.window_ns),

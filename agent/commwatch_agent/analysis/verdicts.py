@@ -2,7 +2,7 @@
 
 The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
 trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.
-``lateness`` and ``disagreement`` put into words what ``straggler_search`` and the join of collectives have found.
+``straggler_verdict`` and ``disagreement`` put into words what ``straggler_search`` and the join of collectives have found.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
-def lateness(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
+def straggler_verdict(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
     """Return the verdict on a straggler.
 
     Args:

@@ -130,7 +130,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _test(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.notifications import address_of
+    from commwatch_agent.alerting.delivery_setup import address_of
     from commwatch_alerts.receivers.opening import receivers
     from commwatch_alerts.receivers.trial import trial
 

@@ -50,7 +50,7 @@ def algbw(size_bytes: float, duration_s: float) -> float | None:
     return size_bytes / duration_s if size_bytes > 0 and duration_s > 0 else None
 
 
-def busbw(op: str, size_bytes: float, duration_s: float, group_size: int) -> float | None:
+def busbw_of_one(op: str, size_bytes: float, duration_s: float, group_size: int) -> float | None:
     """Return the bus bandwidth of one operation in bytes per second; ``None`` where it is not defined.
 
     Only ``commwatch bench`` uses it. CONTRIBUTING (How data flows) lists the other places that compute bus bandwidths.
@@ -61,7 +61,7 @@ def busbw(op: str, size_bytes: float, duration_s: float, group_size: int) -> flo
         duration_s: start to end on one rank, waiting for late ranks included.
         group_size: ranks in this group (not the world).
 
-    >>> busbw("all_reduce", size_bytes=8_000_000, duration_s=1e-3, group_size=8)
+    >>> busbw_of_one("all_reduce", size_bytes=8_000_000, duration_s=1e-3, group_size=8)
     14000000000.0
     """
     factor, bandwidth = bus_factor(op, group_size), algbw(size_bytes, duration_s)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
-from commwatch_agent.analysis.verdicts import Verdict, combined, lateness, merged_groups, verdicts
+from commwatch_agent.analysis.verdicts import Verdict, combined, merged_groups, straggler_verdict, verdicts
 from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.nodes.merging import Seen, late_across
@@ -75,4 +75,4 @@ def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
 def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
     for job, group_id, late in late_across(parts):
         if (job, group_id) in groups:
-            yield lateness(late, groups[job, group_id])
+            yield straggler_verdict(late, groups[job, group_id])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch_agent.core import terminal_text
-from commwatch_agent.core.bandwidth import algbw, busbw
+from commwatch_agent.core.bandwidth import algbw, busbw_of_one
 from commwatch_agent.core.units import moment, percent, rate, seconds, size
 from commwatch_agent.reference.references import Measured, References
 
@@ -73,7 +73,7 @@ def _op_head(op: str) -> list[str]:
 def _row(op: str, size_bytes: int, time_s: float, group_size: int) -> str:
     redop, root = "sum" if op in _REDUCING else "none", 0 if op in _ROOTED else -1
     each = _ITEM * (group_size if op in _SHARDED else 1)
-    rates = (algbw(size_bytes, time_s), busbw(op, size_bytes, time_s, group_size))
+    rates = (algbw(size_bytes, time_s), busbw_of_one(op, size_bytes, time_s, group_size))
     rated = "  ".join(f"{_gigabytes(value):>7}" for value in rates)
     return f"{size_bytes:>11}  {size_bytes // each:>11}  {'float':>8}  {redop:>6}  {root:>6}  {time_s * 1e6:>10.2f}  {rated}"
 
@@ -109,7 +109,7 @@ def compared(references: Sequence[Measured]) -> str:
     for op, size_bytes in keys:
         times = [one.points.get(op, {}).get(size_bytes) for one in references]
         cells = [
-            "–" if t is None else _gigabytes(busbw(op, size_bytes, t, one.group_size))
+            "–" if t is None else _gigabytes(busbw_of_one(op, size_bytes, t, one.group_size))
             for one, t in zip(references, times, strict=True)
         ]
         known = {name: t for name, t in zip(names, times, strict=True) if t is not None}

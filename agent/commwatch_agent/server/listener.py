@@ -20,7 +20,7 @@ from commwatch.api.client_tls import tls_context
 from commwatch.wire import tokens
 from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch.wire.errors import CommwatchError
-from commwatch_agent.alerting.notifications import url_of
+from commwatch_agent.alerting.delivery_setup import url_of
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.runtime.offload import SharedCall

@@ -15,8 +15,8 @@ from commwatch_agent.analysis.verdicts import (
     combined,
     disagreement,
     for_others,
-    lateness,
     latest_life,
+    straggler_verdict,
     verdicts,
     waited_for,
 )
@@ -667,7 +667,7 @@ def test_ended_disagreement() -> None:
 @pytest.mark.parametrize("steps", [100, None])
 def test_straggler(steps: int | None) -> None:
     """The verdict names the rank, how late it is in a step where steps are marked, and what that costs."""
-    verdict = lateness(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
+    verdict = straggler_verdict(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
     by = "late by 45 ms a step (mean of 100 steps)" if steps else "late"
     assert verdict.says == (
@@ -678,7 +678,9 @@ def test_straggler(steps: int | None) -> None:
 def test_hanging_rank_is_no_straggler() -> None:
     """The straggler verdict on a rank that hangs is dropped. Verdicts on other ranks and other jobs are kept."""
     late = [
-        replace(lateness(Late(rank, S, 10 * S, None), WORLD), job_id=job) for job in ("job", "other") for rank in (1, 2)
+        replace(straggler_verdict(Late(rank, S, 10 * S, None), WORLD), job_id=job)
+        for job in ("job", "other")
+        for rank in (1, 2)
     ]
     hang = replace(late[0], kind="hang", cause="stopped")
     assert combined([hang], late) == [hang, *late[1:]]
@@ -699,14 +701,15 @@ def test_messages_for_others() -> None:
 )
 def test_waited_for(costs: list[float | None], waiting: float | None, share: float | None) -> None:
     """Of four ranks three wait for a straggler: what ranks wait for late ones is, as a mean, at least three quarters of its cost."""
-    found = [replace(lateness(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
+    found = [replace(straggler_verdict(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
     assert waited_for(found, waiting, 4) == (None if share is None else pytest.approx(share))
 
 
 def test_waiting_is_for_the_late_ranks() -> None:
     """Late ranks are named beside the waiting if half of it is for them, at least: the rest is for others."""
     found = [
-        replace(lateness(Late(rank, S, 10 * S, None), WORLD), cost_share=cost) for rank, cost in ((2, 0.1), (1, 0.2))
+        replace(straggler_verdict(Late(rank, S, 10 * S, None), WORLD), cost_share=cost)
+        for rank, cost in ((2, 0.1), (1, 0.2))
     ]
     assert [awaited_ranks(found, waiting) for waiting in (None, 0.3, 0.4, 0.41)] == [[1, 2], [1, 2], [1, 2], []]
     assert awaited_ranks([replace(found[0], kind="hang")], 0.1) == []

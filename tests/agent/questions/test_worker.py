@@ -22,7 +22,7 @@ from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.incidents.answers import IncidentFilter, details_of
 from commwatch_agent.incidents.incident import Incident
-from commwatch_agent.questions import incidents, jobs, operations, reports, timelines, whatif, worker, worker_process
+from commwatch_agent.questions import incidents, jobs, operations, reports, trace_files, whatif, worker, worker_process
 from commwatch_agent.questions.answer import ApiError, Scoped, text_of
 from commwatch_agent.questions.operations import Wanted, summary
 from commwatch_agent.questions.reports import NodeFacts
@@ -87,8 +87,8 @@ QUESTIONS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (job_figures, {"most": 5}),
     (figures_parts, {"most": 5, "durations": 100}),
     (reports.advice, {"job": "job", "own": OWN, "last_s": None, "asked": None}),
-    (timelines.timeline, {"job": "job", "window": Window(None), "most": 50, "marks": [MARK]}),
-    (timelines.timeline_part, {"job": "job", "page": Page(None, None, None, 50), "marks": []}),
+    (trace_files.timeline, {"job": "job", "window": Window(None), "most": 50, "marks": [MARK]}),
+    (trace_files.timeline_part, {"job": "job", "page": Page(None, None, None, 50), "marks": []}),
     (whatif.whatif, {"job": "job", "last_s": None, "question": Question(link="2x")}),
 ]
 

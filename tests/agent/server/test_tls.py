@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from commwatch.api.client import Keys, get
-from commwatch_agent.alerting.notifications import address_of, url_of
+from commwatch_agent.alerting.delivery_setup import address_of, url_of
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import load
 from commwatch_agent.runtime.run_lock import CannotStart

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from commwatch_agent.incidents.stored import of_run
-from commwatch_agent.questions import timelines
+from commwatch_agent.questions import trace_files
 from commwatch_agent.questions.answer import ApiError, job_exists
 from commwatch_agent.questions.report_sources import WITHIN_S
 from commwatch_agent.questions.services import Services
-from commwatch_agent.questions.timelines import MOST_TIMELINE
+from commwatch_agent.questions.trace_files import MOST_TIMELINE
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.incident_marks import marks_of
 from commwatch_agent.report.timeline_export import Window as Part
@@ -77,7 +77,7 @@ def timeline(
     if scope == "job":
         most //= others.number + 1
         heard = others.ask(f"timeline_part?job,last,since,until,limit={most}", within_s=WITHIN_S)
-    return answered(worker.text(timelines.timeline, named, window=of, most=most, marks=marks, heard=heard))
+    return answered(worker.text(trace_files.timeline, named, window=of, most=most, marks=marks, heard=heard))
 
 
 @router.get("/timeline_part", response_model=TimelinePart)
@@ -96,7 +96,7 @@ def timeline_part(
     job_exists(agent, job)
     page = Page(of.last_s, from_ns, cursor, limit, of.since_ns, of.until_ns)
     marks = _marks(services, job) if cursor is None else []
-    return answered(worker.text(timelines.timeline_part, job, page=page, marks=marks))
+    return answered(worker.text(trace_files.timeline_part, job, page=page, marks=marks))
 
 
 def _marks(services: Services, job: str) -> list[TraceMark]:

@@ -8,7 +8,7 @@ from socket import AF_INET, SOCK_DGRAM, gethostname, socket
 
 import pytest
 
-from commwatch_agent.alerting.notifications import address_of, delivery_of, readings
+from commwatch_agent.alerting.delivery_setup import address_of, delivery_of, readings
 from commwatch_agent.config_sources import load
 from commwatch_collectors.registry import Reading
 from tests.helpers import PATIENCE_S, wait_for
@@ -51,7 +51,7 @@ def test_address_for_people(host: str, expected: str | None) -> None:
 
 def test_address_of_a_machine_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine calls itself localhost, links have the address that leads to others, if there is one."""
-    monkeypatch.setattr("commwatch_agent.alerting.notifications.gethostname", lambda: "localhost.localdomain")
+    monkeypatch.setattr("commwatch_agent.alerting.delivery_setup.gethostname", lambda: "localhost.localdomain")
     with closing(socket(AF_INET, SOCK_DGRAM)) as way:
         try:
             way.connect(("192.0.2.1", 9))
