@@ -188,7 +188,10 @@ def last_job(job: JobView, again: str) -> str:
 
 
 def _past(job: JobView, incidents: list[IncidentDetails]) -> list[str]:
-    return [_ending(job) if incidents else f"{_ending(job)}; it had no incident"]
+    if incidents:
+        return [_ending(job)]
+    where = f"`commwatch report {shlex.quote(job.job_id)}` shows where its time went"
+    return [f"{_ending(job)}; it had no incident: {where}"]
 
 
 def _ending(job: JobView) -> str:

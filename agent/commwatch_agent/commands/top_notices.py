@@ -13,6 +13,7 @@ from commwatch_agent.core.terminal_text import clean
 from commwatch_agent.core.text_table import wrap
 from commwatch_agent.incidents.answers import IncidentView, in_order
 from commwatch_agent.incidents.families import families, uncertain
+from commwatch_agent.incidents.incident import STANDSTILLS
 from commwatch_agent.incidents.words import lasted
 
 #: Styles of severities, and of kinds of incidents.
@@ -40,12 +41,20 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
     said += [(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
         said += [(f"NCCL {found.title}: {found.says}", STYLES.get(found.severity, "")) for found in shown.findings]
-        said += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
+        said += _to_do(shown)
     every = [*answers.incidents, *(shown.incidents if shown is not None and shown.job.state == "running" else [])]
     pending = dict.fromkeys(each.title for each in uncertain(every))
     said += [(f"not yet certain: {', '.join(pending)}", "dim")] if pending else []
     said += [(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
     return [(clean(text), style) for text, style in said]
+
+
+def _to_do(shown: OfJob) -> list[tuple[str, str]]:
+    """Return what to do about a job that makes no progress, else the first advice on making it faster."""
+    stands = [each for each in shown.incidents if each.state == "open" and each.kind in STANDSTILLS]
+    if shown.job.state == "running" and stands:
+        return [(f"DO {each.remedy}", "") for each in in_order(stands)[:1] if each.remedy]
+    return [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
 
 
 def worth_showing(shown: OfJob | None, of_node: list[IncidentView]) -> list[IncidentView]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.core.units import counted, size
 from commwatch_agent.reference.links import UnknownLink, find
 from commwatch_agent.whatif import changes, exchange
 from commwatch_agent.whatif.changes import Change
@@ -87,7 +88,8 @@ def _of_exchange(question: Question) -> Iterator[tuple[str, Change]]:
     if question.shard:
         yield "sharded instead of replicated", exchange.sharded
     if question.buckets is not None:
-        yield f"buckets of {question.buckets}", partial(exchange.with_buckets, bucket_bytes=_size(question.buckets))
+        of = _size(question.buckets)
+        yield f"buckets of {size(of)}", partial(exchange.with_buckets, bucket_bytes=of)
     if question.compress is not None:
         form = _form(question.compress)
         cost = question.compress_cost
@@ -112,7 +114,7 @@ def _of_link(question: Question, measured: Mapping[str, Curve]) -> Iterator[tupl
     if question.ranks is not None:
         if not 1 <= question.ranks <= MOST_RANKS:
             raise BadQuestion(f"ranks: {question.ranks}: give a number from 1 to {MOST_RANKS}")
-        yield f"{question.ranks} ranks", partial(changes.with_ranks, ranks=question.ranks)
+        yield counted(question.ranks, "rank"), partial(changes.with_ranks, ranks=question.ranks)
     on = "" if question.group is None else f" of group {question.group}"
     if question.link is not None:
         matched = _FACTOR.fullmatch(question.link)

@@ -412,7 +412,7 @@ def test_ranks_without_cores() -> None:
     assert (first.rule, second.rule) == ("straggler", "scarce_cores")
     assert second.gain == "would save up to 55% of a step"
     assert second.because == [
-        "their main threads were ready to run, but had no core, 55% of the latest half minute (mean of the ranks)"
+        "their main threads were ready to run, but had no core, 55% of the time (mean of the ranks, over half a minute at most)"
     ]
     assert advice_on(facts(for_cores=0.2))[0].rule == "scarce_cores"
     for quiet in ({"for_cores": 0.19}, {}, {"for_cores": 0.6, "late": {1: 0.4}, "whys": Whys({1: NO_CORE})}):

@@ -172,7 +172,8 @@ def test_ended_at_once() -> None:
 def test_ended_well() -> None:
     """An ended job without incidents is named as that; without a running job, the latest that ended is named, with the command that shows it."""
     fine = replace(ENDED, failed=False, ending="")
-    assert said(Diagnosis(ended=fine)) == (0, [f"train ended at {time_of_day(NOW)}; it had no incident"])
+    more = "it had no incident: `commwatch report train` shows where its time went"
+    assert said(Diagnosis(ended=fine)) == (0, [f"train ended at {time_of_day(NOW)}; {more}"])
     assert said(Diagnosis(latest=fine))[1] == [
         "no running job",
         f"train ended at {time_of_day(NOW)}; `commwatch diagnose train` shows what happened",

@@ -248,6 +248,16 @@ def test_words_on_top() -> None:
     ]
 
 
+def test_what_to_do_comes_before_what_to_try() -> None:
+    """While a job stands still, what to do about that is shown in place of advice on speed; not of what is pending, or over."""
+    advice = [Advice("accumulate", "accumulate gradients", [], "", "saves 12%", 0.12)]
+    hang = incident("hang", 1, remedy="Let the process go on: kill -CONT 3406")
+    assert "DO Let the process go on: kill -CONT 3406" in text(of_job(advice=advice, incidents=[hang]), 140)
+    assert "TRY" not in text(of_job(advice=advice, incidents=[hang]), 140)
+    for state in ("pending", "ended"):
+        assert "TRY accumulate" in text(of_job(advice=advice, incidents=[replace(hang, state=state)]), 140)
+
+
 def test_worst_come_first() -> None:
     """Incidents and findings are in the order critical, warning, info: those that are cut off are the least severe."""
     incidents = [incident(name, severity=name) for name in ("info", "critical", "warning")]

@@ -27,7 +27,7 @@ def scarce_cores(facts: Facts) -> Iterator[Found]:
     waited = facts.for_cores
     if waited is not None and waited >= SCARCE_CORES and not _starves(facts):
         because = [
-            f"their main threads were ready to run, but had no core, {percent(waited)} of the latest half minute (mean of the ranks)"
+            f"their main threads were ready to run, but had no core, {percent(waited)} of the time (mean of the ranks, over half a minute at most)"
         ]
         yield Found(because, _up_to(waited), waited)
 
