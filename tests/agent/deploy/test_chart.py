@@ -115,6 +115,9 @@ def test_more_values(kube: Tools, mode: str) -> None:
     )
     (agent,) = (each for each in (*spec["initContainers"], *spec["containers"]) if each["name"] == "commwatch")
     assert (agent["image"], agent["imagePullPolicy"], agent["resources"]) == ("mine:1", "Always", MORE["resources"])
+    images = [each for each in (*spec["initContainers"], *spec["containers"]) if each["image"] == "mine:1"]
+    assert len(images) == 2
+    assert {each["imagePullPolicy"] for each in images} == {"Always"}
     assert MORE["extraEnv"][0] in agent["env"]
     assert MORE["extraVolumeMounts"][0] in agent["volumeMounts"]
     assert MORE["extraVolumes"][0] in spec["volumes"]
@@ -192,7 +195,9 @@ def test_notes(kube: Tools) -> None:
     shown = text[text.index("  spec:") : text.index("Diagnosis")]
     block, _ = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
     assert yaml.safe_load(shown) == yaml.safe_load(block)
-    assert "exec daemonset/commwatch -c commwatch" in text
+    assert "get pod -l app.kubernetes.io/instance=commwatch --field-selector spec.nodeName=NODE" in text
+    assert "cat /run/commwatch/agent.token" in text
+    assert "agent.token" not in notes(kube, {"token": {"existingSecret": "agents"}})
     job = notes(kube, {"mode": "sidecar", "history": {"size": "1Gi"}, "token": {"existingSecret": "agents"}})
     assert "exec job/commwatch-job -c commwatch" in job
     assert "claim commwatch-history" in job
