@@ -61,8 +61,8 @@ KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "overlap": {
         REPLICATED: {
-            DDP: "DDP overlaps the exchange with the backward pass already. More of it is hidden if the first buckets leave earlier: a smaller "
-            "`bucket_cap_mb`, `static_graph=True`, and no `find_unused_parameters`.",
+            DDP: "DDP overlaps the exchange with the backward pass already. Try `static_graph=True`, no `find_unused_parameters`, and another "
+            "`bucket_cap_mb`: `commwatch whatif JOB --buckets 10MiB` replays the job with it.",
             DEEPSPEED: "DeepSpeed: `overlap_comm`.",
             MEGATRON: "Megatron: `--overlap-grad-reduce`.",
             PLAIN: "Overlap the exchange with the backward pass: DDP instead of `all_reduce` calls after it.",
