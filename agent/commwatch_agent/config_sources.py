@@ -135,6 +135,11 @@ def settings_file(env: Mapping[str, str], file: Path | None) -> Path | None:
     return default if default.is_file() else None
 
 
+def keys_in(file: Path) -> list[str]:
+    """Return the keys of the settings that a settings file has; raise ``ConfigError`` as ``explained`` does."""
+    return list(_read(file))
+
+
 def _state_home(env: Mapping[str, str]) -> Path:
     if env.get("XDG_STATE_HOME"):
         return Path(env["XDG_STATE_HOME"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,17 @@ from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch.wire.errors import CommwatchError, UsageError
 from commwatch_agent.cli import alerts
 from commwatch_agent.cli.manifests import prometheus
-from commwatch_agent.cli.manifests.flags import add_node_label, add_runbook_url, check_utf8, node_labels
-from commwatch_agent.config import Config
+from commwatch_agent.cli.manifests.flags import (
+    add_node_label,
+    add_runbook_url,
+    check_host,
+    check_utf8,
+    node_labels,
+    refuse_flags,
+    refuse_settings,
+)
+from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config_sources import settings_file
 from commwatch_agent.deploy.launchers import LAUNCHERS
 from commwatch_agent.deploy.slurm import FILES, scripts
 from commwatch_agent.runtime.whole_files import write
@@ -27,6 +36,11 @@ if TYPE_CHECKING:
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: with our suffixes 63
 #: Flags of the agent without a value.
 _SWITCHES = ("require_token", "insecure")
+#: Settings that the objects of Kubernetes have from the settings file: the port, and the list of alerts.
+_IN_OBJECTS = {"port", "thresholds", "kinds"}
+#: Is in every object with an agent.
+_AGENT = "{name: COMMWATCH_STATE,"
+_FOLDERS = ("dir", "state")  # units and scripts have values of their own for these settings
 #: Kind of an object, in its YAML.
 _KIND = re.compile(r"^kind: (\w+)$", re.MULTILINE)
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -215,9 +229,9 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_alerts.export import dumped
 
     files = ("token_file", "ca_file", "client_cert")
-    _refuse(arguments, "the pods have files and addresses of their own", "dir", "state", "host", *files)
-    if arguments.port == 0:
-        raise UsageError("--port 0: the Service needs a fixed port")
+    refuse_flags(arguments, "the pods have files and addresses of their own", "dir", "state", "host", *files)
+    if config.port == 0:
+        raise UsageError("--port 0, or port = 0 in the settings: the Service needs a fixed port")
     check_utf8(arguments, "image", "runtime_class", "runbook_url", "peers", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
@@ -226,6 +240,9 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
             raise UsageError(f"--only {shlex.quote(kind)}: unknown kind; choose from {', '.join(kinds)}")
     chosen = [document for kind, document in documents if kind in (arguments.only or kinds)]
     texts = [document if isinstance(document, str) else dumped(document) for document in chosen]
+    if any(_AGENT in text for text in texts):
+        why = "the printed objects do not carry these settings; put them into `settings` of the Helm chart's values"
+        refuse_settings(settings_file(os.environ, arguments.config), why, SETTINGS.keys() - _IN_OBJECTS)
     print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(texts), end="")
     return 0
 
@@ -317,7 +334,8 @@ def _check_history(arguments: argparse.Namespace) -> None:
 
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
-    _check_host(arguments)
+    check_host(arguments)
+    refuse_settings(arguments.config, "the scripts have folders of their own: --run-dir and --state-dir", _FOLDERS)
     for part in arguments.parts:
         if part not in FILES:
             raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
@@ -359,35 +377,14 @@ def _given(arguments: argparse.Namespace) -> list[str]:
     return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
 
 
-def _check_host(arguments: argparse.Namespace) -> None:
-    """Raise ``UsageError`` for a host with which the agents would not start."""
-    host = arguments.host
-    if host is None or arguments.insecure or arguments.config is not None:
-        return
-    try:
-        is_local = ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    if not is_local:
-        raise UsageError(
-            f"--host {shlex.quote(host)}: other machines can reach it; name settings with tls_cert and tls_key (--config), "
-            "or add --insecure if the network is private"
-        )
-
-
-def _refuse(arguments: argparse.Namespace, why: str, *names: str) -> None:
-    """Raise ``UsageError`` for flags that would have no effect."""
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)}: {why}")
-
-
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.deploy.systemd import unit
 
-    _refuse(arguments, "the unit has folders of its own; change its Environment= for others", "dir", "state")
+    why = "the unit has folders of its own; change its Environment= for others"
+    refuse_flags(arguments, why, *_FOLDERS)
+    refuse_settings(arguments.config, why, _FOLDERS)
     check_utf8(arguments, "config", "host", "token_file", "ca_file", "client_cert")
-    _check_host(arguments)
+    check_host(arguments)
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):

@@ -334,6 +334,50 @@ def test_thresholds() -> None:
     assert "0.4321" not in text("--only", "PrometheusRule")
 
 
+@pytest.mark.parametrize("named", ["by a flag", "by the environment", "by the folder"])
+def test_settings_that_no_object_carries(tmp_path: Path, named: str) -> None:
+    """Settings that the agents would not get are refused in one line that names them and the chart, however the file is found."""
+    file = tmp_path / "commwatch.toml"
+    file.write_text('keep_days = 30\nlog_format = "json"\nport = 9001\n[thresholds]\ncomm_share = 0.4321\n')
+    flags = ("--config", str(file)) if named == "by a flag" else ()
+    env = clean_env(**({"COMMWATCH_CONFIG": str(file)} if named == "by the environment" else {}))
+    cwd = tmp_path if named == "by the folder" else None
+    for mode in ((), ("--daemonset",), ("--launcher", "trainjob")):
+        done = commwatch("manifest", "k8s", *mode, *flags, env=env, cwd=cwd)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert ": keep_days, log_format: " in done.stderr
+        assert "Helm chart" in done.stderr
+    monitoring = commwatch("manifest", "k8s", "--only", "PrometheusRule", *flags, env=env, cwd=cwd)
+    assert (monitoring.returncode, monitoring.stderr) == (0, "")
+    assert "0.4321" in monitoring.stdout
+
+
+def test_settings_that_the_objects_carry(tmp_path: Path) -> None:
+    """A settings file may have what the objects carry: the port, thresholds and kinds; a port that is not fixed is refused."""
+    file = tmp_path / "commwatch.toml"
+    file.write_text("port = 9001\n[thresholds]\ncomm_share = 0.4321\n[kinds.slow_link]\nenabled = false\n")
+    made = text("--daemonset", "--config", str(file))
+    assert ("0.4321" in made, "containerPort: 9001" in made, "alert: SlowLink" in made) == (True, True, False)
+    file.write_text("port = 0\n")
+    done = commwatch("manifest", "k8s", "--daemonset", "--config", file)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "port = 0" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["systemd", "slurm"])
+def test_folders_in_the_settings(kind: str, tmp_path: Path) -> None:
+    """Folders in the settings file, which unit and scripts override, are refused by name; other settings reach the agent in the file."""
+    file = tmp_path / "commwatch.toml"
+    file.write_text("keep_days = 30\n")
+    done = commwatch("manifest", kind, "--config", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"--config {file}" in done.stdout
+    file.write_text('keep_days = 30\ndir = "/r"\nstate = "/s"\n')
+    done = commwatch("manifest", kind, "--config", file)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert ": dir, state: " in done.stderr
+
+
 @pytest.mark.parametrize(
     "flags",
     [

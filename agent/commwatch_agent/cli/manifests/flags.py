@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Collection
+from ipaddress import ip_address
+from pathlib import Path
 
 from commwatch.wire.errors import UsageError
+from commwatch_agent.config_sources import keys_in
 
 #: A label of a node, and its name in Prometheus.
 _NODE_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_./]*)=([A-Za-z][A-Za-z0-9_]*)")
@@ -53,3 +57,33 @@ def check_text(where: str, value: str) -> None:
     """Raise ``UsageError`` if a value has bytes that are not UTF-8; ``where``, before it, names it."""
     if value != value.encode(errors="replace").decode():
         raise UsageError(f"{where}{shlex.quote(value)}: needs text in UTF-8")
+
+
+def refuse_flags(arguments: argparse.Namespace, why: str, *names: str) -> None:
+    """Raise ``UsageError`` for flags that would have no effect."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)}: {why}")
+
+
+def refuse_settings(file: Path | None, why: str, names: Collection[str]) -> None:
+    """Raise ``UsageError`` for settings in a settings file that would have no effect."""
+    given = [] if file is None else [key for key in keys_in(file) if key in names]
+    if given:
+        raise UsageError(f"{file}: {', '.join(given)}: {why}")
+
+
+def check_host(arguments: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for a host with which the agents would not start."""
+    host = arguments.host
+    if host is None or arguments.insecure or arguments.config is not None:
+        return
+    try:
+        is_local = ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local:
+        raise UsageError(
+            f"--host {shlex.quote(host)}: other machines can reach it; name settings with tls_cert and tls_key (--config), "
+            "or add --insecure if the network is private"
+        )
