@@ -468,6 +468,8 @@ def _monitor() -> list[Case]:
     elsewhere = rank_info(instance="b:9477", rank="2") | series("up", f"1x{MANY}", instance="b:9477")
     moved = rank_info(instance="b:9477", rank="0") | rank_info(instance="b:9477", rank="1") | elsewhere
     no_card = {**NODE, "collector": "gpu"}
+    never = f"0x{MANY}"
+    answers = series("commwatch_build_info", f"1x{MANY}", job="watch", instance="b:9477", version="1")
     return [
         Case("RecordsDropped", "above", records(989, 11), WARNING, 135, JOB, 0.011),
         Case("RecordsDropped", "at the threshold", records(990, 10)),
@@ -483,6 +485,31 @@ def _monitor() -> list[Case]:
         Case("AgentGone", "its ranks moved to another agent", ranks | down | moved),
         Case("AgentGone", "its ranks moved to another agent, no target any more", ranks | away | moved),
         Case("AgentGone", "no rank ran there", down),
+        Case("AgentDown", "never started", series("up", never), WARNING, 900, {**NODE, "job": "commwatch"}, 0),
+        Case(
+            "AgentDown",
+            "a sidecar",
+            series("up", never, job="ml/commwatch"),
+            WARNING,
+            900,
+            {**NODE, "job": "ml/commwatch"},
+            0,
+        ),
+        Case(
+            "AgentDown",
+            "job of another name",
+            series("up", never, job="watch") | answers,
+            WARNING,
+            900,
+            {**NODE, "job": "watch"},
+            0,
+        ),
+        Case("AgentDown", "answers from then on", series("up", f"0x59 1x{MANY}")),
+        Case("AgentDown", "no target any more", series("up", "0x59 stale")),
+        Case(
+            "AgentDown", "not an agent", series("up", never, job="node") | series("up", f"1x{MANY}", instance="b:9477")
+        ),
+        Case("AgentDown", "runs only with a job", series("up", never, job="commwatch-per-job")),
     ]
 
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +202,21 @@ def test_any_template(tmp_path_factory: pytest.TempPathFactory, templates: list[
     there = gauge("x", 0.42, n="1", rank="0") | gauge("other", 7, n="1") | gauge("gone", 8, n="2")
     cases = [Case(rule.name, rule.summary, there, ("info",), 0, labels, 0.42, {"other": 7.0}) for rule in rules]
     evaluate(tmp_path_factory.mktemp("any"), Catalogue((), tuple(rules), ()), cases)
+
+
+def test_one_message_for_an_agent_that_is_gone() -> None:
+    """Alertmanager holds ``AgentDown`` back while ``AgentGone`` fires for the same agent: the labels that must be equal are on both."""
+    (rule,) = (
+        each
+        for each in yaml.safe_load(shipped("alertmanager.yml"))["inhibit_rules"]
+        if each["source_matchers"] == ["alertname = AgentGone"]
+    )
+    assert rule["target_matchers"] == ["alertname = AgentDown"]
+    assert rule["equal"] == ["job", "instance"]
+    for name in ("AgentGone", "AgentDown"):
+        firing = [case.labels.keys() for case in CASES if case.alert == name and case.severities]
+        assert firing
+        assert all(labels >= set(rule["equal"]) for labels in firing)
 
 
 def test_sample_configuration() -> None:

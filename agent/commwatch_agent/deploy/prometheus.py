@@ -33,6 +33,8 @@ class Scrape:
     token_file: str | None = None
     ca_file: str | None = None
     client_cert: str | None = None
+    #: The agents run only while a job does; the alert ``AgentDown`` knows their scrape job by its name.
+    per_job: bool = False
     #: The name in the agents' certificates; ``None``: the name in each address.
     server_name: str | None = None
 
@@ -66,7 +68,7 @@ def _job(scrape: Scrape) -> dict[str, Any]:
     if len(schemes) > 1:
         raise BadAddress("some agents use TLS and others do not; make a configuration for each kind")
     job: dict[str, Any] = {
-        "job_name": "commwatch",
+        "job_name": "commwatch-per-job" if scrape.per_job else "commwatch",
         "scrape_interval": f"{scrape.interval_s}s",
         "scrape_timeout": f"{min(scrape.interval_s, 10)}s",
     }

@@ -128,6 +128,7 @@ def test_kinds_of_agents() -> None:
     ]
     assert "scheme" not in made
     assert job("--port", "9001")["static_configs"] == [{"targets": ["localhost:9001"]}]
+    assert [job(*flags)["job_name"] for flags in ((), ("--per-job",))] == ["commwatch", "commwatch-per-job"]
 
 
 def test_kubernetes() -> None:

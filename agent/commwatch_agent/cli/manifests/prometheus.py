@@ -35,6 +35,11 @@ def add_parser(verbs: Any) -> None:
         help="HOST, HOST:PORT or URL of an agent, a target file of file_sd (.json), or dns+HOST:PORT (default: the agent of this host)",
     )
     manifest.add_argument(
+        "--per-job",
+        action="store_true",
+        help="the agents run only while a job does, as with Slurm's prolog: no alert if one is down",
+    )
+    manifest.add_argument(
         "--kubernetes",
         action="store_true",
         help="find the agents of `manifest k8s` and of the Helm chart by their pods",
@@ -77,6 +82,7 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
         agents=[] if arguments.kubernetes else arguments.agents or here,
         interval_s=_seconds(arguments.interval),
         namespace=arguments.namespace,
+        per_job=arguments.per_job,
         node_labels=node_labels(arguments.node_label),
         server_name=arguments.server_name,
         **{name: str(file) for name, file in given.items() if file is not None},
