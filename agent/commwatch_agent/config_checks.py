@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 from commwatch.wire.addresses import DNS, BadAddress, hosts_and_ports, url_of
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.prometheus.metrics import METRICS, NAMED
-from commwatch_agent.reference.links import UnknownLink, find
+from commwatch_agent.reference.links import UnknownLink, find, links
 from commwatch_alerts.kind_settings import KIND
-from commwatch_alerts.receivers.settings import is_url
+from commwatch_alerts.receivers.settings import URL_PATTERN, is_url
 from commwatch_alerts.values import BadValue, ListOf, TableOf, Type, one_of, text
 
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
@@ -91,7 +92,11 @@ def _endpoint(value: str) -> str:
 DIRECTORY, FILE = _PathType("a directory"), _PathType("a file")
 ADDRESS = text("an address", convert=_where(lambda value: "\0" not in value))
 NODE = text("a name of letters, digits, '.', '_' and '-'", "^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")
-RAS = text("addresses such as localhost:28028", convert=_where(lambda value: hosts_and_ports(value) is not None))
+RAS = text(
+    "addresses such as localhost:28028",
+    r"^[^,]+:[0-9]+\s*(,[^,]+:[0-9]+\s*)*$",
+    convert=_where(lambda value: hosts_and_ports(value) is not None),
+)
 HOSTS = ListOf(
     text("a name such as node1.example.org or .example.org", r"^(\.?[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:]+)$"),
     "a list of names",
@@ -99,20 +104,27 @@ HOSTS = ListOf(
 PEERS = ListOf(text("an agent, such as node1, agents.json or dns+agents:9477", convert=_peer), "a list of agents")
 GPU_USE, LOG_FORMAT, LOG_LEVEL = one_of(GPUS), one_of(LOG_FORMATS), one_of(LOG_LEVELS)
 JOB_INFO = ListOf(one_of(NAMED), f"a list of any of {', '.join(NAMED)}")
-LINKS = TableOf(text("the key of a link", convert=_link), "a table of groups and links")
+_LINK = rf"^\s*(0*[1-9][0-9]*\s*x\s+)?({'|'.join(map(re.escape, links()))})\s*$"
+LINKS = TableOf(
+    text("the key of a link", convert=_link, refused={"pattern": _LINK}),
+    "a table of groups and links",
+)
 THRESHOLDS = TableOf(Type("a number", {"type": "number"}), "a table of names and numbers")
 KINDS = TableOf(KIND, "tables: [kinds.NAME] above each")
 LABELS = TableOf(
-    text("one line of text, at most 200 characters", most=200, convert=_where(str.isprintable)),
+    text("one line of text, at most 200 characters", r"^[^\x00-\x1f\x7f]+$", most=200, convert=_where(str.isprintable)),
     "a table of labels and texts",
     names=text(
         "letters, digits and '_', and must not begin with a digit or '__'",
         "^([A-Za-z]|_[A-Za-z0-9])[A-Za-z0-9_]{0,63}$",
         convert=_label,
+        refused={"not": {"enum": sorted(_TAKEN)}},
     ),
 )
 ENDPOINT = text(
     "the base URL of an OTLP receiver, such as https://collector.example.com:4318 "
     "(without /v1/metrics, query, user or password)",
+    URL_PATTERN,
     convert=_endpoint,
+    refused={"not": {"pattern": r"\?|/v1/(metrics|logs)/*$"}},
 )

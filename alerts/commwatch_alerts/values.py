@@ -28,12 +28,18 @@ class Type:
         needs: a correct value, in words.
         schema: JSON Schema of a boolean, a number or a text; its patterns match whole texts, in the syntax of Python and Go.
         convert: returns a valid value as the code uses it; raises ``ValueError`` if it is wrong, ``BadValue`` if the message is a better one.
+        refused: more JSON Schema, for values that ``convert`` refuses, perhaps with a better message.
     """
 
     def __init__(
-        self, needs: str, schema: Mapping[str, Any], convert: Callable[[Any], Any] = lambda value: value
+        self,
+        needs: str,
+        schema: Mapping[str, Any],
+        convert: Callable[[Any], Any] = lambda value: value,
+        refused: Mapping[str, Any] | None = None,
     ) -> None:
-        self.needs, self.schema, self._convert = needs, dict(schema), convert
+        self.needs, self._checked, self._convert = needs, dict(schema), convert
+        self.schema = {**schema, **(refused or {})}
 
     def checked(self, value: Any, where: str, *, show: bool = True) -> Any:
         """Return a value as the code uses it.
@@ -69,7 +75,7 @@ class Type:
         return text
 
     def _fits(self, value: Any) -> bool:
-        schema = self.schema
+        schema = self._checked
         if not isinstance(value, _PYTHON[schema["type"]]) or isinstance(value, bool) != (schema["type"] == "boolean"):
             return False
         if isinstance(value, str):
@@ -180,16 +186,18 @@ def text(
     pattern: str | None = None,
     most: int | None = None,
     convert: Callable[[str], Any] = lambda value: value,
+    refused: Mapping[str, Any] | None = None,
 ) -> Type:
     """Return a type of texts that are not empty.
 
     Args:
         pattern: of the whole text, from ``^`` to ``$``.
         most: characters.
+        convert, refused: see ``Type``.
     """
     limits = {"pattern": pattern, "maxLength": most}
     schema = {"type": "string", "minLength": 1} | {key: each for key, each in limits.items() if each is not None}
-    return Type(needs, schema, convert)
+    return Type(needs, schema, convert, refused)
 
 
 def _seconds(value: str) -> float:

@@ -39,6 +39,8 @@ _NEEDED = {
 #: Keys that would hold a secret, and are refused; with the keys to use in their place.
 _LITERAL = {"token": _TOKEN, "password": _PASSWORD, "bearer_token": _TOKEN, "webhook_url": _URL, "api_url": _URL}
 _NAME = r"^[A-Za-z0-9_.@-]{1,64}$"
+#: URLs, of which ``is_url`` checks the rest: printable ASCII, without '@' in front of the path.
+URL_PATTERN = r"""^[hH][tT][tT][pP][sS]?://[!"$-.0-9;->A-~][!"$-.0->A-~]*([/?#][!-~]*)?$"""
 
 
 def is_url(address: str) -> bool:
@@ -80,14 +82,21 @@ class _Command(ListOf):
 
 _FILE = text("a text of one line", convert=lambda value: expanduser(_line(value)))  # noqa: PTH111
 _VARIABLE = text("the name of a variable of the environment, not the secret itself", "^[A-Za-z_][A-Za-z0-9_]*$")
-_ADDRESS = text("http:// or https:// and a host; a user and password go into username and password_file", convert=_url)
+_ADDRESS = text(
+    "http:// or https:// and a host; a user and password go into username and password_file", URL_PATTERN, convert=_url
+)
 _ARGUMENT = Type("a text without NUL", {"type": "string", "pattern": r"^[^\x00]*$"})
 _TYPES: dict[str, Type] = {
     "kind": one_of(KINDS),
     "name": text("letters, digits, '_', '-', '.', '@', at most 64 of them", _NAME),
     "severity": one_of(SEVERITIES),
     "send_resolved": SWITCH,
-    "repeat": text("a time of at least a minute, such as 4h, 30m or 1d", "^[0-9]{1,6}[smhd]$", convert=_repeat_s),
+    "repeat": text(
+        "a time of at least a minute, such as 4h, 30m or 1d",
+        "^[0-9]{1,6}[smhd]$",
+        convert=_repeat_s,
+        refused={"not": {"pattern": "^(0*[0-5]?[0-9]s|0+[mhd])$"}},
+    ),
     "url": _ADDRESS,
     "urls": ListOf(_ADDRESS, "a list of addresses", least=1),
     "username": text("a text of one line", convert=_line),

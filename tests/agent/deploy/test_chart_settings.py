@@ -231,6 +231,14 @@ def test_certificate(kube: Tools) -> None:
         ({"settings": {"receivers": [{"kind": "slack", "url": "https://a"}]}}, "url"),
         ({"settings": {"receivers": [{"kind": "alertmanager", "username": "a", "password_env": "P"}]}}, "urls"),
         ({"settings": {"receivers": [{"kind": "webhook", "url": "http://a", "tokn_file": "/t"}]}}, "tokn_file"),
+        ({"settings": {"labels": {"job": "x"}}}, "job"), ({"settings": {"labels": {"team": "a\nb"}}}, "team"),
+        ({"settings": {"links": {"*": "nvlink9"}}}, "links"), ({"settings": {"links": {"dp": "0 x ib-ndr"}}}, "dp"),
+        ({"settings": {"otlp_endpoint": "foo"}}, "otlp_endpoint"), ({"settings": {"otlp_endpoint": "http://a/v1/metrics"}}, "otlp_endpoint"),
+        ({"settings": {"otlp_endpoint": "http://a:b@c"}}, "otlp_endpoint"), ({"settings": {"ras": "localhost"}}, "ras"),
+        ({"settings": {"receivers": [{"kind": "webhook", "url": "notaurl"}]}}, "url"),
+        ({"settings": {"receivers": [{"kind": "webhook", "url": "http://u:p@a/"}]}}, "url"),
+        ({"settings": {"receivers": [{"kind": "alertmanager", "urls": ["am:9093"]}]}}, "urls"),
+        ({"settings": {"receivers": [{"kind": "webhook", "url": "http://a", "repeat": "59s"}]}}, "repeat"),
         ({"settings": {"host": None}}, "host"), ({"settings": {"peers": ["node1"]}}, "existingSecret"),
         ({"tls": {"existingSecret": "a", "issuer": {"name": "b"}}}, "existingSecret"), ({"tls": {"issuer": {"kind": "CA"}}}, "kind"),
         ({"tls": {"secret": "a"}}, "secret"), ({"secrets": ["A_B"]}, "secrets"), ({"extraArgs": "--quiet"}, "extraArgs"),
@@ -244,6 +252,20 @@ def test_refused(kube: Tools, values: dict[str, Any], named: str) -> None:
     done = kube.helm("template", values, "commwatch")
     assert (done.returncode, done.stdout) == (1, "")
     assert named in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"labels": {"job_name": "x", "team": "é, 'x' \u2713"}, "ras": "a:1, [::1]:28029", "otlp_endpoint": "HTTP://[::1]:4318/base/"},
+        {"links": {"*": " nvlink4 ", "dp": "12 x ib-ndr", "tp": "8x nvlink5"}, "otlp_endpoint": "https://a/v1/metrics/x#f"},
+        {"receivers": [{"kind": "webhook", "url": "https://a.example:8443?x=a@b", "repeat": "60s"}, {"kind": "webhook", "name": "b", "url": "http://[fe80::1]/x"}]},
+    ],
+)  # fmt: skip
+def test_unusual_values(kube: Tools, container: Path, settings: dict[str, Any]) -> None:
+    """The schema accepts unusual values that the agent accepts."""
+    config = accepted(by_name(kube.rendered({"settings": settings})), container)
+    assert all(getattr(config, key) != SETTINGS[key].default for key in settings)
 
 
 @pytest.mark.parametrize("document", ["otlp.md", "deploy.md"])
