@@ -13,16 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# All that the native hook needs: it is built while the other packages are installed.
-.stamps/torch-$(TORCH):
+# Dependencies, and commwatch itself in editable mode, are installed when pyproject.toml changes.
+.stamps/venv: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@# Python compiles what a process imports first: a tenth of what is installed.
 	$(BIN)/python -m pip install --quiet --no-compile torch==$(TORCH)
-	mkdir -p .stamps && touch $@
-
-# Dependencies, and commwatch itself in editable mode, are installed when pyproject.toml changes.
-.stamps/venv: .stamps/torch-$(TORCH) pyproject.toml
 	@# Left by earlier states of this repository: the entry point in it would fail every import of torch in this folder.
 	rm -rf build/__editable__* *.egg-info
 	$(BIN)/python -m pip install --quiet --no-compile --group dev --editable '.[examples]'
@@ -48,8 +44,8 @@ endef
 
 # The native hook of the tests, whose build would keep all workers waiting.
 .PHONY: tested-hook
-tested-hook: .stamps/torch-$(TORCH)
-	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache PYTHONPATH=collectors $(BIN)/python -m commwatch.probe.native.build build > /dev/null
+tested-hook: .stamps/venv
+	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache $(BIN)/python -m commwatch.probe.native.build build > /dev/null
 
 # What pytest makes of the asserts is kept on the disk: otherwise each worker would compile all modules.
 .PHONY: compiled
