@@ -105,7 +105,8 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the routes if there is room, else answer 503."""
         path = scope["path"]
-        if path in access.HEALTH or path == access.METRICS:
+        # A page loads some twenty files at once. They are small and cost little; without one of them it would not work.
+        if path in access.HEALTH or path == access.METRICS or path.startswith("/static/"):
             await self._app(scope, _bounded(receive), send)
         elif path != STREAM:
             await self._in_turn(scope, receive, send)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_agent.core.alpha_beta import Curve, fit
-from commwatch_agent.core.bandwidth import BUS_FACTOR, busbw
+from commwatch_agent.core.bandwidth import BUS_FACTOR, busbw_of_one
 from tests.helpers import examples
 
 MICRO = 1e-6
@@ -43,7 +43,7 @@ def test_large_operations_come_to_the_bandwidth(op: str) -> None:
     """Of large operations the expected bus bandwidth is 1/β, whatever the operation."""
     time = Curve(10 * MICRO, 1e-9).time_s(op, 8, 10**12)
     assert time is not None
-    assert busbw(op, 10**12, time, 8) == pytest.approx(1e9, rel=1e-3)
+    assert busbw_of_one(op, 10**12, time, 8) == pytest.approx(1e9, rel=1e-3)
 
 
 @examples(100)

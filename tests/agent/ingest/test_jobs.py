@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.bandwidth import busbw
+from commwatch_agent.core.bandwidth import busbw_of_one
 from commwatch_agent.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
 from commwatch_agent.core.sketch import quantile
 from commwatch_agent.ingest.batches import ingest_records
@@ -132,7 +132,9 @@ def test_eight_queued() -> None:
         names=(names,),
     )
     sums = total(book)
-    assert sums.bus_bytes / (sums.busy_ns / 1e9) == pytest.approx(busbw("all_reduce", 8 * size, 8 * took / 1e9, 4))
+    assert sums.bus_bytes / (sums.busy_ns / 1e9) == pytest.approx(
+        busbw_of_one("all_reduce", 8 * size, 8 * took / 1e9, 4)
+    )
 
 
 def test_unknown_op() -> None:
