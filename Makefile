@@ -58,9 +58,9 @@ TESTED := -m 'not frameworks and not cuda_rig and not public_traces and not nccl
 .PHONY: ready
 ready: .stamps/venv parts tested-hook compiled
 
-# Six at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
+# Five at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
 test: ready  ## run all tests
-	$(call tested,--numprocesses 6 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
+	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
 	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
 test-long: .stamps/venv parts tested-hook  ## run the tests of hostile users and files, chaos, full disks and load, and further variants

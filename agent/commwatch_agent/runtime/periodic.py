@@ -12,8 +12,6 @@ from commwatch_collectors.registry import Reading
 log = logging.getLogger("commwatch")
 #: Seconds between two calls, in addition to the pause, of threads that have nothing to do until there is a job.
 IDLE_S = 5.0
-#: Pauses differ by up to this part of them, at random: a look at the rhythm of the steps of a job would find the same moment of each step.
-_UNEVEN = 0.3
 #: What a call returns after which there is nothing more to do.
 OVER = object()
 
@@ -30,6 +28,7 @@ class PeriodicThread:
         every_s: mean pause between two calls.
         stop: set when the agent ends.
         close: called by the thread after the last call.
+        uneven: pauses differ by up to this part of them, at random. What is sampled at the rhythm of a job's steps would be the same moment of each.
         jobs: set while there are jobs, and when the agent ends. While it is not set, the calls are ``IDLE_S`` further apart; ``None``: they never are.
     """
 
@@ -41,9 +40,10 @@ class PeriodicThread:
         stop: threading.Event,
         close: Callable[[], None] = lambda: None,
         *,
+        uneven: float = 0.0,
         jobs: threading.Event | None = None,
     ) -> None:
-        self._jobs = jobs
+        self._jobs, self._uneven = jobs, uneven
         self.name, self._tick, self._every_s, self._end, self._close = name, tick, every_s, stop, close
         #: The latest call of ``tick`` raised an exception.
         self.failing = False
@@ -51,7 +51,7 @@ class PeriodicThread:
 
     def _loop(self) -> None:
         while self._call() is not OVER:
-            self._end.wait(self._every_s * random.uniform(1 - _UNEVEN, 1 + _UNEVEN))  # noqa: S311 - no secret
+            self._end.wait(self._every_s * random.uniform(1 - self._uneven, 1 + self._uneven))  # noqa: S311 - no secret
             if self._jobs is not None:
                 self._jobs.wait(IDLE_S)
             if self._end.is_set():

@@ -28,6 +28,8 @@ from commwatch_collectors.registry import Collectors, Reading
 
 #: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state and activity.
 _LOGS_S, _RAS_S, GPUS_S, _HOST_S, _PROCESSES_S = 0.5, 1.0, 1.0, 1.0, 1.0
+#: By which part of them the pauses between looks at connections differ.
+_UNEVEN = 0.3
 #: Seconds between two samples of the history: 26 values (8 GPUs, 9 network devices) take 1 kB.
 _SAMPLES_S = 5.0
 
@@ -68,7 +70,9 @@ class Watchers:
             PeriodicThread("network", self.host.tick, _HOST_S, stop, jobs=jobs),
             PeriodicThread("processes", processes.tick, _PROCESSES_S, stop, jobs=jobs),
             PeriodicThread("activities", activities.tick, _PROCESSES_S, stop, jobs=jobs),
-            PeriodicThread("connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop, jobs=jobs),
+            PeriodicThread(
+                "connections", Connections(aggregate, lock).tick, _PROCESSES_S, stop, uneven=_UNEVEN, jobs=jobs
+            ),
         ]
         #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
         self.gpu_thread = PeriodicThread("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)

@@ -56,7 +56,7 @@ def test_what_it_said_before_is_not_told() -> None:
 
 
 def test_pauses_are_uneven() -> None:
-    """Pauses differ by up to three tenths, so that looks do not follow the rhythm of what they look at; their mean is the period."""
+    """Pauses differ by up to a part of them, so that looks do not follow the rhythm of what they look at; their mean is the period."""
     pauses: list[float] = []
 
     class Stop(threading.Event):
@@ -65,7 +65,7 @@ def test_pauses_are_uneven() -> None:
             return self.is_set()
 
     looks = iter(range(1000))
-    beside = PeriodicThread("uneven", lambda: OVER if next(looks, None) is None else None, 1.0, Stop())
+    beside = PeriodicThread("uneven", lambda: OVER if next(looks, None) is None else None, 1.0, Stop(), uneven=0.3)
     beside.thread.start()
     beside.thread.join(60)
     assert len(pauses) == 1000
