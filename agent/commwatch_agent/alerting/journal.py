@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from commwatch_agent.analysis.verdicts import by_job
 from commwatch_agent.core.units import counted, seconds
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
@@ -75,9 +76,7 @@ def _by_id(incidents: Iterable[Incident]) -> dict[str, Incident]:
 
 def jobs_of(look: Evidence) -> dict[str, JobState]:
     """Return the state of each run on this node, by its key."""
-    ranks: dict[str, list[RankView]] = {}
-    for view in look.ranks:
-        ranks.setdefault(view.job_id, []).append(view)
+    ranks = by_job(look.ranks)
     return {job.run or name: _state(name, job, ranks[name]) for name, job in look.jobs.items() if name in ranks}
 
 

@@ -268,14 +268,14 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
 
 def _regularly_late(window: _Periods, rules: _Rules) -> list[int]:
     """Return the rank that is late in some steps only, but regularly, as an index; none where steps are not marked."""
-    steps = np.cumsum(window.steps)
-    if not steps[-1]:
+    steps = int(window.steps.sum())
+    if not steps:
         return []
     order = np.argsort(-window.late.sum(axis=1))[: _MOST_COMPARED + 1]
     first, others = window.late[order[0]] * rules.own_counts, window.late[order[1:]]
-    rare = max(_RARE_LEAST, int(steps[-1]) // _RARE_STEPS)
+    rare = max(_RARE_LEAST, steps // _RARE_STEPS)
     limits = [] if rules.rare else [_Regular(_SOME_CUT, _SOME_LEAST, 2, 1 / _CUT)]
-    limits += [_Regular(rare, rare, 1 / _CUT, _RARE_STEPS)] if rare < _CUT * len(steps) else []
+    limits += [_Regular(rare, rare, 1 / _CUT, _RARE_STEPS)] if rare < _CUT * len(window.steps) else []
     is_regular = any(_is_regularly_ahead(first, others, window, each) for each in limits)
     return [int(order[0])] if is_regular else []
 

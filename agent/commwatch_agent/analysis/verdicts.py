@@ -202,6 +202,14 @@ def why_late(found: Iterable[Verdict], late: Collection[int]) -> str:
     return common_why(whys, late)
 
 
+def by_job(ranks: Iterable[RankView]) -> dict[str, list[RankView]]:
+    """Return ranks by their job."""
+    of_job: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        of_job.setdefault(rank.job_id, []).append(rank)
+    return of_job
+
+
 def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
     """Return each rank of any number of nodes once, by job and number, in the job's latest life; ranks of earlier lives are left out.
 
@@ -209,11 +217,8 @@ def latest_life(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
     run are of the latest life, although nodes may count its restarts differently. Others are if they have the count of those that run,
     or ended after all of them had started.
     """
-    by_job: dict[str, list[RankView]] = {}
-    for rank in ranks:
-        by_job.setdefault(rank.job_id, []).append(rank)
     known: dict[tuple[str, int], RankView] = {}
-    for job_id, views in by_job.items():
+    for job_id, views in by_job(ranks).items():
         running = [view for view in views if view.state == "running"]
         life = max(view.restart for view in running or views)
         began = max((view.started_at for view in running if view.started_at is not None), default=math.inf)

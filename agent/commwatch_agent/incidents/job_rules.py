@@ -8,7 +8,7 @@ from statistics import fmean
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import ahead
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdicts import Verdict, by_job
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.core.endings import DIED, INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.core.units import percent
@@ -51,16 +51,9 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
     """Yield the ranks that died, or that an exception ended."""
-    for job_id, views in _by_job(evidence.ranks).items():
+    for job_id, views in by_job(evidence.ranks).items():
         if job_id in evidence.jobs:
             yield from _lost(job_id, evidence.jobs[job_id], views, evidence.now)
-
-
-def _by_job(ranks: Iterable[RankView]) -> dict[str, list[RankView]]:
-    of_job: dict[str, list[RankView]] = {}
-    for view in ranks:
-        of_job.setdefault(view.job_id, []).append(view)
-    return of_job
 
 
 def uneven_work(evidence: Evidence) -> Iterator[Condition]:
@@ -146,7 +139,7 @@ def left_early(evidence: Evidence) -> Iterator[Condition]:
 
     While other ranks live, ``verdicts`` has this.
     """
-    of_job = _by_job(evidence.ranks)
+    of_job = by_job(evidence.ranks)
     groups = {(group.job_id, group.group_id): group for group in evidence.groups if group.aligned}
     for job_id, job in evidence.jobs.items():
         if job.ended:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdicts import Verdict, by_job
 from commwatch_agent.analysis.waits.links import Link, links, of_role
 from commwatch_agent.core.units import percent, rate, seconds
 from commwatch_agent.core.views import RankTraffic, RankView
@@ -52,11 +52,7 @@ class Slow(NamedTuple):
 
 def slow_links(evidence: Evidence) -> Iterator[Condition]:
     """Yield the slow link of each job, if it has one."""
-    of_job: dict[str, list[RankView]] = {}
-    for view in evidence.ranks:
-        if view.state == "running":
-            of_job.setdefault(view.job_id, []).append(view)
-    for job_id, views in of_job.items():
+    for job_id, views in by_job(view for view in evidence.ranks if view.state == "running").items():
         job = evidence.jobs.get(job_id)
         found = None if job is None else slow_link(links(views))
         if job is not None and found is not None:
