@@ -485,6 +485,11 @@ class RunningAgent:
         body, content_type = self._fetch(self.url + path)
         return json.loads(body) if "json" in content_type else body.decode()
 
+    def job_has_ended(self) -> bool:
+        """Whether it lists its first job as ended. It may see a short job only after the job's end."""
+        jobs = self.get("/api/v1/jobs")
+        return bool(jobs) and jobs[0]["state"] == "ended"
+
     @property
     def token(self) -> str:
         """What it has to be shown."""

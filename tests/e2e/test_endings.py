@@ -41,7 +41,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     with agent(tmp_path / "beside") as running:
         env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed")
         subprocess.run(job, env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        wait_for(running.job_has_ended, "the end of the job")
         (view,) = running.get("/api/v1/jobs")
         assert (view["failed"], view["exit_code"]) == (True, None)
         assert re.fullmatch(rf"{says} at [\d:]{{8}} UTC(, first of 2)?", view["ending"])

@@ -80,7 +80,7 @@ def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None
         wait_for(lambda: recorded(running) == [1, 1], "both ranks to record everything")
         (tmp_path / "stop").touch()
         steps = results(process.communicate(timeout=PATIENCE_S)[0])
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        wait_for(running.job_has_ended, "the end of the job")
         samples = running.samples()
         for rank, number in enumerate(steps):
             of_data = f'group="data",job_id="governed",op="all_reduce",rank="{rank}"'

@@ -78,7 +78,7 @@ def test_failure_in_the_output(tmp_path: Path) -> None:
             texts = [item["text"] for item in details["evidence"]]
             assert f"{errors[1]}:3: {FAILURE.splitlines()[0]}" in texts
             assert found[0]["means"] in texts
-        wait_for(lambda: watching.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        wait_for(watching.job_has_ended, "the end of the job")
         said = commwatch("report", "--dir", tmp_path / "run", JOB).stdout
         assert "slot 12 is taken" in said
         assert "Duplicate GPU" not in said
@@ -93,7 +93,7 @@ def test_failure_of_a_run_before(tmp_path: Path) -> None:
         with running(tmp_path, "node3:77:91 [1] NCCL INFO comm 0x55aa rank 0 nranks 1 - Destroy COMPLETE\n"):
             (topology,) = wait_for(lambda: watching.get("/api/v1/topology"), "the line")
             assert topology["findings"] == []
-        wait_for(lambda: watching.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        wait_for(watching.job_has_ended, "the end of the job")
         assert watching.get(f"/api/v1/incidents?job={JOB}&kind=nccl_fault") == []
 
 

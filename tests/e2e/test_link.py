@@ -24,7 +24,7 @@ def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
         host.shape("200mbit")
     with agent(tmp_path) as running:
         clocks = results(run_on(hosts, tmp_path, "link.py"))
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the job to be taken in")
+        wait_for(running.job_has_ended, "the job to be taken in")
         samples = running.samples()
         summary = running.get("/api/v1/summary?job=link&by=group,rank&op=all_reduce")
         operations = running.get("/api/v1/ops?job=link&group=single&min_seconds=0.05")["operations"]

@@ -59,7 +59,7 @@ def test_report_names_the_same_rank(tmp_path: Path, shape: str, lasts_s: int) ->
             late = wait_for(lambda: [each["ranks"] for each in verdicts_of(running, "job")], "the verdict")
             for each in started:
                 each.communicate(timeout=PATIENCE_S)
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "its end")
+        wait_for(running.job_has_ended, "its end")
     built = json.loads(commwatch("report", "job", "--json", "--dir", tmp_path).stdout)
     first = built["advice"][0]
     assert (first["rule"], first["remedies"][0]["whatif"]) == ("straggler", {"no_late_rank": late[0]}), built["advice"]

@@ -155,7 +155,7 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             wait_for(lambda: "\n  Consequence: Hang: rank 1, since " in diagnosis(tmp_path), "the hang")
         finally:
             job.end()
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end")
+        wait_for(running.job_has_ended, "the end")
         now = commwatch("diagnose", "--dir", tmp_path)
         assert now.stdout.startswith("no running job\ntrain failed: rank 1 died (no clean end) at ")
         assert (now.returncode, f"`commwatch diagnose --dir {tmp_path} train` shows" in now.stdout) == (0, True)

@@ -35,16 +35,12 @@ def test_bytes_on_the_wire(hosts: list[Host], tmp_path: Path, layout: str) -> No
             wait_for(partial(_looked, watching), "the first look")
         said = results(run_on([by_name[name] for name in layout], [places[name] for name in layout], "wire.py"))
         for name, watching in agents.items():
-            wait_for(partial(_ended, watching), "the end of the job")
+            wait_for(watching.job_has_ended, "the end of the job")
             _compare(watching, by_name[name].device, said[layout.index(name)], layout, name)
 
 
 def _looked(watching: RunningAgent) -> bool:
     return bool(watching.get("/api/v1/host")["nics"])
-
-
-def _ended(watching: RunningAgent) -> bool:
-    return bool(watching.get("/api/v1/jobs")[0]["state"] == "ended")
 
 
 def _compare(watching: RunningAgent, device: str, counted: dict[str, int], layout: str, name: str) -> None:

@@ -83,7 +83,7 @@ def of_fault(chromium: Chromium, name: str, *, alerts: bool) -> None:
             if alerts and name == "straggler":
                 wait_for(lambda: len(firing(running)) == 2, "the alerts", PATIENT_S)
                 photographed(chromium, f"{name}-alert", "\n".join(map(in_words, firing(running))))
-        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        wait_for(running.job_has_ended, "the end of the job")
         with chromium.visit(running.url, width=WIDE) as visit:
             visit.page.locator("#happened li").first.wait_for()
             visit.picture(f"{name}-ended")

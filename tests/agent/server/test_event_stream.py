@@ -273,6 +273,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
         yield running
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[RunningAgent]:
+    """An agent whose streams are all free: it notices some time after the end of a client that a stream has ended."""
+    with agent(tmp_path / "run") as running:
+        yield running
+
+
 def test_says_what_the_api_says(watched: RunningAgent) -> None:
     """Each event of a real agent, against the answers of its query API."""
     with listening(watched) as response:
@@ -351,10 +358,10 @@ while True:
 """
 
 
-def test_two_users_do_not_lock_out_a_third(watched: RunningAgent) -> None:
+def test_two_users_do_not_lock_out_a_third(alone: RunningAgent) -> None:
     """If two users have all streams of an agent, a third one gets one, and one of theirs ends as a complete response."""
     needs(os.getuid() == 0, "root, to be other users")
-    host, _, port = watched.url.removeprefix("http://").partition(":")
+    host, _, port = alone.url.removeprefix("http://").partition(":")
     with ExitStack() as stack:
         users = []
         for uid in (NOBODY, NOBODY - 1):
@@ -364,7 +371,7 @@ def test_two_users_do_not_lock_out_a_third(watched: RunningAgent) -> None:
             assert user.stdout is not None
             assert user.stdout.readline() == "begun\n"
             users.append(user.stdout)
-        with listening(watched) as mine:
+        with listening(alone) as mine:
             events_of(mine, lambda name, data: name == "moment")
             with selectors.DefaultSelector() as either:  # ``select`` takes no descriptor above 1023
                 for stream in users:
@@ -374,18 +381,18 @@ def test_two_users_do_not_lock_out_a_third(watched: RunningAgent) -> None:
             assert each.readline() == "ended\n"
 
 
-def test_client_that_does_not_read(watched: RunningAgent) -> None:
+def test_client_that_does_not_read(alone: RunningAgent) -> None:
     """A client that never reads its answer slows neither the intake nor another client."""
-    host, _, port = watched.url.removeprefix("http://").partition(":")
+    host, _, port = alone.url.removeprefix("http://").partition(":")
     with ExitStack() as stack:
         for _ in range(MOST_STREAMS_OF_ONE - 1):
             deaf = stack.enter_context(socket.create_connection((host, int(port))))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with listening(watched) as response:
+        with listening(alone) as response:
             ats = [events_of(response, lambda name, data: name == "moment")["at"] for _ in range(3)]
         assert ats == sorted(set(ats))
-        assert watched.get("/readyz") == "ok\n"
+        assert alone.get("/readyz") == "ok\n"
 
 
 def test_agent_that_ends_ends_its_streams(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_report(asked: RunningAgent, trainers: list[RingWriter], tmp_path: Path)
     """The report of the ended job has shares by group and what to try, as text, JSON and one HTML file that loads nothing."""
     while trainers:
         end_rank(trainers.pop())
-    wait_for(lambda: asked.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+    wait_for(asked.job_has_ended, "the end of the job")
     places = ("--dir", asked.directory, "--config", asked.directory / "commwatch.toml")
     text = commwatch("report", *places, "train", env=clean_env(COLUMNS="250"))
     assert text.returncode == 0, text.stderr
