@@ -217,7 +217,7 @@ def run_once(chosen: Sequence[Scenario], watch: Callable[[Scenario], Outcome], f
     def one(scenario: Scenario) -> None:
         try:
             outcome = watch(scenario)
-        except JobEnded as error:
+        except (JobEnded, OSError) as error:  # or the agent does not answer: no result, and the next call runs it again
             print(f"{scenario.name}: {error}", file=sys.stderr)
             return
         results.keep(folder, outcome)
