@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation("part.duration_ns - late.duration_ns) for part", "part.duration_ns) for part", "agent/ingest/test_collective_join.py"),
     Mutation("NOT_KNOWN_NS, 0, own - usual[:, None])", "NOT_KNOWN_NS, 0, own)", "agent/ingest/test_collective_join.py"),
     Mutation("late[order] = np.maximum(0, own - earlier)", "late[order] = np.maximum(0, own)", "agent/ingest/test_collective_join.py"),
-    Mutation("if len(ranks) == size:", "if ranks:", "agent/analysis/test_ended_operations.py"),
+    Mutation("if len(ranks) == size:", "if ranks:", "agent/nodes/test_rank_parts.py"),
     Mutation("if part.end_ns < pending.last_launch:", "if False:", "agent/ingest/test_collective_join.py"),
     Mutation("if len(self._pending) > MOST_PENDING:", "if False:", "agent/ingest/test_collective_join.py"),
     # Retention of the history.

@@ -26,10 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch_agent.ingest.columns import Flags, Ints
-from commwatch_agent.ingest.stragglers import BIN_NS, COSTS, LEAST_NS, WINDOWS_NS, Late, LateBins, LateWindow
+from commwatch_agent.ingest.stragglers import (
+    BIN_NS,
+    COSTS,
+    LEAST_NS,
+    LEAST_PERIODS,
+    WINDOWS_NS,
+    Late,
+    LateBins,
+    LateWindow,
+)
 
-#: Least number of periods of a window; anything less is chance.
-LEAST_PERIODS = 5
 #: Most bins of a period where steps are not marked; fewer if there would be fewer than ``_PERIODS`` periods.
 _BINS_OF_PERIOD, _PERIODS = 5, 20
 #: Among ranks that send messages: how many times as long as the straggler each other rank waits at least.

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
 from commwatch_agent.analysis.verdicts import Verdict, combined, merged_groups, straggler_verdict, verdicts
 from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Seen, late_across
+from commwatch_agent.nodes.merging import Seen
+from commwatch_agent.nodes.rank_parts import RankParts, late_across
 from commwatch_agent.nodes.replica_parts import corruptions_across
 
 

@@ -17,6 +17,7 @@ from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker
+from commwatch_agent.ingest.stragglers import LEAST_PERIODS
 from commwatch_agent.ingest.tables.weights import MARK, MOMENT, PIECE, STEP
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ MOST_RECENT = 8192
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
 #: Waits for a root do not matter up to this share of an iteration.
 _LITTLE = 0.1
+#: Fewest steps that are kept: who is late is judged by ``LEAST_PERIODS``, and the two before them.
+_FEW = LEAST_PERIODS + 2
 #: Least number of steps for a share.
 LEAST_STEPS = 3
 #: A rate of steps is stale this long after the latest step; later if steps are long.
@@ -79,7 +82,7 @@ class StepTotals:
         self.long += step.long
         self.recent.append(step._replace(groups=()))
         self._count_usual(step, add)
-        while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
+        while len(self.recent) > _FEW and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
             self._count_usual(self.recent.popleft(), sub)
         if len(self.recent) > MOST_RECENT:
             self._count_usual(self.recent.popleft(), sub)

@@ -15,7 +15,8 @@ BIN_NS, MOST_BINS = 100_000_000, 600
 _MOST_NS = (1 << 63) - 1
 #: Windows in ns, tried in order until one has a straggler; each is extended until it has enough periods.
 WINDOWS_NS = (10_000_000_000, 15_000_000_000, 30_000_000_000)
-#: Least length of a window; anything less is the start of a job.
+#: Least number of periods of a window, and its least length; anything less is chance, or the start of a job.
+LEAST_PERIODS = 5
 LEAST_NS = 5_000_000_000
 #: Least share of the time that a straggler costs the others.
 COSTS = 0.05

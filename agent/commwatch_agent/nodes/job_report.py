@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from commwatch.wire.events import MAX_PLAUSIBLE
 from commwatch_agent.analysis.advice_input import network_of
-from commwatch_agent.analysis.ended_operations import MOST_S
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.core.cells import Counted
@@ -20,6 +19,7 @@ from commwatch_agent.history.operations import Cursor, Operation
 from commwatch_agent.nodes.job_waits import JobWaits
 from commwatch_agent.nodes.merging import merged_jobs
 from commwatch_agent.nodes.queries import Cells, JobQueries, NodePart
+from commwatch_agent.nodes.rank_parts import MOST_S
 from commwatch_collectors.nccl.checks.rules import RULES
 from commwatch_collectors.nccl.views import SEVERITIES, Finding
 

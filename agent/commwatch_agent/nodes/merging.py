@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from commwatch_agent.analysis.ended_operations import RankParts, once, put_together, roles
 from commwatch_agent.analysis.verdicts import Verdict, latest_life
 from commwatch_agent.core.runs import free_name
 from commwatch_agent.core.views import GroupView, JobView, RankView, common_source
-from commwatch_agent.ingest.stragglers import Late
+from commwatch_agent.nodes.rank_parts import RankParts
 from commwatch_agent.nodes.replica_parts import RankChecks
 
 _T = TypeVar("_T")
@@ -71,24 +70,6 @@ class Seen:
 def own_records(found: Iterable[Verdict]) -> list[Verdict]:
     """Return an agent's verdicts that the views of its ranks and groups do not give."""
     return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in _OF_RECORDS]
-
-
-def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
-    """Return (job, ``group_id``, straggler) for groups with ranks on several nodes; each rank of a job ``once``."""
-    found: list[tuple[str, str, Late]] = []
-    parts = list(parts)
-    stepping: dict[str, set[int]] = {}
-    for part in parts:
-        if part.stepping:
-            stepping.setdefault(part.job_id, set()).add(part.rank)
-    for job, group_id, window in put_together(parts):
-        from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
-
-        # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-        of_job = stepping.get(job, set())
-        for ranks in roles(window.ranks, of_job if len(of_job) > 1 else ()):
-            found += [(job, group_id, late) for late in stragglers_in(window, 0, least_ns=0, ranks=ranks)]
-    return once(found)
 
 
 def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:

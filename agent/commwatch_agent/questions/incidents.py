@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from math import inf
 
-from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.core.api_views import AlertsView, AlertView
@@ -31,6 +30,7 @@ from commwatch_agent.incidents.stored import incidents_of, of_run
 from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.nodes.merging import Heard, Nodes, Seen
 from commwatch_agent.nodes.queries import JobQueries, NodePart
+from commwatch_agent.nodes.rank_parts import RankParts
 from commwatch_agent.nodes.replica_parts import RankChecks
 from commwatch_agent.questions.answer import ApiError, Scoped, Text
 from commwatch_agent.questions.heard import read

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from commwatch_agent.analysis import ended_operations
-from commwatch_agent.analysis.ended_operations import RankParts
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
+from commwatch_agent.nodes import rank_parts
 from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.nodes.rank_parts import RankParts
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.questions.heard import read
@@ -51,8 +51,8 @@ def records_of_job(services: Services, job: str) -> tuple[LiveRecords, Heard]:
 def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
     """Return this node's latest collectives of groups that span nodes, and the path of the question for those of other nodes."""
     with services.queries.live(job) as (jobs, now_ns):
-        _, parts = ended_operations.parts(jobs, now_ns)
-    limit = ended_operations.most_collectives(_COLUMNS * len(services.peers.views()))
+        _, parts = rank_parts.parts(jobs, now_ns)
+    limit = rank_parts.most_collectives(_COLUMNS * len(services.peers.views()))
     return parts, f"parts?job={quote(job, safe='')}&limit={limit}"
 
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.pipelines import Pipeline, pipelines
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
+from commwatch_agent.nodes import rank_parts
 from commwatch_agent.nodes.merging import JobWide
 from commwatch_agent.nodes.replica_parts import rank_checks
 from commwatch_agent.questions import incidents, operations
@@ -69,7 +69,7 @@ def parts(
     reported = services.ranks.of_records(job)
     with agent.live(job) as (live, now_ns):
         jobs = list(live)
-        return Parts(*ended_operations.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns), reported)
+        return Parts(*rank_parts.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns), reported)
 
 
 @router.get("/culprits")
