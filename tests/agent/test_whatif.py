@@ -93,15 +93,20 @@ def test_usual_questions(asked: RunningAgent) -> None:
     done = commwatch("whatif", "--dir", asked.directory)
     assert (done.returncode, done.stderr) == (0, "")
     for part in (
-        "what if, job train: 30 steps of 2 ranks replayed",
+        "what if, job train: the latest 30 steps of 2 ranks replayed",
         "no rank is late",
         "twice the ranks",
-        "1024 ",
         "too much alike",
     ):
         assert part in done.stdout, done.stdout
     found = asked.get("/api/v1/whatif")
     assert [each["changes"] for each in found["answers"]][:2] == [["no rank is late"], ["twice the bandwidth"]]
+    assert found["unanswered"] == {
+        "half the latency": "the recorded operations are too much alike to tell latency from bandwidth",
+        "buckets of 25 MiB": "it changes nothing in the recorded steps",
+    }
+    for question, why in found["unanswered"].items():
+        assert f"  - {question}: {why}\n" in done.stdout
     shares = [point["comm_share"] for point in found["forecast"]["points"]]
     assert shares == sorted(shares)
     assert found["forecast"]["limit_ranks"] == 2
@@ -116,7 +121,7 @@ def test_usual_questions(asked: RunningAgent) -> None:
         (
             "latency",
             "0.5x",
-            "latency: not known, as the recorded operations are too much alike to tell it from bandwidth",
+            "the recorded operations are too much alike to tell latency from bandwidth",
         ),
         ("group", "tp", "group: tp: give link or latency, too"),
         ("compute", "fast", "compute: fast: give a factor above 0, such as 0.5x, or 3=0.5x for rank 3"),

@@ -6,11 +6,13 @@ All texts have their numbers from here, and the page from ``server/static/words.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 #: Shares below the first have one decimal, below the second two.
 _SMALL, _TINY = 0.00995, 0.000995
+#: The part of a unit from which on a number is written in it, as three digits would round it to one.
+_ONE = 0.9995
 
 
 def _fixed(value: float, decimals: int) -> str:
@@ -40,20 +42,32 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Format a number in the largest unit of which it is one or more, as rounded, else in the smallest; ``units``: their sizes, the largest first."""
+    of, unit = next((each for each in units if value >= _ONE * each[0]), units[-1])
+    return f"{short(value / of)} {unit}"
+
+
 def seconds(value: float | None) -> str:
     """Format a duration in seconds; ``–`` for ``None``."""
     if value is None:
         return "–"
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
-        if value < limit:
-            return f"{short(value * factor)} {unit}"
-    if value < 120:
+    if not value:
+        return "0 s"
+    if value < _ONE:
+        return _scaled(value, ((1e-3, "ms"), (1e-6, "µs")))
+    if value < 119.5:
         return f"{_fixed(value, 2 if value < 9.995 else 1 if value < 99.95 else 0)} s"
-    return (
-        f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
-        if value >= 3600
-        else f"{int(value // 60)}m{int(value % 60):02d}s"
-    )
+    whole = int(_fixed(value, 0))
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = int(_fixed(value / 60, 0))
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def rank_time(hours: float) -> str:
+    """Format the time of ranks together: as a duration, from an hour on in hours, as GPU time is counted."""
+    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
 def moment(at_s: float) -> str:
@@ -80,20 +94,16 @@ def size(value: float | None) -> str:
     """Format a number of bytes of a buffer, a message or a memory in powers of 1024."""
     if value is None:
         return "–"
-    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= limit:
-            return f"{short(value / limit)} {unit}"
-    return f"{_fixed(value, 0)} B"
+    if value < _ONE * (1 << 10):
+        return f"{_fixed(value, 0)} B"
+    return _scaled(value, ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")))
 
 
 def rate(value: float | None) -> str:
     """Format bytes per second in powers of ten: GB/s, MB/s, kB/s."""
     if value is None:
         return "–"
-    for limit, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
-        if value >= limit:
-            return f"{short(value / limit)} {unit}"
-    return f"{short(value / 1e3)} kB/s"
+    return _scaled(value, ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")))
 
 
 def line_rate(value: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def model_of(nodes: Sequence[NodeTrace], world_size: int, most_parts: int = MOST
             complete_ns = max(complete_ns, clock.of_first(node.complete_ns))
         known = list(node.steps)
         from_ns = _begin_of_last(known) if clock is FIRST else 0
+        complete_ns = max(complete_ns, from_ns)
         found = list(islice(takewhile(lambda one: one.end_ns >= from_ns, node.operations), most_parts // len(nodes)))  # noqa: B023
         if found and len(found) == most_parts // len(nodes):
             complete_ns = max(complete_ns, clock.of_first(found[-1].end_ns))
@@ -90,16 +92,16 @@ def _operation(clock: Clock, one: TraceOperation) -> TraceOperation:
 
 
 def _begin_of_last(steps: Iterable[TraceStep]) -> int:
-    """Return the begin of the earliest of the latest steps of all ranks."""
-    by_rank: dict[int, list[int]] = {}
+    """Return the begin of the earliest of the latest steps that all ranks of a node have."""
+    by_rank: dict[int, list[TraceStep]] = {}
     for step in steps:
-        if not step.long:
-            by_rank.setdefault(step.rank, []).append(step.start_ns)
-    return min((min(sorted(begins)[-MOST_STEPS:]) for begins in by_rank.values()), default=0)
+        by_rank.setdefault(step.rank, []).append(step)
+    return min((spans[0].start_ns for spans in _common(by_rank, 0).values() if spans), default=0)
 
 
 def _common(steps: dict[int, list[TraceStep]], complete_ns: int) -> dict[int, list[StepSpan]]:
-    """Return the latest steps that all ranks have, oldest first; steps of two ranks are the same if each has the end nearest to the other's.
+    """Return the latest steps that all ranks have, oldest first; steps of two ranks are the same if each has the end nearest to the other's, and if
+    their numbers differ by as much as in most steps: late marks can bring the ends of different steps together.
 
     Args:
         complete_ns: earlier operations are not known.
@@ -111,19 +113,29 @@ def _common(steps: dict[int, list[TraceStep]], complete_ns: int) -> dict[int, li
         return {}
     first = min(by_rank)
     ends = {rank: [step.end_ns for step in of_rank] for rank, of_rank in by_rank.items()}
-    found: dict[int, list[StepSpan]] = {rank: [] for rank in by_rank}
+    found: list[dict[int, TraceStep]] = []
     for step in by_rank[first]:
         same = {rank: of_rank[_nearest(ends[rank], step.end_ns)] for rank, of_rank in by_rank.items() if of_rank}
-        spans = {
-            rank: StepSpan(s.start_ns, s.end_ns, s.exposed_ns)
+        paired = {
+            rank: s
             for rank, s in same.items()
             if by_rank[first][_nearest(ends[first], s.end_ns)] is step
             and 2 * abs(s.end_ns - step.end_ns) < step.end_ns - step.start_ns
         }
-        if len(spans) == len(by_rank) and min(span.start_ns for span in spans.values()) >= complete_ns:
-            for rank, span in spans.items():
-                found[rank].append(span)
-    return {rank: spans[-MOST_STEPS:] for rank, spans in found.items()}
+        if len(paired) == len(by_rank) and min(s.start_ns for s in paired.values()) >= complete_ns:
+            found.append(paired)
+    usual = Counter(_apart(paired) for paired in found).most_common(1)
+    latest = [paired for paired in found if _apart(paired) == usual[0][0]][-MOST_STEPS:]
+    return {
+        rank: [StepSpan(s.start_ns, s.end_ns, s.exposed_ns) for s in (paired[rank] for paired in latest)]
+        for rank in by_rank
+    }
+
+
+def _apart(steps: Mapping[int, TraceStep]) -> tuple[tuple[int, int], ...]:
+    """Return by how much the numbers of steps are above the lowest, by rank."""
+    least = min(step.seq for step in steps.values())
+    return tuple(sorted((rank, step.seq - least) for rank, step in steps.items()))
 
 
 def _nearest(ends: Sequence[int], end_ns: int) -> int:

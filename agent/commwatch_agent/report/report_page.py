@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from commwatch_agent.analysis.advice_input import MOST_TIMED
@@ -30,7 +30,8 @@ from commwatch_agent.report.report_text import (
 from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
 from commwatch_agent.whatif.answers import Study
-from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, forecast_rows, limit
+from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, assumed, forecast_rows, limit, unanswered
+from commwatch_agent.whatif.pages import LEGEND as WHATIF_LEGEND
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import spans
 
@@ -107,16 +108,22 @@ def _study(study: Study) -> list[str]:
     basis = f"{counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     intro = (
         f"<p>The replay of the latest {basis}; a recorded step takes {seconds(study.measured_s)}, replayed "
-        f"without changes {seconds(study.replayed_s)}. Rank-hours are those of 1,000 steps; / 4 after a step time means that the step has 4 micro-steps.</p>"
+        f"without changes {seconds(study.replayed_s)}. {html_frame.text(WHATIF_LEGEND)}; / 4 after a step time: the step has 4 micro-steps.</p>"
     )
     parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers changes")]
+    parts += _list("Not answered:", unanswered(study))
     if study.forecast is not None:
         scaling = list(forecast_rows(study.forecast))
         assumes = html_frame.text(study.forecast.assumes[:1].upper() + study.forecast.assumes[1:])
         parts += ["<h3>Scaling</h3>", f"<p>{assumes}.</p>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
         parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in limit(study.forecast)]
-    assumed = "".join(f"<li>{html_frame.text(each)}</li>" for each in study.assumed)
-    return [*parts, f"<p>Assumed:</p><ul>{assumed}</ul>" if assumed else ""]
+    return parts + _list("Assumed:", assumed(study))
+
+
+def _list(title: str, texts: Sequence[str]) -> list[str]:
+    """Return texts as a list with a title; nothing if there are none."""
+    items = "".join(f"<li>{html_frame.text(each)}</li>" for each in texts)
+    return [f"<p>{title}</p><ul>{items}</ul>"] if items else []
 
 
 def _finding(finding: Finding) -> str:

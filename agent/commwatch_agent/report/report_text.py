@@ -8,7 +8,7 @@ from commwatch_agent.core import terminal_text
 from commwatch_agent.core.api_views import Row
 from commwatch_agent.core.endings import exit_says, state_in_words
 from commwatch_agent.core.plain_table import CELLS, columns, paragraph
-from commwatch_agent.core.units import counted, moment, percent, rate, seconds, size
+from commwatch_agent.core.units import counted, moment, percent, rank_time, rate, seconds, size
 from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
@@ -197,22 +197,18 @@ def _cost(report: Report) -> str:
     """Return the time of ranks as text: it is GPU time if each rank has a GPU."""
     parts = []
     if report.exposed_hours is not None:
-        parts.append(f"{_rank_time(report.exposed_hours)} of exposed communication")
+        parts.append(f"{rank_time(report.exposed_hours)} of exposed communication")
     if report.wait_hours is not None:
-        parts.append(f"{_rank_time(report.wait_hours)} of waiting for late ranks")
+        parts.append(f"{rank_time(report.wait_hours)} of waiting for late ranks")
     if report.standstill_hours:
-        parts.append(f"{_rank_time(report.standstill_hours)} of standstill")
-    whole = f"{_rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
+        parts.append(f"{rank_time(report.standstill_hours)} of standstill")
+    whole = f"{rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
     return f"{whole}, including {_listed(parts)}" if parts else whole
 
 
 def _listed(parts: list[str]) -> str:
     """Return texts as a list in words."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def _rank_time(hours: float) -> str:
-    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
 def judging(report: Report) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from statistics import median
@@ -24,8 +23,8 @@ from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps
 from commwatch_agent.whatif.replay import Step, replay
 from commwatch_agent.whatif.runs import combined, measured
 
-#: Most ranks in a forecast.
-FORECAST_RANKS = 1024
+#: Most ranks in a forecast that nobody asked for, as a multiple of those of the largest recorded run: far beyond it, nothing shows the network.
+_FORECAST_TIMES = 8
 #: About how many instructions are replayed for each number of ranks in a forecast.
 _FORECAST_MOST = 50_000
 #: Shares of the steps that are shorter than the lower and the upper end of the range.
@@ -111,6 +110,8 @@ class Study:
     measured_s: float
     replayed_s: float
     answers: list[Answer]
+    #: The usual questions that the recorded steps cannot answer, with the reason.
+    unanswered: dict[str, str]
     #: With all changes; ``None``: the job does not scale by ranks.
     forecast: Forecast | None
     #: What was assumed in all of it.
@@ -158,10 +159,12 @@ def study(
     if others:
         model = combined(model, others)
     recorded = outcome(model)
-    answers = [answer(model, recorded, changes)] if changes else standard(model, recorded)
+    answers, unanswered = ([answer(model, recorded, changes)], {}) if changes else standard(model, recorded)
     try:
+        after = first_steps(changed(model, changes), _FORECAST_MOST)
+        widest = max(run.world_size for run in (model, *others.values()))
         known = {} if changes else measured((model, *others.values()))
-        found = forecast(first_steps(changed(model, changes), _FORECAST_MOST), known)
+        found = forecast(after, known, max(after.world_size, _FORECAST_TIMES * widest))
     except CannotAnswer:
         found = None
     assumed = dict.fromkeys(text for each in answers for text in each.assumed)
@@ -172,6 +175,7 @@ def study(
         measured_s=median(model.measured_s),
         replayed_s=recorded.step_s,
         answers=answers,
+        unanswered=unanswered,
         forecast=found,
         assumed=list(assumed or dict.fromkeys(model.assumed)),
     )
@@ -197,16 +201,26 @@ def answer(model: Model, recorded: Outcome, changes: Mapping[str, Change]) -> An
     return Answer(list(changes), recorded, predicted, saves, list(dict.fromkeys(after.assumed)))
 
 
-def standard(model: Model, recorded: Outcome) -> list[Answer]:
-    """Return answers to the questions of every report, without those that the steps cannot answer; ``recorded``: the model's outcome."""
-    found = []
+def standard(model: Model, recorded: Outcome) -> tuple[list[Answer], dict[str, str]]:
+    """Return answers to the questions of every report, and why there is none to the others; ``recorded``: the model's outcome."""
+    found, unanswered = [], {}
     for text, change in STANDARD.items():
-        with suppress(CannotAnswer):
-            found.append(answer(model, recorded, {text: change}))
-    return found
+        try:
+            if _alike(model, change(model)):
+                unanswered[text] = "it changes nothing in the recorded steps"
+            else:
+                found.append(answer(model, recorded, {text: change}))
+        except CannotAnswer as error:
+            unanswered[text] = str(error)
+    return found, unanswered
 
 
-def forecast(model: Model, known: Mapping[int, float], most: int = FORECAST_RANKS) -> Forecast:
+def _alike(one: Model, other: Model) -> bool:
+    """Return whether ranks do the same in two models."""
+    return (one.ops, one.programs, one.world_size) == (other.ops, other.programs, other.world_size)
+
+
+def forecast(model: Model, known: Mapping[int, float], most: int) -> Forecast:
     """Return how the job scales to ``most`` ranks: points at doubled numbers and at those of recorded runs, and the first of all multiples
     above the limit.
 

@@ -162,7 +162,7 @@ def with_latency(model: Model, factor: float, group: str | None = None) -> Model
     labels = model.linked if group is None else {group}
     if not any(model.curves[label].alpha_s for label in labels & model.curves.keys()) and labels <= model.curves.keys():
         raise CannotAnswer(
-            "latency: not known, as the recorded operations are too much alike to tell it from bandwidth"
+            "the recorded operations are too much alike to tell latency from bandwidth"
         )
     return other_link(model, partial(faster, latency=factor), group)
 
@@ -203,10 +203,9 @@ def extrapolated(model: Model) -> str:
     where = f" on {counted(model.hosts, 'node')}" if model.hosts else ""
     backends = sorted({op.backend for op in model.ops.values() if op.backend})
     through = f" with {', '.join(backends)}" if backends else ""
-    return (
-        f"more ranks are extrapolated from {known}{where}{through}: assumed are links as fast as theirs, rings (with NCCL also trees), and "
-        "added ranks no later than these"
-    )
+    links = "links as fast as theirs" + (" (between nodes, they are usually slower)" if model.hosts == 1 else "")
+    shapes = "rings or trees" if "nccl" in backends else "rings"
+    return f"more ranks are extrapolated from {known}{where}{through}: assumed are {links}, {shapes}, and added ranks no later than these"
 
 
 def with_ranks(model: Model, ranks: int) -> Model:

@@ -177,7 +177,7 @@ def _timed(model: Model, efficiency: float, op: Op) -> Op:
 
 
 def with_buckets(model: Model, bucket_bytes: float) -> Model:
-    """Return the model with gradients in buckets of this size, in the order of the recorded ones.
+    """Return the model with gradients in buckets of this size, in the order of the recorded ones; steps with such buckets stay as they are.
 
     Raises:
         CannotAnswer: there is no exchange of gradients.
@@ -193,6 +193,8 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
                     f"buckets: a step would have {ceil(total / bucket_bytes)} of them; at most {_MOST_BUCKETS} are replayed"
                 )
             buckets = [min(bucket_bytes, total - at * bucket_bytes) for at in range(ceil(total / bucket_bytes))]
+            if buckets == [op.size_bytes for op in exchange.ops]:
+                continue
             made = [next(numbers) for _ in buckets]
             for number, size in zip(made, buckets, strict=True):
                 ops[number] = _timed(model, efficiency, exchange.ops[0]._replace(size_bytes=size))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commwatch_agent.core.units import counted, percent, seconds
+from commwatch_agent.core.units import counted, percent, rank_time, seconds
+from commwatch_agent.core.plain_table import paragraph
 from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study
 
 #: Heads of the table of answers.
-HEADS = ("change", "step", "80% of steps", "comm", "exposed", "rank-h/1,000", "saves")
+HEADS = ("change", "step", "80% of steps", "comm", "exposed", "1,000 steps", "saves")
+#: What the columns mean.
+LEGEND = "1,000 steps: time of all ranks for them (GPU time if each rank has a GPU); 80% of steps: the tenth that is shortest and the tenth that is longest left out; saves: time for the same work of a rank"
 
 
 def answer_rows(answers: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
@@ -27,21 +30,36 @@ def _cells(of: Outcome) -> tuple[str, ...]:
         spread,
         percent(of.comm_share),
         percent(of.exposed_share),
-        f"{of.rank_hours:.3g}",
+        rank_time(of.rank_hours),
     )
 
 
 def text(study: Study) -> list[str]:
     """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
-    lines = [f"what if, job {study.job_id}: {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')} replayed"]
-    lines.append(f"recorded step {seconds(study.measured_s)}, replayed without changes {seconds(study.replayed_s)}")
-    lines += ["", *_table(HEADS, list(answer_rows(study.answers)))]
+    steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
+    lines = [f"what if, job {study.job_id}: {steps} replayed"]
+    lines.append(f"median step {seconds(study.measured_s)} as recorded, {seconds(study.replayed_s)} as replayed without changes")
+    lines += ["", *_table(HEADS, list(answer_rows(study.answers))), "", *paragraph(LEGEND)]
+    lines += _listed("not answered", unanswered(study))
     if study.forecast is not None:
         rows = _table(FORECAST_HEADS, list(forecast_rows(study.forecast)))
         lines += ["", "scaling", study.forecast.assumes, *rows, *limit(study.forecast)]
-    if study.assumed:
-        lines += ["", "assumed", *(f"  - {each}" for each in study.assumed)]
-    return lines
+    return lines + _listed("assumed", assumed(study))
+
+
+def _listed(title: str, texts: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  - {each}" for each in texts)] if texts else []
+
+
+def unanswered(study: Study) -> list[str]:
+    """Return the usual questions without an answer, each with the reason."""
+    return [f"{question}: {why}" for question, why in study.unanswered.items()]
+
+
+def assumed(study: Study) -> list[str]:
+    """Return what was assumed, without what the scaling says above its table."""
+    scaling = "" if study.forecast is None else study.forecast.assumes
+    return [each for each in study.assumed if each != scaling]
 
 
 #: Heads of the table of a forecast.
@@ -56,10 +74,13 @@ def forecast_rows(found: Forecast) -> Iterator[tuple[str, ...]]:
 
 
 def limit(found: Forecast) -> list[str]:
-    """Return the number of ranks from which communication is the bottleneck, as a sentence."""
+    """Return from which number of ranks on communication takes a large share of a step, as a sentence."""
+    share = f"{percent(found.limit_share)} of a step"
+    what = "communication, including waiting for late ranks,"
     if found.limit_ranks is None:
-        return [f"communication stays at or below {percent(found.limit_share)} of a step"]
-    return [f"communication takes more than {percent(found.limit_share)} of a step from {found.limit_ranks} ranks on"]
+        most = max(point.ranks for point in found.points)
+        return [f"{what} stays at or below {share} up to {counted(most, 'rank')}"]
+    return [f"{what} takes more than {share} from {counted(found.limit_ranks, 'rank')} on"]
 
 
 def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.headline import split
-from commwatch_agent.core.units import IN_TEXTS, percent, rate, seconds, short
+from commwatch_agent.core.units import IN_TEXTS, percent, rank_time, rate, seconds, short, size
 
 AGENT = Path(__file__).parents[3] / "agent" / "commwatch_agent"
 #: A number with a fixed format, and a unit after it.
@@ -52,10 +52,22 @@ def test_shares(value: float, text: str) -> None:
 def test_other_numbers() -> None:
     """Three significant digits, halves up; a duration has the unit that fits."""
     assert [short(value) for value in (0, 1.125, 99.94, 1023.4)] == ["0", "1.13", "99.9", "1023"]
-    assert [seconds(value) for value in (1.25e-5, 0.0125, 1.005, 12.25, 119.6, 120, 3661)] == [
-        "12.5 µs", "12.5 ms", "1.00 s", "12.3 s", "120 s", "2m00s", "1h01m",
+    assert [seconds(value) for value in (0, 1.25e-5, 0.0125, 1.005, 12.25, 119.4, 120, 3661)] == [
+        "0 s", "12.5 µs", "12.5 ms", "1.00 s", "12.3 s", "119 s", "2m00s", "1h01m",
     ]  # fmt: skip
     assert (rate(0), rate(2.26e7)) == ("0 kB/s", "22.6 MB/s")
+
+
+def test_units_after_rounding() -> None:
+    """The unit fits the rounded number: nothing is 1000 ms, 1000 MB/s, 1024 KiB, 60 s after the minutes, or 120 s in place of 2 minutes."""
+    assert [seconds(value) for value in (0.9994, 0.9996, 0.0009996, 119.6, 179.7, 3599.7, 7199)] == [
+        "999 ms", "1.00 s", "1 ms", "2m00s", "3m00s", "1h00m", "2h00m",
+    ]  # fmt: skip
+    assert [rate(value) for value in (999_400, 999_600, 9.996e8)] == ["999 kB/s", "1 MB/s", "1 GB/s"]
+    assert [size(value) for value in (1023, (1 << 20) - 1, (1 << 30) - 1)] == ["1023 B", "1 MiB", "1 GiB"]
+    assert [rank_time(hours) for hours in (0.25, 0.99999, 1, 1422.19)] == [
+        "15m00s", "1h00m", "1.0 hours", "1,422.2 hours",
+    ]  # fmt: skip
 
 
 def test_parts_add_up() -> None:

@@ -82,7 +82,7 @@ def test_table_fits(cells: int) -> None:
     zone = time.strftime("%Z", time.localtime(JOB.started_at))
     assert " ".join(lines[0].split()) == f"job state began ({zone}) lasted ranks steps step p50 comm exposed"
     assert lines[1].split()[:2] == ["4242", "ended"]
-    assert lines[1].split()[4:] == ["1h06m", "4/16", "123456", "123", "ms", "52%", "10%"]
+    assert lines[1].split()[4:] == ["1h07m", "4/16", "123456", "123", "ms", "52%", "10%"]
     assert lines[2].split()[:2] == ([long_name] if cells == 80 else [long_name, "failed"])
     assert " ".join(line.strip() for line in lines[3:-1]).endswith(failed.ending)
     assert lines[-1].split()[-4:] == ["0", "–", "–", "–"]

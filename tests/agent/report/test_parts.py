@@ -59,7 +59,7 @@ def test_page_of_which_sections_fail(tmp_path: Path) -> None:
     assert built is not None
     step: Any = None
     material = replace(charts.gather(agent, "job"), steps=list[StepView]([step]))
-    study = Study("job", 3, 4, 1.0, 1.0, [step], None, [])
+    study = Study("job", 3, 4, 1.0, 1.0, [step], {}, None, [])
     page = report_page.html(built, material, None, study)
     assert page.count("charts: not available: AttributeError") == page.count("what-if: not available: ") == 1
     assert "<h2>Operations</h2>" in page

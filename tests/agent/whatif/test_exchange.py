@@ -160,7 +160,7 @@ def test_size_of_what_is_gathered() -> None:
 def test_one_copy_of_a_model(tensor: int, stages: int) -> None:
     """One copy of a model exchanges no gradients with others, so nothing shows what more copies would cost, and there is no forecast."""
     job = grid(tensor, stages, 1)
-    for ask in (lambda: with_ranks(job, 2 * tensor * stages), lambda: forecast(job, {})):
+    for ask in (lambda: with_ranks(job, 2 * tensor * stages), lambda: forecast(job, {}, 1024)):
         with pytest.raises(CannotAnswer, match="no group exchanges gradients between copies of the model"):
             ask()
     assert study("job", job, {}).forecast is None
@@ -208,8 +208,8 @@ def test_nothing_to_change(change: object) -> None:
 def test_what_a_forecast_assumes() -> None:
     """A number of ranks above the recorded one comes with what it is extrapolated from and what that assumes: in a line at the table, and in answers."""
     assumes = (
-        "more ranks are extrapolated from 2 ranks on 1 node with gloo: assumed are links as fast as theirs, rings (with NCCL also trees), and added "
-        "ranks no later than these"
+        "more ranks are extrapolated from 2 ranks on 1 node with gloo: assumed are links as fast as theirs (between nodes, they are usually slower), "
+        "rings, and added ranks no later than these"
     )
     two = model(2)
     job = replace(two, hosts=1, ops={number: op._replace(backend="gloo") for number, op in two.ops.items()})
@@ -217,5 +217,8 @@ def test_what_a_forecast_assumes() -> None:
     lines = text(found)
     assert lines[lines.index("scaling") + 1] == assumes
     assert assumes in found.assumed
+    assert sum(assumes in line for line in lines) == 1
+    nodes = replace(job, hosts=2, ops={number: op._replace(backend="nccl") for number, op in two.ops.items()})
+    assert "2 nodes with nccl: assumed are links as fast as theirs, rings or trees, and" in " ".join(text(study("job", nodes, {})))
     assert assumes in study("job", job, {"1024 ranks": lambda one: with_ranks(one, 1024)}).answers[0].assumed
     assert "extrapolated" not in " ".join(study("job", job, {"one": lambda one: with_ranks(one, 1)}).answers[0].assumed)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 
 import pytest
 
 from commwatch_agent.whatif.answers import Study, study
-from commwatch_agent.whatif.changes import with_bandwidth
+from commwatch_agent.whatif.changes import with_bandwidth, with_ranks
 from commwatch_agent.whatif.model import CannotAnswer, Model
+from commwatch_agent.whatif.pages import text
 from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import model
 
@@ -35,7 +37,16 @@ def test_law_of_the_link() -> None:
     for ranks in (4, 16, 32, 64):
         true_s = median(step.duration_s for step in replay(_run(ranks)))
         assert _forecast(both)[ranks][0] == pytest.approx(true_s, rel=0.01)
-        assert _forecast(alone)[ranks][0] < 0.9 * true_s or ranks == 4
+    assert _forecast(alone)[16][0] < 0.9 * _forecast(both)[16][0]
+
+
+def test_how_far_a_forecast_goes() -> None:
+    """The forecast ends at eight times the ranks of the largest run, or at the ranks that were asked for; far beyond, nothing shows the network."""
+    assert max(_forecast(study("two", _run(2), {}))) == 16
+    assert max(_forecast(study("two", _run(2), {}, {"eight": _run(8)}))) == 64
+    assert max(_forecast(study("two", _run(2), {"128 ranks": partial(with_ranks, ranks=128)}))) == 128
+    fast = study("two", model(2, sizes=(1 << 10,), compute_ms=100), {})
+    assert "communication, including waiting for late ranks, stays at or below 30% of a step up to 16 ranks" in text(fast)
 
 
 def test_measured_points() -> None:

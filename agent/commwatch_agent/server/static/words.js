@@ -7,14 +7,23 @@ const SMALL = 0.00995, TINY = 0.000995;
 
 const short = (value) => (value >= 99.95 ? value.toFixed(0) : Number(value.toPrecision(3)).toString());
 
+// The part of a unit from which on a number is written in it, as three digits would round it to one.
+const ONE = 0.9995;
+
+// A number in the largest unit of which it is one or more, as rounded, else in the smallest; units: their sizes, the largest first.
+function scaled(value, units) {
+  const [of, unit] = units.find((each) => value >= ONE * each[0]) ?? units.at(-1);
+  return `${short(value / of)} ${unit}`;
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  if (value < 1e-3) return `${short(value * 1e6)} µs`;
-  if (value < 1) return `${short(value * 1e3)} ms`;
-  if (value < 120) return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} s`;
-  const whole = Math.floor(value);
+  if (value === 0) return "0 s";
+  if (value < ONE) return scaled(value, [[1e-3, "ms"], [1e-6, "µs"]]);
+  if (value < 119.5) return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} s`;
+  const whole = Math.round(value), minutes = Math.round(value / 60);
   const two = (number) => String(number).padStart(2, "0");
-  return whole >= 3600 ? `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m` : `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+  return whole < 3600 ? `${Math.floor(whole / 60)}m${two(whole % 60)}s` : `${Math.floor(minutes / 60)}h${two(minutes % 60)}m`;
 }
 
 export function percent(value) {
@@ -25,15 +34,13 @@ export function percent(value) {
 
 export function rate(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  if (value >= 1e9) return `${short(value / 1e9)} GB/s`;
-  return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
+  return scaled(value, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]);
 }
 
 // Powers of two, as buffers, messages and memory have.
 export function bytes(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  for (const [limit, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
-  return `${value.toFixed(0)} B`;
+  return value < ONE * 1024 ? `${value.toFixed(0)} B` : scaled(value, [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]);
 }
 
 export function perSecond(value) {
