@@ -217,7 +217,7 @@ def number(text: str) -> float:
 
 _UNITS = {
     "": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9,
-    "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "/s": 1.0,
+    "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "/s": 1.0,
 }  # fmt: skip
 
 

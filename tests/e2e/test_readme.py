@@ -27,7 +27,7 @@ SAYS = {
     "commwatch report JOB --html report.html": "",
     "commwatch jobs": "mine",
     "commwatch compare JOB_A JOB_B": "No setting that the history keeps differs.",
-    "commwatch whatif JOB --link 2x": "rank-h/1,000",
+    "commwatch whatif JOB --link 2x": "1,000 steps",
     "commwatch timeline JOB --out trace.json.gz": "trace.json.gz: ",
     "commwatch top": "--once",
     "commwatch diagnose": "healthy: 1 running job, 2 ranks",

@@ -115,7 +115,6 @@ def _about_parts(report: Report, headline: str) -> Iterator[str]:
     for each in report.advice if report.advice_last_s is None else ():
         because = "; ".join(each.because)
         pairs = (
-            (comm, r"the comm share, (\d+)%"),
             (comm, r"communication takes (\d+)%"),
             (transfer, r"transfer takes (\d+)%"),
         )

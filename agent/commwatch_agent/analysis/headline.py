@@ -124,7 +124,7 @@ def _of_cores(cores: float | None) -> str:
     """Return that the ranks starve; empty: they do not, or that is not known."""
     if cores is None or cores < SCARCE_CORES:
         return ""
-    return f": look first at the CPUs: main threads wait for a core {percent(cores)} of the time"
+    return f": look first at the CPUs, as main threads wait for a core {percent(cores)} of the time"
 
 
 def _of_parts(

@@ -279,7 +279,7 @@ def straggler_verdict(late: Late, group: GroupView, why: Why | None = None) -> V
     )
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
-        f"in {seconds(window_s)} the others waited {seconds(cost_s)} for it, {percent(cost_s / window_s)} of the time"
+        f"in {seconds(window_s)} the others waited {percent(cost_s / window_s)} of the time for it"
         + (f"; {why.says}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")

@@ -187,7 +187,7 @@ def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str]
     full, limit = round(min(1.0, share) * length), round(BOTTLENECK_SHARE * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
     line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>4}", "bold"), of_ranks)
-    says = ": ".join(filter(None, words))
+    says = "; ".join(filter(None, words))
     if line.cell_len + len(": ") + len(says) > cells:
         return [line, *(Text(" " * 9) + each for each in wrap(says, cells - 9))] if says else [line]
     return [line.append(f": {says}" if says else "")]

@@ -100,10 +100,10 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format bytes per second in powers of ten: GB/s, MB/s, kB/s."""
+    """Format bytes per second in powers of ten: GB/s, MB/s, kB/s, B/s."""
     if value is None:
         return "–"
-    return _scaled(value, ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")))
+    return _scaled(value, ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")))
 
 
 def line_rate(value: float) -> str:

@@ -20,7 +20,10 @@ from commwatch_agent.report.what_happened import culprits, ended_by, happened, l
 
 _MOST_ADVICE = 5
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
-LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
+LEGEND = (
+    "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv. algbw and busbw: over the whole "
+    "duration, waiting included; efficiency: without it."
+)
 _REFERENCES = {
     "bench": "bench",
     "nccl_tests": "nccl-tests",
@@ -170,7 +173,8 @@ def _share(report: Report) -> str:
         why=reason, cores=report.core_wait_share, iterations=report.job.step_source == ITERATIONS, stragglers=report.late,
     )  # fmt: skip
     of_ranks = of_some(report.comm_ranks, _with_steps(report))
-    return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", made_of, why)))
+    meaning = "; ".join(filter(None, (made_of, why)))
+    return ": ".join(filter(None, (f"{percent(report.comm_share)} of {_unit(report)} time{of_ranks}", meaning)))
 
 
 #: How exposed time was measured, by its source.

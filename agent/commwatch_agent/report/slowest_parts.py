@@ -12,7 +12,7 @@ from commwatch_agent.history.operations import Operation
 
 #: Most operations that are looked at, the latest; and most rows.
 MOST_OPERATIONS, MOST_ROWS = 10_000, 10
-LEGEND = f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Wait: for late ranks, mean of an operation; p50 includes it."
+LEGEND = f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Wait: for late ranks, mean of an operation; p50 and busbw include it."
 HEAD = ("part", "group", "op", "size", "count", "p50", "wait", "busbw")
 
 

@@ -9,6 +9,7 @@ from socket import gethostname
 
 from commwatch.wire import files
 from commwatch.wire.concurrency import at_once
+from commwatch_agent.core.units import percent
 from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.incident import WAITED_FOR, EvidenceItem, Incident
 from commwatch_agent.incidents.stacks import counted, longer_at, place_of, shares, stack_at
@@ -181,8 +182,8 @@ def longer(
     if not place:
         yield EvidenceItem("stack", at, f"rank {rank} spends its time at the same places as another rank", about)
         return
-    beside = f", another rank {other.get(place, 0.0):.0%}" if other else ""
-    text = f"rank {rank} spends {own[place]:.0%} of its time in {place}{beside}"
+    beside = f", another rank {percent(other.get(place, 0.0))}" if other else ""
+    text = f"rank {rank} spends {percent(own[place])} of its time in {place}{beside}"
     stack = "\n    ".join([f'Thread {pid}: "MainThread"', *stack_at(stacks, place)])
     yield EvidenceItem("stack", at, text, {**about, "place": place, "part": round(own[place], 3), "stack": stack})
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Literal
 
 from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
 from commwatch_agent.analysis.advice_facts import LEAST_GAIN, UP_TO
 from commwatch_agent.core.api_views import Advice, Remedy
+from commwatch_agent.core.units import percent
 from commwatch_agent.whatif.answers import Outcome, answer, outcome
 from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
 from commwatch_agent.whatif.questions import Question, changes_of
@@ -52,7 +54,8 @@ def _known(model: Model) -> Outcome | None:
 def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     """Return advice with predicted gains; ``None``: it saves nothing.
 
-    A gain that is above its bound shows that this is none: the text has both, and names the smaller one first, which counts.
+    That on late ranks has one number: what they cost, or what the replay gives if that is less. A gain of other advice that is above its bound
+    shows that this is none: the text has both, and names the smaller one first, which counts.
     """
     gains = [_gain(remedy, model, known) for remedy in advice.remedies]
     below = [
@@ -73,6 +76,11 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     ]
     if not known_gains:
         return advice
+    source: Literal["bound", "replay"] = "replay" if below[best] else "bound"
+    known_advice = replace(advice, saves_share=share, gain_source=source, remedies=remedies)
+    if advice.rule == LATE_RULE:
+        basis = ", by a replay of the recorded steps" if below[best] else ""
+        return replace(known_advice, gain=f"would save {percent(share)} of a step{basis}")
     refuted = any(
         gain is not None and gain > remedy.saves_share + _DIFFERS
         for remedy, gain in zip(advice.remedies, gains, strict=True)
@@ -80,13 +88,7 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     bound = advice.gain.replace(UP_TO, "", 1) if refuted else advice.gain
     by = max(gain - remedy.saves_share for remedy, gain in zip(advice.remedies, gains, strict=True) if gain is not None)
     more = "perhaps more: " if len(remedies) == 1 and by >= _MUCH_MORE else ""
-    return replace(
-        advice,
-        gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}",
-        saves_share=share,
-        gain_source="replay" if below[best] else "bound",
-        remedies=remedies,
-    )
+    return replace(known_advice, gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}")
 
 
 def _gain(remedy: Remedy, model: Model, known: Outcome) -> float | None:

@@ -161,9 +161,7 @@ def with_latency(model: Model, factor: float, group: str | None = None) -> Model
     """
     labels = model.linked if group is None else {group}
     if not any(model.curves[label].alpha_s for label in labels & model.curves.keys()) and labels <= model.curves.keys():
-        raise CannotAnswer(
-            "the recorded operations are too much alike to tell latency from bandwidth"
-        )
+        raise CannotAnswer("the recorded operations are too much alike to tell latency from bandwidth")
     return other_link(model, partial(faster, latency=factor), group)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commwatch_agent.core.units import counted, percent, rank_time, seconds
 from commwatch_agent.core.plain_table import paragraph
+from commwatch_agent.core.units import counted, percent, rank_time, seconds
 from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study
 
 #: Heads of the table of answers.
 HEADS = ("change", "step", "80% of steps", "comm", "exposed", "1,000 steps", "saves")
 #: What the columns mean.
-LEGEND = "1,000 steps: time of all ranks for them (GPU time if each rank has a GPU); 80% of steps: the tenth that is shortest and the tenth that is longest left out; saves: time for the same work of a rank"
+LEGEND = (
+    "80% of steps: without the shortest and the longest tenth; 1,000 steps: time of all ranks for them (GPU time if each rank has a GPU); "
+    "saves: time for the same work of a rank"
+)
 
 
 def answer_rows(answers: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
@@ -38,7 +41,9 @@ def text(study: Study) -> list[str]:
     """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
     steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     lines = [f"what if, job {study.job_id}: {steps} replayed"]
-    lines.append(f"median step {seconds(study.measured_s)} as recorded, {seconds(study.replayed_s)} as replayed without changes")
+    lines.append(
+        f"median step {seconds(study.measured_s)} as recorded, {seconds(study.replayed_s)} as replayed without changes"
+    )
     lines += ["", *_table(HEADS, list(answer_rows(study.answers))), "", *paragraph(LEGEND)]
     lines += _listed("not answered", unanswered(study))
     if study.forecast is not None:

@@ -89,10 +89,10 @@ def test_a_late_rank_comes_before_the_transfer() -> None:
 @pytest.mark.parametrize(
     ("waiting", "late", "why", "says"),
     [
-        (0.0, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
-        (None, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
-        (0.4, [], "", "look first at the CPUs: main threads wait for a core 55% of the time"),
-        (0.1, [1], COMPUTES, "look first at the CPUs: main threads wait for a core 55% of the time"),
+        (0.0, [], "", "look first at the CPUs, as main threads wait for a core 55% of the time"),
+        (None, [], "", "look first at the CPUs, as main threads wait for a core 55% of the time"),
+        (0.4, [], "", "look first at the CPUs, as main threads wait for a core 55% of the time"),
+        (0.1, [1], COMPUTES, "look first at the CPUs, as main threads wait for a core 55% of the time"),
         (0.2, [1], NO_CORE, "look first at rank 1, waiting for a CPU core"),
         (0.4, [1], COMPUTES, "rank 1 is the bottleneck, not the network"),
     ],

@@ -120,7 +120,7 @@ def test_golden() -> None:
         "commwatch top: train, running, 2 of 2 ranks                              q quits",
         "steps    10/s, median 100 ms, p95 100 ms, number 7",
         "comm     ████████│█················  40%",
-        "         27% transfer, 13% waiting for late ranks: above 30% only because ranks",
+        "         27% transfer, 13% waiting for late ranks; above 30% only because ranks",
         "         wait for one another",
         "exposed  ████████│·················  30%",
         "",
@@ -140,7 +140,7 @@ def test_waiting_for_late_ranks() -> None:
     )
     line = text(of_job(by_rank=waits), cells=200).splitlines()[2]
     assert line.endswith(
-        "40%: 12% transfer, 28% waiting for late ranks: above 30%: late ranks are the bottleneck, not the network"
+        "40%: 12% transfer, 28% waiting for late ranks; above 30%: late ranks are the bottleneck, not the network"
     )
 
 
@@ -287,7 +287,7 @@ def test_too_many_words() -> None:
 def test_the_key_sentence_is_whole() -> None:
     """In a terminal of 80 by 24 the worst incident is not cut off before why it is there, even with others below it."""
     says = (
-        "rank 1 is late by 27.9 ms a step (mean of 146 steps) in group default_pg; in 10.0 s the others waited 8.14 s for it, 81% of the time; its main "
+        "rank 1 is late by 27.9 ms a step (mean of 146 steps) in group default_pg; in 10.0 s the others waited 81% of the time for it; its main "
         "thread waited 68% of the time for a core, those of the others 0%"
     )
     late = incident("straggler", 1, says=says)

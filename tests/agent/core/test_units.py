@@ -55,7 +55,7 @@ def test_other_numbers() -> None:
     assert [seconds(value) for value in (0, 1.25e-5, 0.0125, 1.005, 12.25, 119.4, 120, 3661)] == [
         "0 s", "12.5 µs", "12.5 ms", "1.00 s", "12.3 s", "119 s", "2m00s", "1h01m",
     ]  # fmt: skip
-    assert (rate(0), rate(2.26e7)) == ("0 kB/s", "22.6 MB/s")
+    assert (rate(0), rate(2.26e7)) == ("0 B/s", "22.6 MB/s")
 
 
 def test_units_after_rounding() -> None:
@@ -63,7 +63,7 @@ def test_units_after_rounding() -> None:
     assert [seconds(value) for value in (0.9994, 0.9996, 0.0009996, 119.6, 179.7, 3599.7, 7199)] == [
         "999 ms", "1.00 s", "1 ms", "2m00s", "3m00s", "1h00m", "2h00m",
     ]  # fmt: skip
-    assert [rate(value) for value in (999_400, 999_600, 9.996e8)] == ["999 kB/s", "1 MB/s", "1 GB/s"]
+    assert [rate(value) for value in (143, 999_400, 999_600, 9.996e8)] == ["143 B/s", "999 kB/s", "1 MB/s", "1 GB/s"]
     assert [size(value) for value in (1023, (1 << 20) - 1, (1 << 30) - 1)] == ["1023 B", "1 MiB", "1 GiB"]
     assert [rank_time(hours) for hours in (0.25, 0.99999, 1, 1422.19)] == [
         "15m00s", "1h00m", "1.0 hours", "1,422.2 hours",

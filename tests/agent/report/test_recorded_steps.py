@@ -88,7 +88,9 @@ def test_steps_that_one_rank_lacks() -> None:
         for rank in (0, 1)
         for n, at in enumerate(begins)
     ]
-    node = NodeTrace({0: "host", 1: "host"}, 0, STEP_NS, begins[-1] + STEP_NS + 1, {}, operations, known, deque(), [], [])
+    node = NodeTrace(
+        {0: "host", 1: "host"}, 0, STEP_NS, begins[-1] + STEP_NS + 1, {}, operations, known, deque(), [], []
+    )
     programs = model_of([node], 2).programs
     launches = [[sum(do.kind in LAUNCHES for do in program) for program in of_rank] for of_rank in programs.values()]
     assert launches == [[1] * MOST_STEPS] * 2
@@ -112,6 +114,8 @@ def test_ends_of_different_steps(tmp_path: Path) -> None:
         (job,) = watch.agent.jobs()
         model = known_steps(watch.path, job, None)
         assert model is not None
-        launched = [[[do.op for do in program if do.kind in LAUNCHES] for program in steps] for steps in model.programs.values()]
+        launched = [
+            [[do.op for do in program if do.kind in LAUNCHES] for program in steps] for steps in model.programs.values()
+        ]
         assert launched[0] == launched[1]
         assert launched[0][-1] == [STEPS - 3]

@@ -10,6 +10,7 @@ import pytest
 
 from commwatch_agent.analysis.advice import advice_on
 from commwatch_agent.core.api_views import Advice, Remedy
+from commwatch_agent.core.units import percent
 from commwatch_agent.whatif.advised import predicted, question_of
 from commwatch_agent.whatif.answers import answer, outcome
 from commwatch_agent.whatif.model import Model
@@ -65,6 +66,20 @@ def test_several_forms() -> None:
     assert 0.01 < found.remedies[0].saves_share == found.saves_share < 0.9
     assert found.gain.startswith("saves 0.9; ")
     assert re.search(rf"gives fp16 {100 * found.saves_share:.0f}%, int8 \d+%$", found.gain)
+
+
+def test_late_ranks_have_one_number() -> None:
+    """Advice on late ranks has one gain: what they cost, or the lower one of the replay; two numbers for one cause do not help."""
+    job = model(3, late_ms=50)
+    replayed = _saves(job, Question(no_late_rank=(2,)))
+    for cost in (replayed - 0.1, replayed + 0.1):
+        late = _advice("straggler", Remedy("", {"no_late_rank": [2]}, cost))
+        (found,) = predicted([late], lambda: job)
+        share = min(cost, replayed)
+        assert found.saves_share == pytest.approx(share, abs=0.006)
+        by = ", by a replay of the recorded steps" if replayed < cost else ""
+        assert found.gain == f"would save {percent(found.saves_share or 0)} of a step{by}"
+        assert found.gain_source == ("replay" if replayed < cost else "bound")
 
 
 def test_nothing_saved() -> None:

@@ -219,6 +219,8 @@ def test_what_a_forecast_assumes() -> None:
     assert assumes in found.assumed
     assert sum(assumes in line for line in lines) == 1
     nodes = replace(job, hosts=2, ops={number: op._replace(backend="nccl") for number, op in two.ops.items()})
-    assert "2 nodes with nccl: assumed are links as fast as theirs, rings or trees, and" in " ".join(text(study("job", nodes, {})))
+    assert "2 nodes with nccl: assumed are links as fast as theirs, rings or trees, and" in " ".join(
+        text(study("job", nodes, {}))
+    )
     assert assumes in study("job", job, {"1024 ranks": lambda one: with_ranks(one, 1024)}).answers[0].assumed
     assert "extrapolated" not in " ".join(study("job", job, {"one": lambda one: with_ranks(one, 1)}).answers[0].assumed)

@@ -55,8 +55,8 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
 
 def _basis(facts: Facts, share: float) -> str:
     """Return why the communication share is below a share of time that others wait; empty: it is not."""
-    comm = facts.of_step(facts.comm) + facts.left_out
-    return f" (the comm share, {percent(comm)}, is a mean of all ranks)" if share > comm else ""
+    lower = share > facts.of_step(facts.comm) + facts.left_out
+    return " (the comm share is lower, as a mean of all ranks)" if lower else ""
 
 
 def uneven_ranks(facts: Facts) -> Iterator[Found]:

@@ -11,7 +11,7 @@ import { UNKNOWN, part, perSecond, percent, plain, rate, seconds, timeOfDay } fr
 const LIVE_S = 60;
 
 const COLUMNS = [
-  ["group", true], ["op", true], ["group size", false, "number of ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
+  ["group", true], ["op", true], ["group size", false, "number of ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "over the whole duration, waiting for late ranks included"],
   ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
 ];
 

@@ -14,7 +14,7 @@ const MOST_MESSAGES = 1000;
 
 const FLIGHT = [["op", true], ["group", true], ["number"], ["size", false, "of the message"], ["for"], ["usually"], ["thread waits", false, "for how long a thread, or the GPU, waits for it"]];
 const STEPS = [["step"], ["ended"], ["time"], ["comm", false, "share of the step"], ["exposed", false, "share of the step not hidden behind compute"], ["messages", false, "time in which a thread waited for sends and receives"], ["remark", true]];
-const OPERATIONS = [["group", true], ["op", true], ["count"], ["p50"], ["p99"], ["busbw"], ["time", false, "share of the rank's time"], ["waits", false, "share of the rank's time spent waiting in it"]];
+const OPERATIONS = [["group", true], ["op", true], ["count"], ["p50"], ["p99"], ["busbw", false, "over the whole duration, waiting for late ranks included"], ["time", false, "share of the rank's time"], ["waits", false, "share of the rank's time spent waiting in it"]];
 
 export class RankPage {
   constructor() {

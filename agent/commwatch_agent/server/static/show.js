@@ -81,7 +81,7 @@ function tiles(job, nothing) {
   say(find("ranks-more"), known > job.ranks.length ? `The ${job.ranks.length} worst of ${known} ranks.` : "");
 }
 
-const made = (parts) => parts.filter(Boolean).join(": ");
+const made = (parts) => parts.filter(Boolean).join("; ");
 const order = ({ kind }) => ["bad", "warn", "", "quiet"].indexOf(kind);
 
 const RANKS = [

@@ -34,7 +34,7 @@ export function percent(value) {
 
 export function rate(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  return scaled(value, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]);
+  return scaled(value, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]]);
 }
 
 // Powers of two, as buffers, messages and memory have.
