@@ -62,7 +62,7 @@ def test_no_conclusion_from_the_startup(tmp_path: Path, parts: int) -> None:
             ("all_gather", 0): (1, 0.0), ("all_gather", 1): (1, pytest.approx(2.599)),
             ("all_reduce", 0): (STEPS, pytest.approx(STEPS * 0.1)), ("all_reduce", 1): (STEPS, 0.0),
         }  # fmt: skip
-        says = "Waiting for late ranks in steps, by rank and group: rank 1 waited least, 0 µs in all, so the others wait for it."
+        says = "Waiting for late ranks in steps, by rank and group: rank 1 waited least, 0 s in all, so the others wait for it."
         assert says in figures(gather(watch.agent, "job"), [1])
         watch.store.close()
         # The same from the history, of an agent that has seen nothing of it.

@@ -167,7 +167,7 @@ def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
         place.focus()
         for key, text in (
             ("ArrowLeft", told),
-            ("ArrowLeft", "all_gather 19 of tp, 3.81 MiB: 4 ranks entered at once. Rank 0 waited 0 µs of its 5 ms"),
+            ("ArrowLeft", "all_gather 19 of tp, 3.81 MiB: 4 ranks entered at once. Rank 0 waited 0 s of its 5 ms"),
             ("ArrowRight", told),
             ("ArrowRight", told),  # there is no later one
         ):

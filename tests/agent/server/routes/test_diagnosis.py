@@ -153,7 +153,7 @@ def test_report(asked: RunningAgent, trainers: list[RingWriter], tmp_path: Path)
     text = commwatch("report", *places, "train", env=clean_env(COLUMNS="250"))
     assert text.returncode == 0, text.stderr
     split = "72% of step time: 64% transfer, 3% waiting for rank 1, 5% waiting for messages"
-    assert f"comm share  {split}: above 30%: communication is the bottleneck" in text.stdout
+    assert f"comm share  {split}; above 30%: communication is the bottleneck" in text.stdout
     assert "by group    data 67%, pipe 5% (they may overlap)" in text.stdout
     assert "send, recv  5% of step time spent waiting for them" in text.stdout
     assert "what to try" in text.stdout
