@@ -78,7 +78,7 @@ def test_search(site: Path, chromium: Chromium) -> None:
         with chromium.visit(f"http://127.0.0.1:{server.server_port}/") as visit:
             visit.page.get_by_role("textbox", name="Search").click()
             visit.page.keyboard.type("straggler")
-            visit.page.locator(".md-search-result a[href*='definitions/#stragglers']").first.wait_for()
+            visit.page.locator(".md-search-result a[href*='verdicts/#stragglers']").first.wait_for()
     finally:
         server.shutdown()
         server.server_close()

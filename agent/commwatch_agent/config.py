@@ -172,7 +172,7 @@ class Config:
     )
     profile_every: int = setting(
         whole_number(0, 10**9), 0,
-        "the agent has one in so many steps [profiled](definitions.md#regular-profiles), to know the exposed share of "
+        "the agent has one in so many steps [profiled](numbers.md#regular-profiles), to know the exposed share of "
         "ranks for which it is not measured otherwise; the number grows while profiles take more than 0.1% of the "
         "time. 0: none",
     )
@@ -188,29 +188,29 @@ class Config:
     )
     gpus: str = setting(
         checks.GPU_USE, GPUS_AUTO,
-        "`auto`: the agent reads [GPUs](gpus.md) if there are any; `required`: the agent reports a fault if there are "
+        "`auto`: the agent reads [GPUs](hardware.md#gpus) if there are any; `required`: the agent reports a fault if there are "
         "none; `off`: the agent does not use the driver",
     )
     inspector_dir: Path | None = setting(
         checks.DIRECTORY, None,
-        "folder with the dumps of [NCCL Inspector](witnesses.md#nccl-inspector), in addition to the folders that "
+        "folder with the dumps of [NCCL Inspector](nccl.md#nccl-inspector), in addition to the folders that "
         "probes report",
     )
     ras: str | None = setting(
         checks.RAS, None,
-        "addresses of [NCCL's RAS](witnesses.md#nccls-ras) that the agent polls, such as `localhost:28028`, separated "
+        "addresses of [NCCL's RAS](nccl.md#nccls-ras) that the agent polls, such as `localhost:28028`, separated "
         "by commas. Not set: none",
     )
     links: Mapping[str, str] = setting(
         checks.LINKS, dict,
-        "table: the label of a group, or `*` for all other groups, and the [link](links.md) that the group uses, or "
+        "table: the label of a group, or `*` for all other groups, and the [link](hardware.md#the-link-catalogue) that the group uses, or "
         "several parallel links (`8 x ib-ndr`). commwatch derives expected times from the link if there is [no "
         "measurement](references.md)",
         reload=True,
     )
     receivers: tuple[ReceiverConfig, ...] = setting(
         RECEIVERS, (),
-        "tables: the [receivers of alerts](receivers.md)",
+        "tables: the [receivers of alerts](alerts.md#receivers)",
         reload=True,
     )
     thresholds: Mapping[str, float] = setting(
@@ -238,7 +238,7 @@ class Config:
     )
     otlp_endpoint: str | None = setting(
         checks.ENDPOINT, None,
-        "base URL of a receiver to which the agent pushes metrics and incidents over [OTLP](otlp.md). Needs the extra "
+        "base URL of a receiver to which the agent pushes metrics and incidents over [OTLP](metrics.md#push-over-otlp). Needs the extra "
         "`commwatch[otlp]`",
     )
     otlp_headers_file: Path | None = setting(

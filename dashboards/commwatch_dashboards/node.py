@@ -172,7 +172,7 @@ def _gpu_troubles() -> list[Panel]:
         ),
         lines(
             "Xids",
-            "Xids since the agent started, by number; docs/gpus.md explains each number.",
+            "Xids since the agent started, by number; docs/hardware.md explains each number.",
             "short",
             Query(_now_of("gpu_xid_errors_total"), "GPU {{gpu}} Xid {{xid}}"),
         ),
@@ -246,7 +246,7 @@ def _network() -> list[Panel]:
         ),
         lines(
             "RDMA events",
-            "Errors, congestion events and retransmissions per second of RDMA ports; docs/host.md explains each event.",
+            "Errors, congestion events and retransmissions per second of RDMA ports; docs/hardware.md explains each event.",
             "eps",
             Query(_rate("infiniband_events_total"), "{{device}} {{event}}"),
         ),

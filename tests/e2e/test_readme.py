@@ -1,4 +1,4 @@
-"""The first commands followed literally by a new user: those of README.md, docs/usage.md and docs/tutorial.md do what they say."""
+"""The first commands followed literally by a new user: those of README.md, docs/commands.md and docs/tutorial.md do what they say."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Newcomer
 
 def test_every_command(newcomer: Newcomer) -> None:
     """Start the sidecar and its job first; then run each command of the page beside it, and finally ``commwatch run`` with its own job."""
-    around, (beside, trainer) = blocks("docs/usage.md")
-    assert set(around) == set(SAYS), "docs/usage.md has other commands than this test"
+    around, (beside, trainer), *_ = blocks("docs/commands.md")
+    assert set(around) == set(SAYS), "docs/commands.md has other commands than this test"
     newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)
     with newcomer.leaves_running(beside), newcomer.leaves_running(trainer) as job:
         healthy = "healthy: 1 running job, 2 ranks"

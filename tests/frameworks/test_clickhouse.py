@@ -11,7 +11,7 @@ from tests.helpers import agent, commwatch
 from tests.live import HandMade
 
 pytestmark = pytest.mark.frameworks
-DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "runs.md"
 STEPS = 20
 
 

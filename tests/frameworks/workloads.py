@@ -42,7 +42,7 @@ def by_accelerate(script: str, *arguments: str) -> Callable[[], list[str]]:
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the table in docs/compatibility.md."""
+    """One line of the table in docs/support.md."""
 
     name: str
     #: Makes the command, anew for each run, because it contains a free port.

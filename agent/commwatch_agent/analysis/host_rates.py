@@ -106,7 +106,7 @@ def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficVie
         samples.append(traffic.Sample(reading.at_ns, sent, reading.parts))
     named = {nic.device for nic in nics}
     ports = {nic.netdev: nic.device for nic in nics if nic.netdev is not None}
-    # A device on top of others counts their traffic again, and IPoIB goes through its port; for RoCE see docs/host.md.
+    # A device on top of others counts their traffic again, and IPoIB goes through its port; for RoCE see docs/hardware.md.
     beside = [
         nic.device for nic in nics if named.intersection(nic.over) or (nic.kind == "ipoib" and nic.device in ports)
     ]

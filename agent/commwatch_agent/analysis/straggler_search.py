@@ -1,4 +1,4 @@
-"""Stragglers: ranks that make the others of a group wait, step after step (docs/definitions.md, Stragglers). Pure.
+"""Stragglers: ranks that make the others of a group wait, step after step (docs/verdicts.md, Stragglers). Pure.
 
 Each rank has a series: its own lateness (``collective_join.OwnLateness``) in the collectives of each period. A period is a
 training step where steps are marked. The series of a straggler is above those of all ranks that are not stragglers: on

@@ -1,4 +1,4 @@
-"""Judges a job's communication right now: hangs, stalls, ranks that disagree, stragglers (docs/definitions.md). Pure.
+"""Judges a job's communication right now: hangs, stalls, ranks that disagree, stragglers (docs/verdicts.md). Pure.
 
 The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
 trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.

@@ -21,7 +21,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "export",
         parents=[common],
         help="write a job's operations, steps and waits as Parquet, Arrow or CSV files",
-        description="Write the operations, steps and waits of a job on this node as three tables (docs/export.md). Parquet and Arrow need pyarrow.",
+        description="Write the operations, steps and waits of a job on this node as three tables (docs/runs.md). Parquet and Arrow need pyarrow.",
     )
     export.add_argument("job", nargs="?", help="job id, or the beginning of one (default: the latest)")
     export.add_argument(

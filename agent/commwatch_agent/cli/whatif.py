@@ -52,7 +52,7 @@ def _add_changes(changes: Any) -> None:
     add(
         "--link",
         metavar="LINK",
-        help="another link: 2x (twice the bandwidth), or one of docs/links.md, such as '8 x ib-ndr', or the file name, without .json, of a reference "
+        help="another link: 2x (twice the bandwidth), or one of docs/hardware.md, such as '8 x ib-ndr', or the file name, without .json, of a reference "
         "that `commwatch bench --list` shows",
     )
     add("--latency", metavar="FACTOR", help="another latency of the link, such as 0.5x")

@@ -167,7 +167,7 @@ def _pushing(about: dict[str, Any]) -> Iterator[Check]:
     for signal, push in about.get("otlp", {}).items():
         dropped = f", {push['dropped']} records dropped" if push["dropped"] else ""
         if push["trouble"] is not None:
-            remedy = "check the settings otlp_endpoint, otlp_headers_file and otlp_ca_file (docs/otlp.md); set otlp_logs = false if it takes only metrics"
+            remedy = "check the settings otlp_endpoint, otlp_headers_file and otlp_ca_file (docs/metrics.md); set otlp_logs = false if it takes only metrics"
             yield Check(WARN, "otlp", f"{signal}: {push['trouble']}{dropped}", remedy)
         elif push["pushed_at"] is None:
             yield Check(PASS, "otlp", f"{signal}: nothing pushed to {push['endpoint']} yet{dropped}")

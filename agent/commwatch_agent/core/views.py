@@ -112,7 +112,7 @@ class WaitView:
 
 @dataclass(frozen=True)
 class Usual:
-    """What a rank has done before at one place of its work (docs/definitions.md, Rhythm)."""
+    """What a rank has done before at one place of its work (docs/verdicts.md, Rhythm)."""
 
     #: How often it has been there, of the times that are kept.
     times: int
@@ -256,7 +256,7 @@ class RankView:
     #: How its operations on GPUs are timed (``events``, ``poll``, ``off``), and why; empty if not reported.
     gpu_timing: str = ""
     gpu_timing_reason: str = ""
-    #: How exposed time is measured: ``thread_cpu`` or ``stream_waits`` (docs/definitions.md); ``None``: it is not known.
+    #: How exposed time is measured: ``thread_cpu`` or ``stream_waits`` (docs/numbers.md); ``None``: it is not known.
     exposed_source: str | None = None
     #: The frameworks that exchange its gradients (``ddp``, ``fsdp``, ``fsdp2``, ``deepspeed``, ``megatron``); empty: none of these; ``None``: not known.
     frameworks: list[str] | None = None

@@ -1,6 +1,6 @@
 """Joins what the ranks recorded of one collective: waits, lateness, and ranks in different operations. Pure.
 
-The ranks of a symmetric operation (all_reduce, all_gather, ...) finish together (docs/definitions.md). So the rank with the
+The ranks of a symmetric operation (all_reduce, all_gather, ...) finish together (docs/numbers.md). So the rank with the
 shortest duration began last, and its duration is the pure transfer. Clocks of ranks are compared only for operations with a
 root, and to separate two runs of one job.
 """

@@ -1,4 +1,4 @@
-"""Step marks to steps (docs/definitions.md).
+"""Step marks to steps (docs/numbers.md).
 
 The calls of a step are found from the order of the optimizers and the forward passes between them (``optimizer_rounds``). Marks
 are held until a rule is found, at the beginning and after a change of the loop. From then on a step is returned at its last call.

@@ -15,7 +15,7 @@ from commwatch_agent.reference.references import Measured, References
 #: Operations that reduce, and operations that have a root rank.
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-#: Operations whose ``count`` column is one rank's part of S (docs/definitions.md).
+#: Operations whose ``count`` column is one rank's part of S (docs/numbers.md).
 _SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _ITEM = 4  # bytes of a float32
 

@@ -2,7 +2,7 @@
 
 It reads both forms: the printed output (any version since 2.0, one run or several, between other output, tagged by mpirun or
 srun), and the file of ``-J``. Times are the out-of-place ones, which frameworks use most, and in-place only where there are no
-others; the smaller of the two would be a choice by chance. The size column is S of docs/definitions.md for every operation
+others; the smaller of the two would be a choice by chance. The size column is S of docs/numbers.md for every operation
 (``max(sendBytes, expectedBytes)``: gathered for all_gather, before the split for reduce_scatter).
 
 Source: NVIDIA/nccl-tests 2.19.6, src/util.cu (both forms), ``GetBw`` and ``GetCollByteCount`` of src/*.cu.

@@ -1,4 +1,4 @@
-"""The link catalogue: rated bandwidths and latencies. The data is ``links.json``; docs/links.md shows it."""
+"""The link catalogue: rated bandwidths and latencies. The data is ``links.json``; docs/hardware.md shows it."""
 
 from __future__ import annotations
 

@@ -33,6 +33,6 @@ def how_to_judge(rows: Iterable[Row], ranks_per_host: int) -> str:
     return (
         f"Efficiency {' or '.join(which)}: no reference says how fast these links can be, so it is not known whether busbw is good. "
         f"Measure one with `commwatch bench -- torchrun --nproc-per-node {ranks_per_host}` (your launcher, without the script), or name "
-        'the link of a group in commwatch.toml: under [links], "*" = "eth-25g" for all groups (docs/links.md lists the links). '
+        'the link of a group in commwatch.toml: under [links], "*" = "eth-25g" for all groups (docs/hardware.md lists the links). '
         "Groups of all GPUs of a node have the rated link by default if commwatch knows it (docs/references.md)."
     )

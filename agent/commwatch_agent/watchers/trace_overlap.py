@@ -2,7 +2,7 @@
 
 On CUDA, kernels decide: communication is where an NCCL kernel runs, compute where any other kernel runs on the same GPU. Without kernels, CPU
 operators decide: communication is where the backend records its work (``gloo:all_reduce``), compute where an operator runs
-that is neither a collective nor a wait. docs/definitions.md describes the accuracy.
+that is neither a collective nor a wait. docs/numbers.md describes the accuracy.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class _Session:
     thread: int
     #: Unix time minus the clock of the marks, in ns.
     wall_offset_ns: int
-    #: The optimizer whose marks count as steps: the first one seen (docs/definitions.md has the agent's full rule).
+    #: The optimizer whose marks count as steps: the first one seen (docs/numbers.md has the agent's full rule).
     optimizer: int
     steps: int = 0
     #: Number and Unix time in ns of the first and of the latest mark that counted.

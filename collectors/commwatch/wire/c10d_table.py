@@ -1,6 +1,6 @@
 """The table of PyTorch's ``c10d`` operators: which operation each one is, and which arguments hold its bytes.
 
-Sizes follow nccl-tests (docs/definitions.md): S is one rank's buffer for all_reduce, broadcast, reduce, send, recv; the
+Sizes follow nccl-tests (docs/numbers.md): S is one rank's buffer for all_reduce, broadcast, reduce, send, recv; the
 gathered size for all_gather and gather; the size before the split for reduce_scatter and scatter; the larger of
 input and output for all_to_all. A coalesced operator is one operation whose S is the sum.
 """

@@ -151,7 +151,7 @@ class Record(NamedTuple):
     seq: int
     #: Send, recv: how long a thread was blocked waiting for it, up to ``end_ns``, in µs.
     waited_us: int
-    #: The later of launch and the end of the operation before it in its queue (docs/definitions.md).
+    #: The later of launch and the end of the operation before it in its queue (docs/numbers.md).
     start_ns: int
     end_ns: int
     flags: int

@@ -268,7 +268,7 @@ def test_unusual_values(kube: Tools, container: Path, settings: dict[str, Any]) 
     assert all(getattr(config, key) != SETTINGS[key].default for key in settings)
 
 
-@pytest.mark.parametrize("document", ["otlp.md", "deploy.md"])
+@pytest.mark.parametrize("document", ["metrics.md", "deploy.md"])
 def test_documented_values(kube: Tools, container: Path, document: str) -> None:
     """Values that the documents show are such that an agent accepts, and each of their settings arrives."""
     text = (Path(__file__).parents[3] / "docs" / document).read_text(encoding="utf-8")

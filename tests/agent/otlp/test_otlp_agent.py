@@ -145,7 +145,7 @@ def test_receiver_that_does_not_work(tmp_path: Path, fault: str) -> None:
             assert state(running)["trouble"] == f"{url}: {reason}"
             lines = commwatch("doctor", "--dir", tmp_path / "run").stdout
             assert f"metrics: {url}: {reason}" in lines
-            assert "docs/otlp.md" in lines
+            assert "docs/metrics.md" in lines
         assert running.process.poll() == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from commwatch_agent.reference.links import Link, UnknownLink, find, links
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "links.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "hardware.md"
 ALL = list(links().values())
 
 
@@ -98,7 +98,7 @@ def test_unknown_link(text: str) -> None:
 
 
 def document() -> list[list[str]]:
-    """The rows that docs/links.md has to hold."""
+    """The rows that docs/hardware.md has to hold."""
     rows = []
     for link in ALL:
         latency = "–" if link.latency_s is None else f"{link.latency_s * 1e6:g} µs"
@@ -108,7 +108,7 @@ def document() -> list[list[str]]:
 
 
 def test_document() -> None:
-    """docs/links.md shows every entry as it is in the data, and no other."""
+    """docs/hardware.md shows every entry as it is in the data, and no other."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     assert [row for row in rows if len(row) == 6] == document()

@@ -43,8 +43,8 @@ def test_what_to_do_works() -> None:
     assert _parser().parse_args(command.split()).job == ["--", "torchrun", "--nproc-per-node", "8"]
     (group, link) = re.findall('"([^"]+)"', said)
     assert checked("links", {group: link}, "here") == {"*": find(link).key}
-    assert "docs/links.md" in said
-    assert (Path(__file__).parents[3] / "docs" / "links.md").exists()
+    assert "docs/hardware.md" in said
+    assert (Path(__file__).parents[3] / "docs" / "hardware.md").exists()
 
 
 def test_in_top() -> None:

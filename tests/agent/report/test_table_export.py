@@ -31,7 +31,7 @@ from tests.helpers import (
 from tests.live import LATE_MS, HandMade, late_job
 
 # duckdb, pandas and pyarrow are imported where they are needed: half a second, in each process that collects tests.
-DOCUMENT = Path(__file__).parents[3] / "docs" / "export.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "runs.md"
 STEPS = 40
 #: Of ``STEP`` in tests/live.py, by two ranks.
 OPERATIONS = 2 * 2 * STEPS
@@ -210,11 +210,11 @@ def test_value_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_documented() -> None:
-    """docs/export.md has all columns of each table, and no other."""
-    sections = DOCUMENT.read_text().split("\n**")[1:]
+    """docs/runs.md has all columns of each table, and no other."""
+    sections = DOCUMENT.read_text().partition("\n## Export\n")[2].split("\n**")[1:]
     for (name, row), section in zip(TABLES.items(), sections, strict=True):
         assert section.startswith(name)
-        cells = [line.split("|")[1] for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
+        cells = [line.split("|")[1] for line in section.split("\n### ")[0].splitlines() if line.startswith("| `")]
         assert re.findall(r"`(\w+)`", " ".join(cells)) == list(get_type_hints(row))
 
 

@@ -1,6 +1,6 @@
 """How long a wait may last before it is a fault: by what happened before at that place of the work, and by what the missing rank does. Pure.
 
-docs/definitions.md (Rhythm) has the rules. A place that has always been quick is overdue after seconds; a new one, and one whose waits
+docs/verdicts.md (Rhythm) has the rules. A place that has always been quick is overdue after seconds; a new one, and one whose waits
 vary, after a minute; a rank that works, and a root that waits for the outside world, get minutes.
 """
 
