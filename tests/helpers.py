@@ -645,11 +645,16 @@ PLANTED: dict[str, Callable[[Path], str]] = {
 
 def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line as another user; root only. Private folders above Python and the tree are open in mounts of its own."""
-    needs(os.getuid() == 0, "root, to act as another user")
     user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    words = shlex.join([*user, sys.executable, "-m", "commwatch", *map(str, arguments)])
+    return in_the_open(*user, sys.executable, "-m", "commwatch", *arguments, **kwargs)
+
+
+def in_the_open(*command: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of root in mounts of its own, where other users can read the private folders above Python and the tree."""
+    needs(os.getuid() == 0, "root, to act as another user")
+    words = shlex.join(map(str, command))
     hold = Path("/mnt/hold")
     mounts = f"mount -t tmpfs -o mode=755 tmpfs {hold.parent} && mkdir {hold} && {opened(hold)}"
     kwargs.setdefault("env", clean_env())
-    command = ["unshare", "--mount", "sh", "-c", f"{mounts} && cd / && exec {words}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)
+    whole = ["unshare", "--mount", "sh", "-c", f"{mounts} && cd / && exec {words}"]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)

@@ -315,6 +315,8 @@ class Setting:
 
 
 SETTINGS = {each.name: Setting(each.name, each.default, **each.metadata) for each in fields(Config)}
+#: The settings that are folders to which the agent writes.
+FOLDERS = ("dir", "state")
 #: Settings that no longer exist, and what to do instead.
 REMOVED = {
     "rules": "commwatch no longer reads lists of alerts; put rules of your own into Prometheus (rule_files), "

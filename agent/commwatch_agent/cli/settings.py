@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+import pwd
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import flags_of
-from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config import FOLDERS, SETTINGS, Config
+from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import check_variables, explained
 from commwatch_agent.core.terminal_text import line
 from commwatch_alerts.model import KindSettings
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from commwatch_alerts.receivers.settings import ReceiverConfig
 
 DEFAULT = "default"
+#: Of the parsed command line: the user that the command continues as.
+AS_USER = "as_user"
 
 
 class Setting(NamedTuple):
@@ -52,6 +59,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="check the settings file, the environment and the list of alerts",
         description="Check the settings file, the environment and the list of alerts. "
         "If something is wrong, print one line and exit with code 2.",
+    )
+    check.add_argument(
+        "--user",
+        dest=AS_USER,
+        metavar="NAME",
+        help="for root: check as this user, as which a unit runs the agent, with the secrets of receivers in files, and only with "
+        "folders that the settings name (default: as the user who runs the command)",
     )
     check.set_defaults(command=_check)
 
@@ -115,14 +129,62 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def become(name: str) -> None:
+    """Continue as another user, with that user's groups and home folder, as a service manager starts the agent.
+
+    Raises:
+        UsageError: there is no such user, this user may not become another one, or the user cannot read this installation.
+    """
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        raise UsageError(f"--user {shlex.quote(name)}: no such user on this machine") from None
+    if os.geteuid() != account.pw_uid:
+        if os.geteuid() != 0:
+            raise UsageError(f"--user {name}: only root can check as another user; use sudo")
+        os.initgroups(name, account.pw_gid)
+        os.setgid(account.pw_gid)
+        os.setuid(account.pw_uid)
+    os.environ["HOME"] = account.pw_dir
+    for path in (sys.executable, __file__):
+        if not os.access(path, os.R_OK):
+            raise UsageError(
+                f"--user {name}: this user cannot read {path}, so the agent cannot start; install commwatch into a folder that "
+                "every user can read, such as /opt/commwatch-agent"
+            )
+
+
 def _check(config: Config, arguments: argparse.Namespace) -> int:
-    check(config, os.environ)
+    if getattr(arguments, AS_USER) is None:
+        check(config, os.environ)
+    else:  # the service manager makes the folders that the settings do not name
+        named = explained(os.environ, arguments.config, **flags_of(arguments))[1]
+        check(config, os.environ, [name for name in FOLDERS if name in named])
+        _check_secrets(config)
     print("the settings are valid")
     return 0
 
 
-def check(config: Config, env: Mapping[str, str]) -> None:
-    """Check all that an agent with these settings needs for its start, and the variables of commwatch; raise ``ConfigError``."""
+def _check_secrets(config: Config) -> None:
+    """Read the files with secrets of receivers; raise ``ConfigError`` for one that cannot be used."""
+    from commwatch_alerts.receivers.sending import CannotSend
+
+    for receiver in config.receivers:
+        for secret in receiver.secrets:
+            if secret.file is None:
+                continue
+            try:
+                secret.read()
+            except CannotSend as error:
+                raise ConfigError(f"receiver {receiver.name}: {error}") from None
+
+
+def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOLDERS) -> None:
+    """Check all that an agent with these settings needs for its start, and the variables of commwatch; raise ``ConfigError``.
+
+    Args:
+        folders: the settings whose folders are checked.
+    """
     from commwatch_agent.alerting.alert_rules import catalogue
     from commwatch_agent.otlp import opening
     from commwatch_agent.runtime.run_lock import check_folders
@@ -130,6 +192,6 @@ def check(config: Config, env: Mapping[str, str]) -> None:
 
     check_variables(env)
     catalogue(config)
-    check_folders(config)
+    check_folders(config, folders)
     listener.check(config)
     opening.check(config)

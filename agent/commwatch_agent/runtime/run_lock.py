@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import stat
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from commwatch.wire.announcement import FILE, LOCK, answering, operators
 from commwatch.wire.concurrency import wait_until
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import make_private_dir
-from commwatch_agent.config import Config
+from commwatch_agent.config import FOLDERS, Config
 from commwatch_agent.config_checks import ConfigError
 
 #: Limit of open files that the agent requests.
@@ -93,13 +94,14 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
     )
 
 
-def check_folders(config: Config) -> None:
-    """Check, without a change, that this user can write to the run directory and the state directory, or create them.
+def check_folders(config: Config, names: Iterable[str] = FOLDERS) -> None:
+    """Check, without a change, that this user can write to the folders of these settings, or create them.
 
     Raises:
         ConfigError: one of them cannot be written.
     """
-    for name, folder in (("dir", config.dir), ("state", config.state)):
+    for name in names:
+        folder: Path = getattr(config, name)
         there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
         if not there.is_dir():
             raise ConfigError(f"{name} {folder}: {there} is not a directory")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +21,8 @@ from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import load
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.runtime.run_lock import check_folders
-from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, write_ring
+from tests.agent.server.test_tls import authority
+from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, in_the_open, needs, write_ring
 
 EVERYTHING = """
 interval = 1
@@ -212,6 +217,58 @@ def test_folder_of_another_user() -> None:
         done = commwatch_as_nobody("config", "check", "--dir", f"{folder}/run", "--state", "/tmp")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"dir {folder}/run: this user (uid {NOBODY}) cannot write to {folder}: permission denied" in done.stderr
+
+
+def as_the_units_user(*flags: str | Path, program: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """What root learns from ``config check --user nobody``; ``program``: the Python that the agent would be started with."""
+    words = ["config", "check", "--user", "nobody", *map(str, flags)]
+    code = f"import sys; sys.executable = {program!r}; from commwatch_agent.cli import main; sys.exit(main({words!r}))"
+    return in_the_open(sys.executable, "-c", code)
+
+
+@pytest.mark.parametrize("what", ["settings", "token", "key", "run", "pager", "python"])
+def test_as_the_units_user(what: str) -> None:
+    """With ``--user``, root sees in one line what the user of a unit cannot read or write, and nothing else."""
+    needs(os.getuid() == 0, "root, to act as another user")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        certificate, key = authority(folder, "ours").cert, folder / "ours.key"
+        for path in (certificate, key):
+            shutil.chown(path, "nobody", "nogroup")
+        for secret in ("token", "pager"):
+            (folder / secret).write_text("0123456789abcdef")
+            shutil.chown(folder / secret, "nobody", "nogroup")
+            (folder / secret).chmod(0o600)
+        (folder / "run").mkdir()
+        shutil.chown(folder / "run", "nobody", "nogroup")
+        settings = folder / "settings"
+        settings.write_text(
+            f'dir = "{folder}/run"\ntoken_file = "{folder}/token"\ntls_cert = "{certificate}"\ntls_key = "{key}"\n'
+            f'[[receivers]]\nkind = "slack"\nurl_file = "{folder}/pager"\n'
+        )
+        (folder / "pager").write_text("https://chat.example.com/x")
+        right = as_the_units_user("--config", settings)
+        assert (right.returncode, right.stderr) == (0, "")
+        closed = {"key": key}.get(what, folder / what)
+        closed.touch()
+        shutil.chown(closed, "root", "root")
+        closed.chmod(0o700)
+        done = as_the_units_user("--config", settings, program=str(closed) if what == "python" else sys.executable)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert str(closed) in done.stderr
+
+
+def test_user_that_is_none() -> None:
+    """``--user`` refuses a user that the machine does not have, and an ordinary user gets the reason."""
+    done = commwatch("config", "check", "--user", "no-such-user")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "commwatch: config check: --user no-such-user: no such user on this machine\n",
+    )
+    done = commwatch_as_nobody("config", "check", "--user", "root")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "only root" in done.stderr
 
 
 def test_labels_of_jobs(tmp_path: Path) -> None:
