@@ -21,7 +21,9 @@ from pathlib import Path
 from tests.bare import opened
 from tests.helpers import PATIENCE_S, clean_env, free_port, needs, wait_for
 
-NODES = ("one", "two")
+#: The nodes, each with the address that its name has on all of them.
+ADDRESSES = {"one": "127.0.0.2", "two": "127.0.0.3"}
+NODES = tuple(ADDRESSES)
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "unshare", "setpriv")
 #: Nothing of the machine's is touched: no cgroups, no accounting, no address but 127.0.0.1.
 SETTINGS = """
@@ -110,13 +112,17 @@ def slurm(place: Path, **scripts: Path) -> Iterator[Slurm]:
     host = socket.gethostname().split(".")[0]
     own = [f"{name}/{folder}" for name in NODES for folder in ("spool", "run", "state")]
     for folder in ("controller", "home", "run", "state", *own):
-        (place / folder).mkdir(parents=True)
+        (place / folder).mkdir(parents=True, exist_ok=True)
     shutil.chown(place / "home", "nobody", "nogroup")
     lines = "\n".join(f"{name}={path}" for name, path in scripts.items())
-    nodes = "\n".join(f"NodeName={name} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=2000" for name in NODES)
+    nodes = "\n".join(
+        f"NodeName={name} NodeAddr={address} Port={free_port()} CPUs=2 RealMemory=2000"
+        for name, address in ADDRESSES.items()
+    )
     text = SETTINGS.format(host=host, place=place, controller=free_port(), nodes=nodes, scripts=lines)
     (place / "slurm.conf").write_text(text)
-    (place / "hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(NODES)}\n")
+    names = [f"{address} {name}\n" for name, address in ADDRESSES.items()]
+    (place / "hosts").write_text(f"127.0.0.1 localhost {host}\n{''.join(names)}")
     (place / "munge.key").write_bytes(secrets.token_bytes(128))
     (place / "munge.key").chmod(0o600)
     running = Slurm(place)

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from tests.bare import bare_python
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, commwatch, fetch, free_port, wait_for
 from tests.sites import paging, titles
-from tests.slurm import NODES, Slurm, slurm
+from tests.slurm import ADDRESSES, NODES, Slurm, slurm
 
 USER = "nobody"
 UID = pwd.getpwnam(USER).pw_uid
@@ -43,17 +44,13 @@ def site() -> Iterator[Slurm]:
         install(place / "probe")
         bare_python(place / "image")
         shutil.copy(JOBS / "slurm.py", place)
-        flags: list[str | Path] = [
-            "--run-dir",
-            place / "run",
-            "--state-dir",
-            place / "state",
-            "--probe",
-            place / "probe",
-            "--port",
-            "0",
-        ]
-        done = commwatch("manifest", "slurm", "--dir", place / "made", *flags)
+        folders = ("--run-dir", place / "run", "--state-dir", place / "state", "--probe", place / "probe")
+        (place / "secret").write_text(secrets.token_hex(16))
+        (place / "secret").chmod(0o600)
+        settings = listening(place, "agents.toml")
+        done = commwatch(
+            "manifest", "slurm", "--dir", place / "made", *folders, "--secret", place / "secret", "--config", settings
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         made = {
             name: place / "made" / f"commwatch-{file}.sh"
@@ -65,9 +62,26 @@ def site() -> Iterator[Slurm]:
         shutil.rmtree(place)
 
 
-def training(site: Slurm, ending: Path) -> list[str | Path]:
+def listening(place: Path, name: str) -> Path:
+    """Settings of agents that listen on one port, on each node on its own address: the nodes have one network."""
+    settings, port = place / "state" / name, free_port()
+    for state, host in ((place, "0.0.0.0"), *((place / node, address) for node, address in ADDRESSES.items())):
+        (state / "state").mkdir(parents=True, exist_ok=True)
+        (state / "state" / name).write_text(f'host = "{host}"\nport = {port}\ninsecure = true\n')
+    return settings
+
+
+def training(site: Slurm, ending: Path, *flags: str) -> list[str | Path]:
     """What starts two ranks."""
-    return ["srun", "-n2", site.place / "image" / "bin" / "python", site.place / "slurm.py", ending, str(free_port())]
+    return [
+        "srun",
+        "-n2",
+        *flags,
+        site.place / "image" / "bin" / "python",
+        site.place / "slurm.py",
+        ending,
+        str(free_port()),
+    ]
 
 
 def watched(site: Slurm) -> Path:
@@ -130,6 +144,42 @@ def test_job_is_watched(site: Slurm) -> None:
     assert not (site.place / "home" / "gone").exists()
 
 
+def whole(site: Slurm, node: str, job: str) -> dict[int, str] | None:
+    """The states of the ranks that the job's user sees on one of its nodes; ``None``: not yet those of both nodes."""
+    query = [sys.executable, "-m", "commwatch", "query", "--json", f"ranks?job={job}&scope=job"]
+    step = ["srun", "--overlap", f"--jobid={job}", "-N1", "-n1", f"--nodelist={node}", *query]
+    asking = site.user(USER, *step)
+    said, _ = asking.communicate(timeout=PATIENCE_S)
+    if asking.returncode:  # the agent does not know the job yet, or is busy
+        return None
+    (answer,) = json.loads(said)["answers"].values()
+    return {each["rank"]: each["state"] for each in answer["data"]} if answer["nodes"]["answered"] == 2 else None
+
+
+@pytest.mark.long
+def test_whole_job(site: Slurm) -> None:
+    """The agents of a job on two nodes have one token, which no other job has, and each answers its user for both nodes."""
+    ending, tokens = site.place / "home" / "both", []
+    for _ in range(2):
+        job = site.user(USER, *training(site, ending, "-N2"))
+        folder = watched(site)
+        number = folder.name
+        token = folder / "agent.token"
+        assert (token.stat().st_uid, token.stat().st_mode & 0o777) == (UID, 0o600)
+        wait_for((there := site.place / SECOND / "run" / number / "agent.json").exists, "the agent of the other node")
+        assert token.read_text() == there.with_name("agent.token").read_text()
+        tokens.append(token.read_text())
+        for node in NODES:
+            seen = wait_for(partial(whole, site, node, number), "the agents of both nodes")
+            assert seen == {0: "running", 1: "running"}
+        ending.touch()
+        said, _ = job.communicate(timeout=PATIENCE_S)
+        assert job.returncode == 0, said
+        ending.unlink()
+        wait_for(site.idle, "the epilog")
+    assert len({*tokens, (site.place / "secret").read_text()}) == 3
+
+
 @pytest.mark.long
 def test_lost_rank_reaches_a_phone(site: Slurm, tmp_path: Path) -> None:
     """Prometheus, with the printed files, finds the agent of a job in a target file, and the death of a rank arrives in a chat."""
@@ -187,11 +237,14 @@ def test_without_an_administrator(site: Slurm) -> None:
     home, ending = site.place / "home", site.place / "home" / "third"
     ending.touch()
     words = " ".join(map(str, training(site, ending)))
+    peers = (
+        f"until {sys.executable} -m commwatch query --json peers > peers && grep -q state.*answers peers; do :; done"
+    )
     script = home / "batch.sh"
     own = home / "commwatch-job.sh"
-    own.write_text(commwatch("manifest", "slurm", "job", "--port", "0").stdout)
+    own.write_text(commwatch("manifest", "slurm", "job", "--config", listening(site.place, "job.toml")).stdout)
     after = "code=$?\nsrun -N2 sh -c 'echo left: $(ls /dev/shm)'\nexit $code\n"
-    script.write_text(f"#!/bin/sh\nunset COMMWATCH_STATE\nsh {own} sh -c '{words}; exit 3'\n{after}")
+    script.write_text(f"#!/bin/sh\nunset COMMWATCH_STATE\nsh {own} sh -c '{words}; {peers}; exit 3'\n{after}")
     asked: list[str | Path] = [
         "sbatch",
         "--parsable",
@@ -206,6 +259,8 @@ def test_without_an_administrator(site: Slurm) -> None:
     wait_for(lambda: "JobState=FAILED" in site.job(number), "the end of the script")
     said = (home / "said").read_text()
     assert "ExitCode=3:0" in site.job(number), said
+    (known,) = json.loads((home / "peers").read_text())["answers"].values()
+    assert {each["state"] for each in known} == {"this agent", "answers"}
     where = f"/dev/shm/commwatch-{UID}-{number}"
     assert said.count(f"job done {where}\n") == 2, said
     assert re.search(rf"job +{number} \(ended\)", said), said

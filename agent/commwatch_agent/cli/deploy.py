@@ -6,41 +6,37 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
 from commwatch.wire.addresses import DEFAULT_PORT
-from commwatch.wire.errors import CommwatchError, UsageError
+from commwatch.wire.errors import UsageError
 from commwatch_agent.cli import alerts
-from commwatch_agent.cli.manifests import prometheus
+from commwatch_agent.cli.manifests import prometheus, slurm
 from commwatch_agent.cli.manifests.flags import (
     add_node_label,
     add_runbook_url,
     check_host,
     check_utf8,
+    given,
     node_labels,
+    program,
     refuse_flags,
     refuse_settings,
 )
-from commwatch_agent.config import SETTINGS, Config
+from commwatch_agent.config import FOLDERS, SETTINGS, Config
 from commwatch_agent.config_sources import settings_file
 from commwatch_agent.deploy.launchers import LAUNCHERS
-from commwatch_agent.deploy.slurm import FILES, scripts
-from commwatch_agent.runtime.whole_files import write
 
 if TYPE_CHECKING:
     from commwatch_agent.deploy.kubernetes import Site
 
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: with our suffixes 63
-#: Flags of the agent without a value.
-_SWITCHES = ("require_token", "insecure")
 #: Settings that the objects of Kubernetes have from the settings file: the port, and the list of alerts.
 _IN_OBJECTS = {"port", "thresholds", "kinds"}
 #: Is in every object with an agent.
 _AGENT = "{name: COMMWATCH_STATE,"
-_FOLDERS = ("dir", "state")  # units and scripts have values of their own for these settings
 #: Kind of an object, in its YAML.
 _KIND = re.compile(r"^kind: (\w+)$", re.MULTILINE)
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -68,7 +64,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = manifest.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_k8s(verbs, common)
-    _add_slurm(verbs)
+    slurm.add_parser(verbs)
     _add_systemd(verbs, common)
     prometheus.add_parser(verbs)
 
@@ -161,41 +157,6 @@ def _add_trainer(k8s: argparse.ArgumentParser) -> None:
         help="instead of a Job: a JobSet, a TrainJob or PyTorchJob of Kubeflow, or a job of Volcano",
     )
     k8s.add_argument("--nodes", type=int, default=2, metavar="N", help="pods with --launcher (default: 2)")
-
-
-def _add_slurm(verbs: Any) -> None:
-    slurm = verbs.add_parser(
-        "slurm",
-        help="prolog, epilog and task prolog; or a script that needs no administrator",
-        description="Print or write scripts for Slurm. Prolog, epilog and task prolog run an agent on each node of a job, as the "
-        "job's user. The fourth script does the same within a batch script, and needs no administrator.",
-    )
-    slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only this script: {', '.join(FILES)} (default: all)")
-    slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write the scripts into this folder")
-    slurm.add_argument(
-        "--run-dir",
-        default="/run/commwatch",
-        metavar="DIR",
-        help="folder in memory, for rings (default: /run/commwatch)",
-    )
-    slurm.add_argument(
-        "--state-dir",
-        default="/var/lib/commwatch",
-        metavar="DIR",
-        help="folder for histories (default: /var/lib/commwatch)",
-    )
-    slurm.add_argument(
-        "--probe",
-        metavar="DIR",
-        help="folder of `probe install`, on each node (default: job installs one into the user's cache, the others have none)",
-    )
-    slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
-    slurm.add_argument("--host", help="address that the agents listen on (default: 127.0.0.1)")
-    slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")
-    slurm.add_argument(
-        "--insecure", action="store_true", help="let the agents listen beyond their nodes without TLS, for Prometheus"
-    )
-    slurm.set_defaults(command=_slurm, dir=None, state=None)
 
 
 def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -332,57 +293,12 @@ def _check_history(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--history-size {shlex.quote(arguments.history_size)}: needs an amount such as 10Gi")
 
 
-def _slurm(config: Config, arguments: argparse.Namespace) -> int:
-    check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
-    check_host(arguments)
-    refuse_settings(arguments.config, "the scripts have folders of their own: --run-dir and --state-dir", _FOLDERS)
-    for part in arguments.parts:
-        if part not in FILES:
-            raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
-    folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
-    for flag, value in folders.items():
-        if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH
-            raise UsageError(f"--{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'")
-    run, state = (str(Path(folders[flag])) for flag in ("run_dir", "state_dir"))
-    # A token for reading, too: other users have accounts on the node.
-    flags = [*_given(arguments), "--require-token"]
-    made = scripts(str(_program()), flags, run=run, state=state, probe=folders["probe"])
-    chosen = {FILES[part]: text for part, text in made.items() if part in (arguments.parts or FILES)}
-    if arguments.to is None:
-        print("\n".join(chosen.values()), end="")
-        return 0
-    try:
-        for name, text in chosen.items():
-            arguments.to.mkdir(parents=True, exist_ok=True)
-            write(arguments.to / name, text)
-            (arguments.to / name).chmod(0o755)
-    except OSError as error:
-        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
-    return 0
-
-
-def _program() -> Path:
-    return Path(sys.executable).with_name("commwatch")
-
-
-def _given(arguments: argparse.Namespace) -> list[str]:
-    """Return the agent's flags that were given to this command; the agent reads all other settings when it starts."""
-    files = ("config", "token_file", "ca_file", "client_cert")
-    given = {name: getattr(arguments, name, None) for name in (*files, "host", "port")}
-    flags = {
-        f"--{name.replace('_', '-')}": Path(value).absolute() if name in files and value is not None else value
-        for name, value in given.items()
-    }
-    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
-
-
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.deploy.systemd import unit
 
     why = "the unit has folders of its own; change its Environment= for others"
-    refuse_flags(arguments, why, *_FOLDERS)
-    refuse_settings(arguments.config, why, _FOLDERS)
+    refuse_flags(arguments, why, *FOLDERS)
+    refuse_settings(arguments.config, why, FOLDERS)
     check_utf8(arguments, "config", "host", "token_file", "ca_file", "client_cert")
     check_host(arguments)
     for flag in ("name", "user", "group"):
@@ -393,7 +309,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
             raise UsageError(f"--{flag} {shlex.quote(value)}: needs an amount such as {example}")
-    command = [str(_program()), "agent", *_given(arguments)]
+    command = [str(program()), "agent", *given(arguments)]
     accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
     print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")
     return 0

@@ -57,13 +57,33 @@ answering() {
     [ "$watching" -ge "$nodes" ] || ended
 }
 
+# Where the agents of several nodes reach each other, they get each other's addresses, and a common token from their input: in no
+# command line, and in no environment.
+port=@@port
+peers=
+if [ -n "$port" ] && [ "$nodes" -gt 1 ]; then
+    peers=$(scontrol show hostnames | sed "s/\$/:$port/" | paste -sd , -)
+fi
+# shellcheck disable=SC2016 # for the shell on each node
+start='peers=$1 dir=$2
+shift 2
+private() {
+    mkdir -m 700 -- "$dir" 2>/dev/null || [ "$(stat -c %u:%a -- "$dir")" = "$(id -u):700" ]
+}
+if [ -n "$peers" ] && IFS= read -r token && private && (umask 077 && printf "%s\n" "$token" >"$dir/agent.token"); then
+    export COMMWATCH_PEERS="$peers"
+    set -- "$@" --token-file "$dir/agent.token"
+fi
+exec "$@"'
+
 # Agents end with this script, because srun passes on the end of its input. (At SIGTERM srun would kill them.)
 : >"$here/says"
 each_node "COMMWATCH_LABEL_USER=${SLURM_JOB_USER-}" "COMMWATCH_LABEL_CLUSTER=${SLURM_CLUSTER_NAME-}" \
-    "COMMWATCH_LABEL_PARTITION=${SLURM_JOB_PARTITION-}" \
+    "COMMWATCH_LABEL_PARTITION=${SLURM_JOB_PARTITION-}" sh -c "$start" sh "$peers" "$dir" \
     @@agent --until-stdin-closes --dir "$dir" --state "$state" <"$here/hold" >"$here/says" 2>&1 &
 agents=$!
 exec 3>"$here/hold"
+[ -z "$peers" ] || (od -An -N32 -tx1 /dev/urandom | tr -d ' \n' && echo) >&3 # in a subshell, because srun may have ended
 within 30 answering
 [ "$watching" -ge "$nodes" ] || say "agents on $watching of $nodes nodes: $(tail -n 1 "$here/says")"
 

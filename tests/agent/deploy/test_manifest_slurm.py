@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.deploy.slurm import FILES
-from tests.helpers import clean_env, commwatch, needs, wait_for
+from tests.helpers import clean_env, commwatch, free_port, needs, wait_for
 
 #: A user that may be given a folder, and that is not us.
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GID": str(os.getgid()), "SLURM_JOB_USER": "u"}
 
 
-def written(place: Path, *flags: str | Path) -> Path:
+def written(place: Path, *flags: str | Path, env: dict[str, str] | None = None) -> Path:
     """The scripts, for folders in ``place``."""
     folders = ("--run-dir", place / "run", "--state-dir", place / "state")
-    done = commwatch("manifest", "slurm", "--dir", place / "made", *folders, *flags)
+    done = commwatch("manifest", "slurm", "--dir", place / "made", *folders, *flags, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return place / "made"
 
@@ -91,6 +93,9 @@ def test_settings_go_along(tmp_path: Path) -> None:
         ("--probe", "here"),
         ("--probe", "/a:/b"),
         ("--host", "0.0.0.0"),
+        ("--secret", "mine"),
+        ("--secret", "/etc/secret"),
+        ("--secret", "/etc/secret", "--host", "0.0.0.0", "--insecure", "--port", "0"),
     ],
 )
 def test_refused(words: tuple[str, ...]) -> None:
@@ -125,6 +130,48 @@ def test_folder_of_others(tmp_path: Path) -> None:
     done = play(made / FILES["prolog"], **JOB)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert f"{tmp_path}/run must be" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("secret", "names", "why"),
+    [
+        (None, "one\ntwo", "secret must be a file of root with mode 600"),
+        ("short", "one\ntwo", "secret has fewer than 32 characters"),
+        ("x" * 32, None, "no such node"),
+        ("x" * 32, "one\ntwo", None),
+    ],
+    ids=["none", "short", "unknown-nodes", "right"],
+)
+def test_secret(tmp_path: Path, secret: str | None, names: str | None, why: str | None) -> None:
+    """Where a job's agents can get no common token, they run without one, and one line has the reason; a right secret is not printed."""
+    needs(os.geteuid() == 0 and shutil.which("setpriv"), "root and setpriv")
+    found = "echo no such node; exit 1" if names is None else f"printf '{names}\n'"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{found}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    file, settings = tmp_path / "secret", tmp_path / "my.toml"
+    if secret is not None:
+        file.write_text(secret)
+        file.chmod(0o600)
+    settings.write_text(f'host = "127.0.0.1"\nport = {free_port()}\n')
+    flags = ("--secret", file, "--config", settings, "--host", "0.0.0.0")
+    made = written(tmp_path, *flags, env=clean_env(PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    (made / FILES["prolog"]).write_text((made / FILES["prolog"]).read_text().replace("--host 0.0.0.0", ""))
+    try:
+        done = play(made / FILES["prolog"], **JOB, SLURM_JOB_NUM_NODES="2", SLURM_NODELIST="n[1-2]")
+        assert (done.returncode, done.stderr.count("\n")) == (0, 0 if why is None else 1)
+        assert (why or "") in done.stderr
+        token = tmp_path / "run" / "7" / "agent.token"
+        about = tmp_path / "run" / "7" / "agent.json"
+        wait_for(about.exists, "the agent")
+        derived = hashlib.sha256(f"{secret}:7:{os.getuid()}".encode()).hexdigest()
+        assert (token.read_text().strip() == derived) == (why is None)
+        pid = json.loads(about.read_text())["pid"]
+        variables = Path(f"/proc/{pid}/environ").read_text()
+        port = settings.read_text().split()[-1]
+        assert (f"COMMWATCH_PEERS=one:{port},two:{port}\0" in variables) == (why is None)
+    finally:
+        assert play(made / FILES["epilog"], **JOB).returncode == 0
     assert list((tmp_path / "run").iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Collection
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 from commwatch.wire.errors import UsageError
 from commwatch_agent.config_sources import keys_in
 
+#: Flags of the agent without a value.
+_SWITCHES = ("require_token", "insecure")
 #: A label of a node, and its name in Prometheus.
 _NODE_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_./]*)=([A-Za-z][A-Za-z0-9_]*)")
 
@@ -73,17 +76,38 @@ def refuse_settings(file: Path | None, why: str, names: Collection[str]) -> None
         raise UsageError(f"{file}: {', '.join(given)}: {why}")
 
 
+def is_local(host: str) -> bool:
+    """Return whether only clients on the same machine reach this address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_host(arguments: argparse.Namespace) -> None:
     """Raise ``UsageError`` for a host with which the agents would not start."""
     host = arguments.host
     if host is None or arguments.insecure or arguments.config is not None:
         return
-    try:
-        is_local = ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    if not is_local:
+    if not is_local(host):
         raise UsageError(
             f"--host {shlex.quote(host)}: other machines can reach it; name settings with tls_cert and tls_key (--config), "
             "or add --insecure if the network is private"
         )
+
+
+def program() -> Path:
+    """Return the path of the program ``commwatch``."""
+    return Path(sys.executable).with_name("commwatch")
+
+
+def given(arguments: argparse.Namespace) -> list[str]:
+    """Return the agent's flags that were given to this command; the agent reads all other settings when it starts."""
+    files = ("config", "token_file", "ca_file", "client_cert")
+    values = {name: getattr(arguments, name, None) for name in (*files, "host", "port")}
+    flags = {
+        f"--{name.replace('_', '-')}": Path(value).absolute() if name in files and value is not None else value
+        for name, value in values.items()
+    }
+    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
