@@ -131,8 +131,7 @@ def _documents(texts: list[str], site: Site, more: Mapping[str, object]) -> list
     """Return the YAML documents of templates, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **(_TOKEN if site.token_secret else dict.fromkeys(_TOKEN))}
     fields |= {"secret_group": site.gid if site.token_secret else None, "resources": _RESOURCES, **more}
-    sources = node_sources(site.node_labels)
-    fields["relabelings"] = [{"sourceLabels": [source], "targetLabel": label} for source, label in sources.items()]
+    fields["relabelings"] = relabelings(site.node_labels)
     fields["attach_node"] = bool(site.node_labels) or None
     fields |= _WITHOUT_THE_CHART
     return [_filled(text, fields) for text in texts]
@@ -150,12 +149,29 @@ def templates(mode: str) -> list[str]:
     return re.split(r"^---\n", template(f"k8s-{mode}.yaml").replace("      $agent\n", agent), flags=re.MULTILINE)
 
 
-def node_sources(node_labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels by which Prometheus' discovery knows a pod's node and labels of the node, with their names in the series."""
-    found = {"__meta_kubernetes_pod_node_name": "node"}
+def relabelings(node_labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the rules of Prometheus' operator by which series have the names of nodes and pods, not the addresses of pods.
+
+    ``instance`` is the node of an agent of a DaemonSet, and ``NAMESPACE/POD`` for the agent in the pod of a job.
+
+    Args:
+        node_labels: labels of the nodes that the series get, with their names there.
+    """
+    pod = "__meta_kubernetes_pod_"
+    of_pod = {
+        "sourceLabels": ["__meta_kubernetes_namespace", f"{pod}name"],
+        "separator": "/",
+        "targetLabel": "instance",
+    }
+    of_node = {
+        "sourceLabels": [f"{pod}controller_kind", f"{pod}node_name"],
+        "regex": "DaemonSet;(.+)",
+        "targetLabel": "instance",
+    }
+    sources = {f"{pod}node_name": "node"}
     for name, label in node_labels.items():
-        found[f"__meta_kubernetes_node_label_{re.sub('[^A-Za-z0-9_]', '_', name)}"] = label
-    return found
+        sources[f"__meta_kubernetes_node_label_{re.sub('[^A-Za-z0-9_]', '_', name)}"] = label
+    return [of_pod, of_node, *({"sourceLabels": [source], "targetLabel": label} for source, label in sources.items())]
 
 
 def _written(value: object) -> str:

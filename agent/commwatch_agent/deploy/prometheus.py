@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from commwatch.wire.addresses import DNS, BadAddress, url_of
-from commwatch_agent.deploy.kubernetes import node_sources
+from commwatch_agent.deploy.kubernetes import relabelings
 from commwatch_alerts.catalogue import Catalogue
 from commwatch_alerts.export import dumped, prometheus
 
@@ -128,7 +128,6 @@ def _pods(scrape: Scrape) -> dict[str, Any]:
     marks = ("label_app_kubernetes_io_name", "container_port_name", "phase")
     # The agents of `commwatch manifest k8s`, while they run.
     kept = {"source_labels": [meta + mark for mark in marks], "regex": "commwatch;metrics;Running", "action": "keep"}
-    named = [
-        {"source_labels": [source], "target_label": label} for source, label in node_sources(scrape.node_labels).items()
-    ]
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}  # the operator's, and Prometheus' own
+    named = [{names.get(key, key): value for key, value in each.items()} for each in relabelings(scrape.node_labels)]
     return {"kubernetes_sd_configs": [pods], "relabel_configs": [kept, *named]}

@@ -35,7 +35,7 @@ def test_node_labels(variant: str) -> None:
     monitor = found.get("PodMonitor", found.get("ServiceMonitor"))["spec"]  # type: ignore[index]
     assert monitor["attachMetadata"] == {"node": True}
     ((endpoint,),) = (value for key, value in monitor.items() if key.lower().endswith("endpoints"))
-    assert [(*each["sourceLabels"], each["targetLabel"]) for each in endpoint["relabelings"]] == [
+    assert [(*each["sourceLabels"], each["targetLabel"]) for each in endpoint["relabelings"][2:]] == [
         ("__meta_kubernetes_pod_node_name", "node"),
         ("__meta_kubernetes_node_label_topology_kubernetes_io_zone", "zone"),
         ("__meta_kubernetes_node_label_rack_no", "rack"),

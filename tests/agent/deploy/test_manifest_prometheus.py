@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import ssl
@@ -144,10 +145,24 @@ def test_kubernetes() -> None:
     (monitor,) = (each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == "metrics"
-    operators = [
-        {"source_labels": each["sourceLabels"], "target_label": each["targetLabel"]} for each in endpoint["relabelings"]
+    of_prometheus = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    assert named == [
+        {of_prometheus.get(key, key): value for key, value in each.items()} for each in endpoint["relabelings"]
     ]
-    assert named == operators
+
+
+@pytest.mark.parametrize(
+    ("controller", "instance"), [("DaemonSet", "gpu-7"), ("Job", "ml/train-0"), ("", "ml/train-0")]
+)
+def test_instance_has_a_name(controller: str, instance: str) -> None:
+    """On Kubernetes, `instance` is a name that an alert can show: the node of a DaemonSet's agent, else the pod with its namespace."""
+    discovered = {"namespace": "ml", "pod_name": "train-0", "pod_node_name": "gpu-7", "pod_controller_kind": controller}
+    labels = {f"__meta_kubernetes_{name}": value for name, value in discovered.items()} | {"__address__": "10.0.0.1:1"}
+    for rule in job("--kubernetes")["relabel_configs"][1:]:
+        joined = rule.get("separator", ";").join(labels.get(name, "") for name in rule["source_labels"])
+        if found := re.fullmatch(rule.get("regex", "(.*)"), joined):
+            labels[rule["target_label"]] = found[1]
+    assert (labels["instance"], labels["node"]) == (instance, "gpu-7")
 
 
 def test_prints_all() -> None:

@@ -9,9 +9,12 @@
 {{- merge $own .Values.commonLabels | toJson }}
 {{- end }}
 
-{{/* How Prometheus' operator gives each series its node, and labels of the node. */}}
+{{/* How Prometheus' operator gives each series the names of its node and pod, and labels of the node. */}}
 {{- define "commwatch.relabelings" -}}
-{{- $made := list (dict "sourceLabels" (list "__meta_kubernetes_pod_node_name") "targetLabel" "node") }}
+{{- $pod := dict "sourceLabels" (list "__meta_kubernetes_namespace" "__meta_kubernetes_pod_name") "separator" "/" "targetLabel" "instance" }}
+{{- $node := list "__meta_kubernetes_pod_controller_kind" "__meta_kubernetes_pod_node_name" }}
+{{- $node = dict "sourceLabels" $node "regex" "DaemonSet;(.+)" "targetLabel" "instance" }}
+{{- $made := list $pod $node (dict "sourceLabels" (list "__meta_kubernetes_pod_node_name") "targetLabel" "node") }}
 {{- range $name, $label := .Values.nodeLabels }}
 {{- $source := printf "__meta_kubernetes_node_label_%s" (regexReplaceAll "[^A-Za-z0-9_]" $name "_") }}
 {{- $made = append $made (dict "sourceLabels" (list $source) "targetLabel" $label) }}
