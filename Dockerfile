@@ -1,10 +1,12 @@
 # The agent: no torch, no compiler, not root. `docker build -t commwatch .`; settings: docs/deploy.md.
-# BASE is any image with Python 3.10 or later as `python3`, and its `venv`.
+# BASE is any image with Python 3.10 or later as `python3`, and its `venv`. EXTRAS=otlp,hooks adds the native hook for trainers, which the
+# image passes on but does not use, from the wheel of `make hooks` in dist/.
 ARG BASE=python:3.13-slim
 FROM ${BASE} AS build
+ARG EXTRAS=otlp
 WORKDIR /src
 COPY . .
-RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir '.[otlp]' && /opt/venv/bin/pip uninstall --yes pip
+RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir --find-links dist ".[${EXTRAS}]" && /opt/venv/bin/pip uninstall --yes pip
 
 FROM ${BASE}
 # The same path as where it was made: the commands in it begin with it.
