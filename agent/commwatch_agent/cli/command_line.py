@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     log.setFormatter(OneLine("commwatch: %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     try:
-        if (name := getattr(arguments, settings.AS_USER, None)) is not None:
-            settings.become(name)  # first, for which files are trusted depends on the user
+        if (user := getattr(arguments, settings.AS_USER, None)) is not None:
+            settings.become(user)  # first, for which files are trusted depends on the user
         with common_flags.explained_if_deleted():
             code: int = arguments.command(common_flags.settings_of(arguments), arguments)
         sys.stdout.flush()
