@@ -121,8 +121,8 @@ def slurm(place: Path, **scripts: Path) -> Iterator[Slurm]:
     )
     text = SETTINGS.format(host=host, place=place, controller=free_port(), nodes=nodes, scripts=lines)
     (place / "slurm.conf").write_text(text)
-    names = [f"{address} {name}\n" for name, address in ADDRESSES.items()]
-    (place / "hosts").write_text(f"127.0.0.1 localhost {host}\n{''.join(names)}")
+    own_names = [f"{address} {name}\n" for name, address in ADDRESSES.items()]
+    (place / "hosts").write_text(f"127.0.0.1 localhost {host}\n{''.join(own_names)}")
     (place / "munge.key").write_bytes(secrets.token_bytes(128))
     (place / "munge.key").chmod(0o600)
     running = Slurm(place)
