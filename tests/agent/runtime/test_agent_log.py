@@ -14,7 +14,7 @@ import pytest
 
 from commwatch import __version__
 from commwatch_agent.runtime import agent_log
-from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, wait_for
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, free_port, wait_for
 
 TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR|CRITICAL) \S")
 #: Logs a line that quotes foreign text, a warning of Python, and what nothing catches in a thread and in the main thread.
@@ -97,6 +97,29 @@ def test_start_and_end(tmp_path: Path) -> None:
     assert [each["event"] for each in events] == ["started", "stopping", "stopped"]
     assert (events[0]["url"], events[0]["dir"], events[1]["signal"]) == (url, str(tmp_path / "run"), "SIGTERM")
     assert (events[2]["records"], events[2]["records_lost"]) == (0, 0)
+
+
+def test_silent_while_idle(tmp_path: Path) -> None:
+    """However often an idle agent looks, is scraped, and asks an agent that never answers, it logs nothing between its start and its end."""
+    names = ("periodic.IDLE_S", *(f"daemon.{name}" for name in ("_INCIDENTS_S", "_PEERS_S", "_DISCOVERY_S", "_TIDY_S")))
+    often: dict[str, float | str] = {
+        f"commwatch_agent.{'runtime.' * name.startswith('periodic')}{name}": 0.01 for name in names
+    }
+    said, looks = tmp_path / "said", set[float]()
+    env = clean_env(COMMWATCH_PEERS=f"127.0.0.1:{free_port()}", COMMWATCH_INTERVAL="0.01")
+    with agent(tmp_path / "run", env=env, constants=often, said=said) as running:
+
+        def looked() -> bool:
+            looks.add(running.samples()["commwatch_alert_evaluation_seconds_total"])
+            return len(looks) > 10
+
+        wait_for(looked, "ten more looks")
+        assert [each["state"] for each in running.get("/api/v1/peers")] == ["silent"]
+    assert [line.split()[2].rstrip(":") for line in said.read_text().splitlines()] == [
+        "commwatch",
+        "stopping",
+        "stopped",
+    ]
 
 
 def test_refused_start(tmp_path: Path) -> None:
