@@ -25,7 +25,7 @@ from tests.helpers import PATIENCE_S, clean_env, free_port, needs, wait_for
 ADDRESSES = {"one": "127.0.0.2", "two": "127.0.0.3"}
 NODES = tuple(ADDRESSES)
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "unshare", "setpriv")
-#: Nothing of the machine's is touched: no cgroups, no accounting, no address but 127.0.0.1.
+#: No cgroups and no accounting of the machine. Daemons listen on all addresses: a node names 127.0.0.2, and connects from 127.0.0.1.
 SETTINGS = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -43,7 +43,6 @@ SlurmdLogFile={place}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-CommunicationParameters=NoInAddrAny
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
