@@ -210,7 +210,7 @@ def test_steps_across_nodes(step_ms: int, late_ms: int, every: int, culprits: li
 
 def test_steps_are_bounded() -> None:
     """An answer has a thousand steps at most, the latest; and a few, however old they are."""
-    quick, slow = (JobTable() for _ in range(2))
+    quick = JobTable()
     marks = packed(*(mark(step, 10 * step * MS) for step in range(2000)))
     ingest_records(add(quick, 0, 4), operations(range(190, 200), 1) + marks)
     (found,) = parts_of(quick, now_ns=20 * S)
