@@ -130,7 +130,7 @@ image-proof: .stamps/venv  ## build the image on a base of Debian's packages, an
 	$(BIN)/python -m pytest -m image_proof tests/image
 
 test-traces: .stamps/venv  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
-	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py
+	$(BIN)/python -m pytest -m public_traces tests/agent/sources/test_public_traces.py
 
 mutations: .stamps/venv parts  ## break the core in eighty places, and check that the tests find each (as root, 8 min)
 	$(BIN)/python -m tests.mutations

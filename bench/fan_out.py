@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from bench.common import cpu_s, emit, scratch
 from bench.fleet import JOB, STEP_NS, Layout, Node
 from bench.scale import LATE
-from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import RunningAgent, agent, clean_env, end_rank, mark, wait_for, write_ring
 
 #: Seconds of the job that the agents tell of: as many as `diagnose` looks back.

@@ -33,15 +33,16 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from commwatch.wire import events as ev
 from commwatch.wire.identity import boot_id
-from commwatch_agent.analysis import ended_operations, live_ranks
+from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.summary import merged
 from commwatch_agent.analysis.timeline import bars
-from commwatch_agent.core.views import JobView
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.nodes.queries import CellView, view_of
+from commwatch_agent.job import rank_parts
+from commwatch_agent.job.queries import CellView, view_of
+from commwatch_agent.model.views import JobView
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.prometheus.metrics import METRICS
 from commwatch_agent.questions.node_now import node_now
@@ -252,7 +253,7 @@ class Node:
                 "ranks": lambda: _plain(live_ranks.ranks(jobs, now)),
                 "groups": lambda: _plain(live_ranks.groups(jobs)),
                 "verdicts": lambda: _plain(judged_now(jobs, now)),
-                "parts": lambda: _limited(ended_operations.parts(jobs, now, most)),
+                "parts": lambda: _limited(rank_parts.parts(jobs, now, most)),
                 "cells": lambda: {"since": time.time() - 30, "until": time.time(), "cells": _plain(self._cells())},
                 "slots": list,
                 "now": lambda: asdict(node_now(jobs[0], {}, (), now)),

@@ -19,11 +19,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from bench.common import emit, scratch
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.history.chunks import OpenChunk, statements
 from commwatch_agent.history.opening import Transaction, connect
 from commwatch_agent.history.soundness import row_checksum
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo
 from commwatch_agent.questions.operations import Wanted, operations
 from commwatch_agent.reference.references import References
 

@@ -26,10 +26,10 @@ from bench.common import emit, last_json, memory_mb, scratch
 from commwatch.wire import events as ev
 from commwatch_agent import cli
 from commwatch_agent.config_sources import load
-from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
 from commwatch_agent.history.opening import Transaction, connect
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo
 from commwatch_agent.runtime.peers import ANSWERS
 
 RANKS, JOB = 8, "job"
@@ -97,7 +97,7 @@ def exported(directory: str, out: str) -> None:
 def measured(directory: Path, nodes: int, operations: int) -> dict[str, object]:
     """Export the job from its first node, with agents if there are others; return the figures."""
     # Not in the process that exports: they take more memory than the export.
-    from tests.agent.server.routes.test_jobs import rings_of
+    from tests.agent.web.routes.test_jobs import rings_of
     from tests.helpers import agent, clean_env, wait_for
 
     places = [directory / str(number) for number in range(nodes)]

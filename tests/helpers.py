@@ -28,14 +28,10 @@ from hypothesis import HealthCheck, settings
 from commwatch.wire import events as ev
 from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
-from commwatch_agent.alerting.bundles import Bundles
-from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import NodeLook, RankLook
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.config import Config
-from commwatch_agent.core.api_views import Row
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
@@ -45,18 +41,22 @@ from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.ingest.intake import Intake
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.steps import EXPLICIT
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.notify.bundles import Bundles
+from commwatch_agent.notify.incident_watch import IncidentWatch, Plan
+from commwatch_agent.notify.look import NodeLook, RankLook
 from commwatch_agent.questions.services import Services
 from commwatch_agent.questions.worker import Worker
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime.peers import Peers
-from commwatch_agent.server import scrape
-from commwatch_agent.watchers.culprits import Culprits
-from commwatch_agent.watchers.gpus import Gpus
-from commwatch_agent.watchers.host import HostWatch
-from commwatch_agent.watchers.inspector import Inspector
-from commwatch_agent.watchers.nccl import NcclLogs
-from commwatch_agent.watchers.profiles import Profiles
-from commwatch_agent.watchers.ras import Ras
+from commwatch_agent.sources.culprits import Culprits
+from commwatch_agent.sources.gpus import Gpus
+from commwatch_agent.sources.host import HostWatch
+from commwatch_agent.sources.inspector import Inspector
+from commwatch_agent.sources.nccl import NcclLogs
+from commwatch_agent.sources.profiles import Profiles
+from commwatch_agent.sources.ras import Ras
+from commwatch_agent.web import scrape
 from commwatch_alerts.catalogue import read, shipped
 from tests import prefork
 from tests.bare import opened
@@ -73,8 +73,8 @@ SOON_HUNG: dict[str, float | str] = {
 }
 #: For an agent that looks at its metrics each second, not each 15 s, and ends incidents from its fifth second on, not from its sixtieth.
 SOON_LOOKED: dict[str, float | str] = {
-    "commwatch_agent.alerting.look.METRICS_S": 1.0,
-    "commwatch_agent.alerting.incident_watch.SETTLED_S": 5.0,
+    "commwatch_agent.notify.look.METRICS_S": 1.0,
+    "commwatch_agent.notify.incident_watch.SETTLED_S": 5.0,
 }
 #: For an agent that takes the clock of every trainer for right: rings whose times are those of a test.
 ANY_CLOCK = {"commwatch_agent.ingest.rings.clock._AGREE_NS": 1 << 62}

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from commwatch.wire import events as ev
 from commwatch.wire.identity import ring_prefix
 from commwatch.wire.ring import HEARTBEAT, RingWriter
-from commwatch_agent.core.cells import SLOT_NS
-from tests.agent.server.routes.test_jobs import rings_of
+from commwatch_agent.model.cells import SLOT_NS
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import MS, RunningAgent, agent, end_rank, group_entry, identity, mark, operation, wait_for
 
 if TYPE_CHECKING:

@@ -34,14 +34,14 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     # Bandwidths, intervals, the model of references.
-    Mutation("return 2 * (n - 1) / n", "return (n - 1) / n", "agent/core/test_bandwidth.py"),
-    Mutation("if factor is not None and group_size > 1 else None", "if factor is not None and group_size > 0 else None", "agent/core/test_bandwidth.py"),
-    Mutation("return end - start - covered", "return end - start", "agent/core/test_intervals.py"),
-    Mutation("gone = bisect_right(self.ends, before)", "gone = bisect_right(self.ends, before) + 1", "agent/core/test_intervals.py"),
-    Mutation('(2 if op == "all_reduce" else 1) * (group_size - 1)', '(2 if op == "all_reduce" else 1) * group_size', "agent/core/test_alpha_beta.py"),
-    Mutation("max(sizes) < LEAST_SPAN * min(sizes)", "max(sizes) < LEAST_SPAN", "agent/core/test_alpha_beta.py"),
-    Mutation("rank = max(1, math.ceil(q * total))", "rank = max(1, math.floor(q * total))", "agent/core/test_sketch.py"),
-    Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/core/test_sketch.py"),
+    Mutation("return 2 * (n - 1) / n", "return (n - 1) / n", "agent/model/test_bandwidth.py"),
+    Mutation("if factor is not None and group_size > 1 else None", "if factor is not None and group_size > 0 else None", "agent/model/test_bandwidth.py"),
+    Mutation("return end - start - covered", "return end - start", "agent/model/test_intervals.py"),
+    Mutation("gone = bisect_right(self.ends, before)", "gone = bisect_right(self.ends, before) + 1", "agent/model/test_intervals.py"),
+    Mutation('(2 if op == "all_reduce" else 1) * (group_size - 1)', '(2 if op == "all_reduce" else 1) * group_size', "agent/model/test_alpha_beta.py"),
+    Mutation("max(sizes) < LEAST_SPAN * min(sizes)", "max(sizes) < LEAST_SPAN", "agent/model/test_alpha_beta.py"),
+    Mutation("rank = max(1, math.ceil(q * total))", "rank = max(1, math.floor(q * total))", "agent/model/test_sketch.py"),
+    Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/model/test_sketch.py"),
     # Stragglers.
     Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/analysis/test_straggler_search.py"),
     Mutation("if span_ns < rules.least_ns or still_ns", "if still_ns", "agent/analysis/test_straggler_search.py"),
@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation("part.duration_ns - late.duration_ns) for part", "part.duration_ns) for part", "agent/ingest/test_collective_join.py"),
     Mutation("NOT_KNOWN_NS, 0, own - usual[:, None])", "NOT_KNOWN_NS, 0, own)", "agent/ingest/test_collective_join.py"),
     Mutation("late[order] = np.maximum(0, own - earlier)", "late[order] = np.maximum(0, own)", "agent/ingest/test_collective_join.py"),
-    Mutation("if len(ranks) == size:", "if ranks:", "agent/nodes/test_rank_parts.py"),
+    Mutation("if len(ranks) == size:", "if ranks:", "agent/job/test_rank_parts.py"),
     Mutation("if part.end_ns < pending.last_launch:", "if False:", "agent/ingest/test_collective_join.py"),
     Mutation("if len(self._pending) > MOST_PENDING:", "if False:", "agent/ingest/test_collective_join.py"),
     # Retention of the history.
@@ -80,10 +80,10 @@ MUTATIONS = (
     Mutation("if deleted >= too_much[owner]:", "if False:", "agent/history/test_retention.py"),
     Mutation("WHERE arrived_ns < {before_ns:d} LIMIT {_ROWS}", "WHERE arrived_ns > {before_ns:d} LIMIT {_ROWS}", "agent/history/test_retention.py"),
     # Requests to an agent.
-    Mutation("MOST_REQUESTS * (1 if self._requests[client] else 2)", "MOST_REQUESTS", "agent/server/test_gate.py"),
-    Mutation("if self._requests[client] >= MOST_OF_ONE:", "if False:", "agent/server/test_gate.py"),
-    Mutation("if taken > MOST_BODY_BYTES:", "if False:", "agent/server/test_gate.py"),
-    Mutation('if "job" in given.get("scope", ()) or route', "if route", "agent/server/test_gate.py"),
+    Mutation("MOST_REQUESTS * (1 if self._requests[client] else 2)", "MOST_REQUESTS", "agent/web/test_gate.py"),
+    Mutation("if self._requests[client] >= MOST_OF_ONE:", "if False:", "agent/web/test_gate.py"),
+    Mutation("if taken > MOST_BODY_BYTES:", "if False:", "agent/web/test_gate.py"),
+    Mutation('if "job" in given.get("scope", ()) or route', "if route", "agent/web/test_gate.py"),
     # Files of other users.
     Mutation("shared = trust.group and bool(found.folder.st_mode & stat.S_ISGID) and ", "shared = trust.group and ", "collectors/wire/test_crossing.py"),
     Mutation("if self._links > _MOST_LINKS or self._shared or of_others:", "if self._links > _MOST_LINKS or of_others:", "collectors/wire/test_crossing.py"),
@@ -97,7 +97,7 @@ MUTATIONS = (
     Mutation("if self.messages - at <= _SOON:", "if True:", "collectors/nccl/test_reasons.py"),
     Mutation("for _, each in warned if is_complete else ():", "for _, each in ():", "collectors/nccl/test_reasons.py"),
     Mutation("rule.depth if error else CAUSE, at", "CAUSE, at", "collectors/nccl/test_reasons.py"),
-    Mutation("    if unchanged_s < HANG_S:", "    if unchanged_s < 0:", "agent/watchers/test_ras.py"),
+    Mutation("    if unchanged_s < HANG_S:", "    if unchanged_s < 0:", "agent/sources/test_ras.py"),
     Mutation("self._memo[len(self._memo)] = self.stack[-1]", "self._memo[len(self._memo) + 1] = self.stack[-1]", "collectors/node/test_flight_recorder.py"),
     Mutation("raw = raw[-MOST_ENTRIES:]", "raw = raw[:MOST_ENTRIES]", "collectors/node/test_flight_recorder.py"),
     Mutation("size_bytes=max(sizes, default=None)", "size_bytes=min(sizes, default=None)", "collectors/node/test_flight_recorder.py"),
@@ -116,16 +116,16 @@ MUTATIONS = (
     Mutation("hours * 3600 + minutes * 60 + rest", "hours * 3600 + minutes + rest", "alerts/test_catalogue.py"),
     # How jobs end.
     Mutation("if ending is not None and ending.until_ns >= began}", "if ending is not None}", "agent/analysis/test_runs_of_one_name.py"),
-    Mutation("key=lambda code: (code == 0, code))", "key=lambda code: code)", "agent/nodes/test_answers.py"),
-    Mutation("raised_ns is not None and ended_ns - raised_ns < _SHORTLY_NS", "raised_ns is not None", "agent/core/test_endings.py"),
-    Mutation("apart_ns = 1 if others_raised else _APART_NS", "apart_ns = 1", "agent/core/test_endings.py"),
+    Mutation("key=lambda code: (code == 0, code))", "key=lambda code: code)", "agent/job/test_answers.py"),
+    Mutation("raised_ns is not None and ended_ns - raised_ns < _SHORTLY_NS", "raised_ns is not None", "agent/model/test_endings.py"),
+    Mutation("apart_ns = 1 if others_raised else _APART_NS", "apart_ns = 1", "agent/model/test_endings.py"),
     Mutation("return had_hung or bool(set(condition.ranks) & set(known.waiting))", "return had_hung", "agent/incidents/test_lifecycle.py"),
     Mutation("if cause.seen_at < effect.began_at and lost <= set(cause.waiting):", "if False:", "agent/incidents/test_job_rules.py"),
     # The live page.
-    Mutation("const op = rank.oldest;", "const op = job.in_flight.find((each) => each.rank === rank.rank);", "agent/server/test_live_page_modules.py"),
-    Mutation("size >= SMALL ? 0 : size >= TINY ? 1 : 2", "size >= TINY ? 0 : 2", "agent/server/test_live_page_modules.py"),
-    Mutation("[below(incident, 0)]", "[[{ incident, depth: 0 }]]", "agent/server/test_live_page_modules.py"),
-    Mutation("if (at < latest - HOUR_S) this", "if (at < latest - 2 * HOUR_S) this", "agent/server/test_live_page_modules.py"),
+    Mutation("const op = rank.oldest;", "const op = job.in_flight.find((each) => each.rank === rank.rank);", "agent/web/test_live_page_modules.py"),
+    Mutation("size >= SMALL ? 0 : size >= TINY ? 1 : 2", "size >= TINY ? 0 : 2", "agent/web/test_live_page_modules.py"),
+    Mutation("[below(incident, 0)]", "[[{ incident, depth: 0 }]]", "agent/web/test_live_page_modules.py"),
+    Mutation("if (at < latest - HOUR_S) this", "if (at < latest - 2 * HOUR_S) this", "agent/web/test_live_page_modules.py"),
     Mutation("known = [share for share in shares if share is not None]", "known = [share or 0.0 for share in shares]", "agent/questions/test_live_view.py"),
 )  # fmt: skip
 

@@ -43,8 +43,8 @@ PRELOADED = {
         "commwatch.api.client",
         "commwatch_agent.daemon",
         "commwatch_agent.questions.worker_process",
-        "commwatch_agent.server.listener",
-        "commwatch_agent.server.web",
+        "commwatch_agent.web.listener",
+        "commwatch_agent.web.application",
     ),
 }
 #: The constants of an agent, for the processes that it starts.

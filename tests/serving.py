@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from commwatch.wire import tokens
 from commwatch_agent.config_sources import load
-from commwatch_agent.server.listener import Server, listen
+from commwatch_agent.web.listener import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 
 

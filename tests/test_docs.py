@@ -15,13 +15,13 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from commwatch.probe.torch_nccl_plugin import CHAIN
-from commwatch_agent.alerting.alert_rules import labels_by_series
 from commwatch_agent.analysis import advice
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import SETTINGS
+from commwatch_agent.notify.alert_rules import labels_by_series
 from commwatch_agent.prometheus.exporter import MOST_GROUPS
 from commwatch_agent.prometheus.metrics import METRICS
-from commwatch_agent.server.web import application
+from commwatch_agent.web.application import application
 from commwatch_alerts import catalogue
 from commwatch_alerts.check import OF_A_SCRAPE, labels
 from commwatch_alerts.durations import duration

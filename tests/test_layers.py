@@ -23,9 +23,10 @@ PACKAGES = {
 }
 #: Rooms of the agent, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
-    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("nodes",), ("incidents",), ("whatif",), ("prometheus",), ("report",), ("comparison",),
+    ("text",), ("model",), ("reference",), ("history",), ("ingest",), ("analysis",), ("job",), ("incidents",), ("whatif",),
+    ("prometheus",), ("report",), ("compare",),
     ("config", "config_checks", "config_sources"), ("runtime",),
-    ("watchers",), ("alerting",), ("questions",), ("otlp",), ("deploy",), ("commands",), ("proof",), ("server",), ("daemon",), ("cli",), ("__main__",),
+    ("sources",), ("notify",), ("questions",), ("otlp",), ("deploy",), ("commands",), ("proof",), ("web",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.
@@ -49,7 +50,7 @@ MOST_FILES, MOST_AT_THE_ROOT = 25, 6
 
 
 def _module(package: str, file: Path) -> str:
-    """``agent/commwatch_agent/core/views.py``: ``commwatch_agent.core.views``; a package is named without its ``__init__``."""
+    """``agent/commwatch_agent/model/views.py``: ``commwatch_agent.model.views``; a package is named without its ``__init__``."""
     parts = file.relative_to(PACKAGES[package]).with_suffix("").parts
     return ".".join((package, *(part for part in parts if part != "__init__")))
 

@@ -20,17 +20,9 @@ from commwatch import __version__
 from commwatch.wire.announcement import FILE, announce
 from commwatch.wire.errors import CommwatchError
 from commwatch.wire.identity import PEER_ADDRESS
-from commwatch_agent.alerting.alert_rules import plan_of
-from commwatch_agent.alerting.bundles import Bundles, Sources
-from commwatch_agent.alerting.delivery_setup import address_of, delivery_of, readings, url_of
-from commwatch_agent.alerting.incident_watch import IncidentWatch, Plan
-from commwatch_agent.alerting.look import NodeLook, RankLook
 from commwatch_agent.analysis.live_ranks import ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
-from commwatch_agent.core.runs import renamed
-from commwatch_agent.core.units import counted
-from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.history import History
@@ -40,6 +32,13 @@ from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.intake import Intake, room_for_rings
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rings.process_ends import ProcessEnds
+from commwatch_agent.model.runs import renamed
+from commwatch_agent.model.views import RankView
+from commwatch_agent.notify.alert_rules import plan_of
+from commwatch_agent.notify.bundles import Bundles, Sources
+from commwatch_agent.notify.delivery_setup import address_of, delivery_of, readings, url_of
+from commwatch_agent.notify.incident_watch import IncidentWatch, Plan
+from commwatch_agent.notify.look import NodeLook, RankLook
 from commwatch_agent.otlp.opening import pushes
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.questions.services import Services
@@ -55,13 +54,14 @@ from commwatch_agent.runtime.reload import Change, change
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import SighupListener
-from commwatch_agent.server.listener import Server, listen, reachable_at
-from commwatch_agent.server.web import application
-from commwatch_agent.watchers.culprits import Culprits
-from commwatch_agent.watchers.nccl import logs_of, remove_old
-from commwatch_agent.watchers.profiles import Profiles, kept_in
-from commwatch_agent.watchers.regular_profiles import RegularProfiles
-from commwatch_agent.watchers.watchers import GPUS_S, Watchers
+from commwatch_agent.sources.culprits import Culprits
+from commwatch_agent.sources.nccl import logs_of, remove_old
+from commwatch_agent.sources.profiles import Profiles, kept_in
+from commwatch_agent.sources.regular_profiles import RegularProfiles
+from commwatch_agent.sources.watchers import GPUS_S, Watchers
+from commwatch_agent.text.units import counted
+from commwatch_agent.web.application import application
+from commwatch_agent.web.listener import Server, listen, reachable_at
 from commwatch_alerts.model import Alert
 from commwatch_alerts.receivers.opening import receivers
 from commwatch_collectors.registry import Reading

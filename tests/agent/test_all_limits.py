@@ -15,9 +15,6 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire import ring, splits
 from commwatch.wire.ring_reader import RingReader
-from commwatch_agent.core.cells import SLOT_NS
-from commwatch_agent.core.names_file import _MOST_PEERS, _MOST_SUMS
-from commwatch_agent.core.runs import origin_of
 from commwatch_agent.history.store import Writer
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
 from commwatch_agent.ingest.intake import MOST_RINGS
@@ -26,6 +23,9 @@ from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rings.source import Source
 from commwatch_agent.ingest.tables.weights import ALL_BYTES, MOST_ENDED
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch_agent.model.cells import SLOT_NS
+from commwatch_agent.model.names_file import _MOST_PEERS, _MOST_SUMS
+from commwatch_agent.model.runs import origin_of
 from commwatch_collectors.node.process import Usage
 from tests.helpers import EPOCH_NS, MS, group_entry, identity, mark, operation, packed, write_ring
 

@@ -19,9 +19,6 @@ from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis import flight_recorder_analysis
 from commwatch_agent.analysis.pipelines import directions
-from commwatch_agent.core.cells import OTHER
-from commwatch_agent.core.intervals import Intervals
-from commwatch_agent.core.sketch import Packed
 from commwatch_agent.history import chunks, operations
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History
@@ -33,6 +30,9 @@ from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch_agent.ingest.step_accounting import StepAccounting
 from commwatch_agent.ingest.steps import EXPLICIT, StepTracker
 from commwatch_agent.ingest.tables import side_tables
+from commwatch_agent.model.cells import OTHER
+from commwatch_agent.model.intervals import Intervals
+from commwatch_agent.model.sketch import Packed
 from commwatch_collectors.nccl import ras
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.evidence import Log

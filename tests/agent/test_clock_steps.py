@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.history.history import History
+from commwatch_agent.model.cells import SLOT_NS
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation
 
 HOUR_NS = 3600 * 1000 * MS

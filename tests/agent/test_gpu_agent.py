@@ -16,7 +16,7 @@ from commwatch_agent.commands.doctor import examine
 from commwatch_agent.commands.network_checks import Check
 from commwatch_agent.config_sources import load
 from tests import prefork
-from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import (
     MS,

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from commwatch.wire.ring import RingWriter
-from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_job_wide import ANY_NODE, command_of_all, of_all, states, whole
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.chrome_trace import Slice, parsed, read
 from tests.helpers import (
     ANY_CLOCK,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.agent.cli.test_fan_out import hanging, strange, trickling
-from tests.agent.server.routes.test_jobs import BASE, one_rank, populate, rings_of
+from tests.agent.web.routes.test_jobs import BASE, one_rank, populate, rings_of
 from tests.helpers import ANY_CLOCK, SOON_MET, RunningAgent, agent, clean_env, commwatch, end_rank, free_port, wait_for
 
 #: Which ranks of the job each node has.

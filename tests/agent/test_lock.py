@@ -17,7 +17,7 @@ from commwatch_agent.daemon import Daemon
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.reference.references import References
-from commwatch_agent.watchers import profiles
+from commwatch_agent.sources import profiles
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, operation, wait_for
 
 

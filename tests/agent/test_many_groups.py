@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from commwatch.wire.ring import RingWriter
-from commwatch_agent.core.cells import LATEST_KNOWN, MOST_APART, OTHER
 from commwatch_agent.history.history import History
+from commwatch_agent.model.cells import LATEST_KNOWN, MOST_APART, OTHER
 from commwatch_agent.prometheus.exporter import MOST_GROUP_IDS, Exporter
 from tests.helpers import MS, Watch, group_entry, judged_now, operation, write_ring
 

@@ -16,8 +16,6 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
-from commwatch_agent.core.sketch import bin_of
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.history.store import Writer
@@ -26,7 +24,9 @@ from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.step_accounting import StepTotals
 from commwatch_agent.ingest.stragglers import MOST_BINS, LateWindow
 from commwatch_agent.ingest.tables.rhythm import MOST
-from commwatch_agent.server.web import application
+from commwatch_agent.model.cells import SLOT_NS, Cell, CellKey, StepRecord
+from commwatch_agent.model.sketch import bin_of
+from commwatch_agent.web.application import application
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -13,10 +13,10 @@ from commwatch.probe.native.library import PLUGIN
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.advice_input import nccl_choices
 from commwatch_agent.analysis.nccl_operations import nccl_operations, slow_choices
-from commwatch_agent.core.cells import MOST_KINDS
-from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
+from commwatch_agent.model.cells import MOST_KINDS
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
 from tests.agent.prometheus.test_metrics import samples

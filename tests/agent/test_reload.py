@@ -27,7 +27,7 @@ from commwatch_agent.runtime.reload import change
 from commwatch_agent.runtime.sd_notify import READY, RELOADING
 from commwatch_alerts.model import KindSettings
 from tests.agent.runtime.test_sd_notify import received, supervisor
-from tests.agent.server.test_tls import authority, believing, settings_of
+from tests.agent.web.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, SOON_LOOKED, RunningAgent, agent, clean_env, fetch, lost_rank, wait_for
 from tests.live import HandMade
 from tests.receivers import Server

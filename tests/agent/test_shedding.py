@@ -12,10 +12,10 @@ from commwatch.wire.modes import COUNTERS, FULL, SAMPLING
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.rank_state import shedding
-from commwatch_agent.core.shares import Room
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.shares import Room
 from tests.helpers import (
     MS,
     RunningAgent,

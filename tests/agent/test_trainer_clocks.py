@@ -12,9 +12,9 @@ import pytest
 from commwatch.wire.ring import HEARTBEAT
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.time_buckets import lengths
-from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
+from commwatch_agent.model.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch_agent.report.charts import figures, gather
 from commwatch_agent.report.report import build
 from commwatch_agent.report.report_text import text

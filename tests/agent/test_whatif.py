@@ -16,9 +16,9 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from commwatch_agent.reference.references import Measured, directory, save
-from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.test_config import one_line
 from tests.agent.test_job_reports import BASE, NODES, STEPS, Site
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     RunningAgent,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.cli.query import table
-from commwatch_agent.core.terminal_text import width
+from commwatch_agent.text.terminal_text import width
 from tests.helpers import (
     MS,
     RunningAgent,

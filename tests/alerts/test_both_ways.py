@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.lifecycle import Around, Table
+from commwatch_agent.model.views import RankView
 from commwatch_alerts.delivery import Delivery
 from commwatch_alerts.model import FIRING, Alert
 from commwatch_alerts.receivers.opening import receivers

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_agent.notify.alert_rules import labels_by_series
 from commwatch_alerts import catalogue
 from commwatch_alerts.catalogue import CatalogueError, read, shipped
 from commwatch_alerts.check import check

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from commwatch_agent.core.units import IN_TEXTS
+from commwatch_agent.text.units import IN_TEXTS
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.model import RESOLVED, Rule
 from commwatch_alerts.outbox import Batch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commwatch_agent.core.units import IN_TEXTS
+from commwatch_agent.text.units import IN_TEXTS
 from commwatch_alerts.catalogue import CatalogueError, read, shipped
 from commwatch_alerts.export import prometheus
 from commwatch_alerts.model import INFO, SEVERITIES, WARNING, KindSettings

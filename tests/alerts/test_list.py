@@ -13,7 +13,7 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_agent.notify.alert_rules import labels_by_series
 from commwatch_alerts.catalogue import Catalogue, read, shipped
 from commwatch_alerts.check import check as check_list
 from commwatch_alerts.export import prometheus

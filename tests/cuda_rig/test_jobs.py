@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commwatch.wire import events as ev
-from tests.agent.watchers.kernel_sweep import Kernel, sweep
+from tests.agent.sources.kernel_sweep import Kernel, sweep
 from tests.cuda_rig.played_jobs import Run, timed, wrong
 from tests.e2e.torchjob import digest
 

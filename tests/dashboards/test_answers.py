@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.prometheus.exporter import Exporter
-from commwatch_agent.watchers.host import HostWatch
+from commwatch_agent.sources.host import HostWatch
 from commwatch_collectors.registry import Reading
 from commwatch_dashboards.common import rank_map
-from tests.agent.server.routes.test_jobs import rings_of
-from tests.agent.watchers.test_nccl import lines
+from tests.agent.sources.test_nccl import lines
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.alerts.promtool import exported
 from tests.dashboards.grafana import NAMES, Target, Values, choices, load, substituted, targets
 from tests.e2e.torchjob import preforked

@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
-from commwatch_agent.alerting.alert_rules import labels_by_series
+from commwatch_agent.notify.alert_rules import labels_by_series
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import RUNBOOK_URL
 from tests.dashboards.grafana import NAMES, label_values, load, panels, substituted, targets, variables

@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.model.alpha_beta import Curve
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from commwatch_agent.core.units import percent
+from commwatch_agent.text.units import percent
 from tests import prefork
 from tests.e2e.hosts import Host, joined_hosts
 from tests.e2e.torchjob import JOBS

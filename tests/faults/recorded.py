@@ -22,10 +22,10 @@ from commwatch_agent.analysis.ended_operations import stragglers
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
-from commwatch_agent.core.cells import StepRecord
-from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.batches import Batch, ingest
 from commwatch_agent.ingest.jobs import JobTable
+from commwatch_agent.model.cells import StepRecord
+from commwatch_agent.model.views import GroupView, RankView
 from tests.faults.scenarios import Scenario
 from tests.helpers import Watch, identity, write_ring
 

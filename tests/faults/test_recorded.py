@@ -14,11 +14,11 @@ import pytest
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.waits.uneven_work import Why, uneven
-from commwatch_agent.core.cells import StepRecord
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.lifecycle import Around
+from commwatch_agent.model.cells import StepRecord
 from commwatch_agent.report import report
 from commwatch_agent.report.recorded_steps import model_of
 from commwatch_agent.report.timeline_export import Window, own_trace

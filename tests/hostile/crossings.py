@@ -30,13 +30,13 @@ RING = "ring"
 #: By file: by call, the reason of each.
 DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/__init__.py": {"read_bytes": [OURS, OURS], "rglob": [OURS, OURS]},
-    "agent/commwatch_agent/alerting/bundles.py": {
+    "agent/commwatch_agent/notify/bundles.py": {
         "fdopen": [OPENED],
         "glob": [STATE],
         "rename": [STATE],
         "unlink": [STATE, STATE, STATE],
     },
-    "agent/commwatch_agent/alerting/delivery_setup.py": {"connect": [NETWORK]},
+    "agent/commwatch_agent/notify/delivery_setup.py": {"connect": [NETWORK]},
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": {"open": [OPENED]},
     "collectors/commwatch/api/watching.py": {"Popen": [PROGRAM]},
     "agent/commwatch_agent/cli/command_line.py": {"open": [KERNEL, KERNEL]},
@@ -72,7 +72,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "rmtree": [SCRATCH, STATE],
         "unlink": [STATE],
     },
-    "agent/commwatch_agent/core/unpacking.py": {"GzipFile": [OPENED]},
+    "agent/commwatch_agent/model/unpacking.py": {"GzipFile": [OPENED]},
     "agent/commwatch_agent/daemon.py": {"unlink": [STATE]},
     "agent/commwatch_agent/deploy/chart.py": {"read_text": [OURS], "write_text": [TYPED]},
     "agent/commwatch_agent/deploy/hooks_wheel.py": {
@@ -126,28 +126,28 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/questions/worker.py": {"Popen": [OURS]},
     "agent/commwatch_agent/questions/worker_process.py": {"write_text": [KERNEL]},
     "agent/commwatch_agent/questions/trace_files.py": {"GzipFile": [MEMORY]},
-    "agent/commwatch_agent/server/listener.py": {"bind": [NETWORK, NETWORK]},
-    "agent/commwatch_agent/server/tls.py": {"load_cert_chain": [OPENED], "load_verify_locations": [OPENED]},
-    "agent/commwatch_agent/watchers/nccl.py": {"rmdir": [STATE]},
-    "agent/commwatch_agent/watchers/profiles.py": {
+    "agent/commwatch_agent/web/listener.py": {"bind": [NETWORK, NETWORK]},
+    "agent/commwatch_agent/web/tls.py": {"load_cert_chain": [OPENED], "load_verify_locations": [OPENED]},
+    "agent/commwatch_agent/sources/nccl.py": {"rmdir": [STATE]},
+    "agent/commwatch_agent/sources/profiles.py": {
         "glob": [STATE, STATE, STATE, STATE],
         "replace": [STATE],
         "rmtree": [STATE, STATE],
         "write_bytes": [STATE],
     },
-    "agent/commwatch_agent/watchers/stack_capture.py": {
+    "agent/commwatch_agent/sources/stack_capture.py": {
         "TemporaryFile": [SCRATCH],
         "open": [KERNEL, KERNEL, KERNEL, KERNEL],
         "run": [PROGRAM],
     },
-    "agent/commwatch_agent/watchers/trace_files.py": {
+    "agent/commwatch_agent/sources/trace_files.py": {
         "open": [OPENED, OPENED],
         "replace": [STATE],
         "run": [OURS],
         "unlink": [STATE],
         "write_text": [STATE],
     },
-    "agent/commwatch_agent/watchers/trace_overlap.py": {"write_text": [STATE]},
+    "agent/commwatch_agent/sources/trace_overlap.py": {"write_text": [STATE]},
     "collectors/commwatch_collectors/nccl/ras.py": {"create_connection": [NETWORK]},
     "collectors/commwatch/nccl_plugin/trial.py": {"CDLL": [OURS]},
     "collectors/commwatch_collectors/node/gpu_nvidia.py": {"CDLL": [SYSTEM]},
@@ -205,7 +205,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
 #: By file: the calls of the gate with their trust; folders and new files are checked one by one, or belong to this process.
 GATE: dict[str, list[str]] = {
     "agent/commwatch_agent/deploy/probe_folder.py": ["folder(operator)"],
-    "agent/commwatch_agent/alerting/bundles.py": ["create()", "folder()", "open_file(own)", "read(own)"],
+    "agent/commwatch_agent/notify/bundles.py": ["create()", "folder()", "open_file(own)", "read(own)"],
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": ["open_file(trust)"],
     "agent/commwatch_agent/commands/output_filter.py": ["open_file(own)", "open_file(own)"],
     "agent/commwatch_agent/commands/run.py": ["create()", "folder()"],
@@ -222,16 +222,16 @@ GATE: dict[str, list[str]] = {
     "collectors/commwatch/api/client_tls.py": ["open_file(operator)"],
     "agent/commwatch_agent/runtime/run_lock.py": ["lock_file()", "lock_file()"],
     "collectors/commwatch/wire/tokens.py": ["look(replace(trust, strict=False))", "read(trust)", "write()"],
-    "agent/commwatch_agent/watchers/log_requests.py": ["folder()", "read(trainers)", "write()"],
-    "agent/commwatch_agent/watchers/nccl.py": ["folder(own)", "folder(own)", "look(ANYBODY)"],
-    "agent/commwatch_agent/watchers/nccl_archive.py": ["read(ANYBODY)", "write()"],
-    "agent/commwatch_agent/watchers/profiles.py": ["folder()", "folder()", "folder()", "read(ANYBODY)", "read(own)"],
-    "agent/commwatch_agent/watchers/stack_capture.py": [
+    "agent/commwatch_agent/sources/log_requests.py": ["folder()", "read(trainers)", "write()"],
+    "agent/commwatch_agent/sources/nccl.py": ["folder(own)", "folder(own)", "look(ANYBODY)"],
+    "agent/commwatch_agent/sources/nccl_archive.py": ["read(ANYBODY)", "write()"],
+    "agent/commwatch_agent/sources/profiles.py": ["folder()", "folder()", "folder()", "read(ANYBODY)", "read(own)"],
+    "agent/commwatch_agent/sources/stack_capture.py": [
         "look(self._trust)",
         "look(self._trust)",
         "open_file(self._trust)",
     ],
-    "agent/commwatch_agent/watchers/trace_files.py": ["folder()", "open_file(trainers)", "read(trainers)"],
+    "agent/commwatch_agent/sources/trace_files.py": ["folder()", "open_file(trainers)", "read(trainers)"],
     "collectors/commwatch_collectors/nccl/follow.py": ["look(trust)", "open_file(trust)"],
     "collectors/commwatch_collectors/nccl/matching.py": ["folder(ANYBODY)", "folder(ANYBODY)"],
     "collectors/commwatch/probe/native/build.py": ["lock_file()"],

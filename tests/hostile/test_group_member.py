@@ -22,9 +22,9 @@ from commwatch_agent.history.retention import MOST_EXITS
 from commwatch_agent.history.store import begin
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.runtime.run_lock import CannotStart, lock_directory
-from commwatch_agent.watchers.log_requests import LogRequest
-from commwatch_agent.watchers.nccl import NcclLogs
-from commwatch_agent.watchers.profiles import Profiles
+from commwatch_agent.sources.log_requests import LogRequest
+from commwatch_agent.sources.nccl import NcclLogs
+from commwatch_agent.sources.profiles import Profiles
 from commwatch_alerts.kept import KeptFile
 from tests.helpers import Trainer, agent, clean_env, commwatch, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared

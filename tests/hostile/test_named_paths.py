@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.ingest.jobs import JobTable
-from commwatch_agent.watchers.inspector import Inspector
-from commwatch_agent.watchers.log_requests import LogRequest
-from commwatch_agent.watchers.nccl import MOST_JOBS, NcclLogs
-from commwatch_agent.watchers.stack_capture import flight_recorder, recorder, trainer_of
+from commwatch_agent.sources.inspector import Inspector
+from commwatch_agent.sources.log_requests import LogRequest
+from commwatch_agent.sources.nccl import MOST_JOBS, NcclLogs
+from commwatch_agent.sources.stack_capture import flight_recorder, recorder, trainer_of
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 from tests.hostile.attacker import BOB, MALLORY, as_user, going_on, shared
 
@@ -56,7 +56,7 @@ COUNTS = """
 import sys, threading
 from pathlib import Path
 from commwatch_agent.ingest.jobs import JobTable
-from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.sources.nccl import NcclLogs
 logs, counts = NcclLogs(Path(sys.argv[1]), JobTable(), threading.RLock()), {"os.scandir": 0, "open": 0}
 logs.tick()
 def count(event, arguments):

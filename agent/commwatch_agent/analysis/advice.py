@@ -16,13 +16,13 @@ from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, 
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch_agent.analysis.waits.waiting_advice import late_ranks, scarce_cores, uneven_ranks
-from commwatch_agent.core.alpha_beta import messages
-from commwatch_agent.core.api_views import Advice, Remedy
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.units import percent, rate, seconds, size
+from commwatch_agent.model.alpha_beta import messages
+from commwatch_agent.model.api_views import Advice, Remedy
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.reference.efficiency import BELOW_THE_LINK
 from commwatch_agent.reference.references import INCONCLUSIVE
+from commwatch_agent.text.units import percent, rate, seconds, size
 
 _MOST_MICRO_STEPS = 64
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.api_views import Remedy
-from commwatch_agent.core.nccl_views import NcclOperations
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.api_views import Remedy
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.

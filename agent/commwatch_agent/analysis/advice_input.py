@@ -20,15 +20,15 @@ from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.waits.links import links, sending
 from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, longer, waited_share
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.cells import SLOT_NS
-from commwatch_agent.core.durations import LAST, parse_age
-from commwatch_agent.core.host_views import HostView
-from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import ITERATIONS, GroupView, JobView, RankView, StepView
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.cells import SLOT_NS
+from commwatch_agent.model.durations import LAST, parse_age
+from commwatch_agent.model.host_views import HostView
+from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_agent.model.views import ITERATIONS, GroupView, JobView, RankView, StepView
 from commwatch_collectors.nccl.views import Finding
 
 #: Most steps of a job that are read.

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.wait_graph import RECENT_S
-from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.model.views import GroupView
 from commwatch_collectors.spans import ranks as named
 
 if TYPE_CHECKING:
-    from commwatch_agent.core.corruption.collectives import Episode as CollectiveEpisode
-    from commwatch_agent.core.corruption.collectives import GroupChecks
-    from commwatch_agent.core.corruption.replicas import Episode
+    from commwatch_agent.model.corruption.collectives import Episode as CollectiveEpisode
+    from commwatch_agent.model.corruption.collectives import GroupChecks
+    from commwatch_agent.model.corruption.replicas import Episode
 
 #: Names of parameters in one verdict.
 _MOST_NAMES = 3

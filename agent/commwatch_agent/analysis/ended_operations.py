@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from commwatch.wire.modes import FULL
 from commwatch_agent.analysis.calls.differences import Call
-from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals, op_of
 from commwatch_agent.ingest.stragglers import WINDOWS_NS, Late
+from commwatch_agent.model.cells import GroupInfo
 
 
 @dataclass(frozen=True)

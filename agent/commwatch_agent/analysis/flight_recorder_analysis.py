@@ -16,9 +16,9 @@ from statistics import median
 
 from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Trust
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted, seconds
-from commwatch_agent.core.views import GroupView, InFlight, RankView
+from commwatch_agent.model.views import GroupView, InFlight, RankView
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import counted, seconds
 from commwatch_collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
 from commwatch_collectors.spans import spans
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from commwatch_agent.core.host_views import GpuView, HostView, NicView
+from commwatch_agent.model.host_views import GpuView, HostView, NicView
 from commwatch_collectors.node.pci import DISTANCES, Function, address, distance
 
 #: Devices slower than this part of the fastest are for management.

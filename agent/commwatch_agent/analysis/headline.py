@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, SCARCE_CORES, WORTH
-from commwatch_agent.core.units import in_hundredths, percent
-from commwatch_agent.core.views import RankView
 from commwatch_agent.ingest.why_late import IN_SHORT
+from commwatch_agent.model.views import RankView
+from commwatch_agent.text.units import in_hundredths, percent
 from commwatch_collectors.spans import ranks as named
 
 #: Smaller shares of a step spent waiting are not mentioned.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from commwatch_agent.analysis import traffic
 from commwatch_agent.analysis.gpu_nic_affinity import distances, for_traffic, nearest
 from commwatch_agent.analysis.nic_health import complaints
-from commwatch_agent.core.host_views import CpuView, GpuView, HostView, MemoryView, NicView, PciView, TrafficView
-from commwatch_agent.core.node_counters import RECEIVED, SENT, NodeCounter
+from commwatch_agent.model.host_views import CpuView, GpuView, HostView, MemoryView, NicView, PciView, TrafficView
+from commwatch_agent.model.node_counters import RECEIVED, SENT, NodeCounter
 from commwatch_agent.reference.links import of_device
 from commwatch_collectors.node.host import Cpu, Memory
 from commwatch_collectors.node.nics import Counts, Nic

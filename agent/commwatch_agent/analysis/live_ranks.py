@@ -13,14 +13,14 @@ from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.corruption import corruptions
 from commwatch_agent.analysis.verdicts import Verdict, disagreement, straggler_verdict
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.runs import Run, common_id, is_local
-from commwatch_agent.core.views import Failed, GroupView, InFlight, OutsideCall, RankView, Usual
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS
 from commwatch_agent.ingest.why_late import reason, waited_for_core
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.endings import Ending
+from commwatch_agent.model.runs import Run, common_id, is_local
+from commwatch_agent.model.views import Failed, GroupView, InFlight, OutsideCall, RankView, Usual
 
 _T = TypeVar("_T")
 #: Time after which a rank may do something else than was found.

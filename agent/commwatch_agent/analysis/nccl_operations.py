@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.events import NcclChoice
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.cells import Ran
-from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.ingest.jobs import Job
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.cells import Ran
+from commwatch_agent.model.nccl_views import NcclOperations
 
 #: From this size class on (S above 8 MiB), if each rank's part of S is at least a MiB, LL is far slower than Simple: half of what it
 #: sends are flags (NCCL, src/device/prims_ll.h). NCCL itself may choose LL for small parts, where latency counts: large groups.

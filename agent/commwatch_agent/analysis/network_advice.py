@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
-from commwatch_agent.core.host_views import Complaint
+from commwatch_agent.model.host_views import Complaint
 from commwatch_collectors.node.pci import SYS
 
 

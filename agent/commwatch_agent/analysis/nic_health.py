@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from commwatch_agent.core.host_views import Complaint, NicView
-from commwatch_agent.core.units import line_rate
+from commwatch_agent.model.host_views import Complaint, NicView
+from commwatch_agent.text.units import line_rate
 
 #: Events of retransmission or link loss, and the least number within ten minutes that is a fault.
 _LINK_EVENTS = {

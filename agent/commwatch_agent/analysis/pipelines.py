@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.framework_settings import is_model, is_pipeline
 from commwatch_agent.analysis.live_ranks import of_this_run
-from commwatch_agent.core.cells import GroupInfo, Messages
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.cells import GroupInfo, Messages
 
 _T = TypeVar("_T")
 DIRECTIONS = ("forward", "backward")

@@ -17,12 +17,18 @@ from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.summary import identify, merged, summarise
 from commwatch_agent.analysis.time_buckets import FINE, Lengths, SlotSums
 from commwatch_agent.analysis.totals import Totals, Waits, totals_of
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
-from commwatch_agent.core.endings import failed, says
-from commwatch_agent.core.runs import Run, Stored
-from commwatch_agent.core.views import (
+from commwatch_agent.history.chunks import Damaged
+from commwatch_agent.history.history import History, StoredStep
+from commwatch_agent.history.operations import Cursor, Operation, Reader
+from commwatch_agent.history.rows import RingRow, as_run, has_begun, latest_of_ranks, latest_run
+from commwatch_agent.ingest import collective_join
+from commwatch_agent.ingest.jobs import Job, JobTable
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
+from commwatch_agent.model.endings import failed, says
+from commwatch_agent.model.runs import Run, Stored
+from commwatch_agent.model.views import (
     ITERATIONS,
     GroupView,
     JobView,
@@ -32,12 +38,6 @@ from commwatch_agent.core.views import (
     WaitView,
     common_source,
 )
-from commwatch_agent.history.chunks import Damaged
-from commwatch_agent.history.history import History, StoredStep
-from commwatch_agent.history.operations import Cursor, Operation, Reader
-from commwatch_agent.history.rows import RingRow, as_run, has_begun, latest_of_ranks, latest_run
-from commwatch_agent.ingest import collective_join
-from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch_agent.reference.references import References
 from commwatch_collectors.node.gpu import Gpu, GpuPlace

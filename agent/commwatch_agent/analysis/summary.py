@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from commwatch.wire.events import OPS
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted, sum_of
-from commwatch_agent.core.sketch import quantile
 from commwatch_agent.history.rows import RingRow
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted, sum_of
+from commwatch_agent.model.sketch import quantile
 
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commwatch_agent.core.cells import NO_STEPS, NO_WAITS, SLOT_NS, StepSums, WaitSums, added
+from commwatch_agent.model.cells import NO_STEPS, NO_WAITS, SLOT_NS, StepSums, WaitSums, added
 
 #: Lengths of buckets in s, and most buckets in one plot.
 _LENGTHS_S, _MOST = (10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 86_400), 360

@@ -1,6 +1,6 @@
 """The latest operations of a job's ranks on one time axis: when each rank entered, and which ranks wait. Pure.
 
-All trainers of a node share one monotonic clock. The clocks of several nodes are compared by the ends of collectives (``core/clocks.py``).
+All trainers of a node share one monotonic clock. The clocks of several nodes are compared by the ends of collectives (``model/clocks.py``).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.events import RECORD, RECORD_SIZE, STEP_MARK
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.clocks import Clock, compare
-from commwatch_agent.core.model_parts.joining import parts_of
 from commwatch_agent.history.operations import Names as RecordNames
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.clocks import Clock, compare
+from commwatch_agent.model.model_parts.joining import parts_of
 
 #: Most operations in one picture, and of one rank; but at least so many of each rank, however many ranks there are.
 MOST_BARS, MOST_OF_RANK, LEAST_OF_RANK = 1024, 256, 24

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commwatch_agent.analysis.summary import summarise
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.cells import Counted
-from commwatch_agent.core.views import WaitView
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.cells import Counted
+from commwatch_agent.model.views import WaitView
 from commwatch_agent.reference.efficiency import Yardstick, curve_of
 
 

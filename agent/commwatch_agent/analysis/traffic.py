@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.live_ranks import of_this_run
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.host_views import GroupTraffic, TrafficView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.host_views import GroupTraffic, TrafficView
 
 #: Most likely the agent runs in another network namespace than the trainer.
 NOT_COUNTED = "not counted by any device of this network namespace"

@@ -28,11 +28,11 @@ from commwatch_agent.analysis.waits.wait_graph import (
     at_fault,
     waits,
 )
-from commwatch_agent.core.endings import DIED
-from commwatch_agent.core.units import counted, percent, seconds
-from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.ingest.why_late import Why, common_why
+from commwatch_agent.model.endings import DIED
+from commwatch_agent.model.views import GroupView, RankView
+from commwatch_agent.text.units import counted, percent, seconds
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 

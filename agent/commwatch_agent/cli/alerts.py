@@ -13,9 +13,9 @@ from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch.wire.errors import UsageError
 from commwatch_agent.config import REMOVED, Config
 from commwatch_agent.config_checks import ConfigError
-from commwatch_agent.core.terminal_text import line
-from commwatch_agent.core.units import counted
 from commwatch_agent.runtime.whole_files import write
+from commwatch_agent.text.terminal_text import line
+from commwatch_agent.text.units import counted
 
 _LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
 
@@ -87,7 +87,7 @@ def _add_test(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _export(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.alert_rules import catalogue
+    from commwatch_agent.notify.alert_rules import catalogue
     from commwatch_alerts.export import RUNBOOK_URL, kubernetes, prometheus
 
     found, url = catalogue(config), arguments.runbook_url or RUNBOOK_URL
@@ -112,7 +112,7 @@ def labels(given: list[str]) -> dict[str, str]:
 
 
 def _check(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.alert_rules import catalogue, labels_by_series
+    from commwatch_agent.notify.alert_rules import catalogue, labels_by_series
     from commwatch_alerts.check import check
 
     if arguments.file is not None:
@@ -130,7 +130,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _test(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.delivery_setup import address_of
+    from commwatch_agent.notify.delivery_setup import address_of
     from commwatch_alerts.receivers.opening import receivers
     from commwatch_alerts.receivers.trial import trial
 

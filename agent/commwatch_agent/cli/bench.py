@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.errors import UsageError
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import line
+from commwatch_agent.text.terminal_text import line
 
 if TYPE_CHECKING:
     from commwatch_agent.reference.references import Measured

@@ -38,7 +38,7 @@ from commwatch_agent.cli import (
     whatif,
 )
 from commwatch_agent.config import REMOVED
-from commwatch_agent.core.terminal_text import OneLine, complain, guard_output, line
+from commwatch_agent.text.terminal_text import OneLine, complain, guard_output, line
 
 #: Positional arguments that take any number of values.
 _MANY = ("agents", "logs", "parts")

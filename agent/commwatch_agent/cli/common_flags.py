@@ -12,7 +12,7 @@ from typing import Any
 from commwatch.wire.errors import UsageError
 from commwatch_agent.config import SETTINGS, Config
 from commwatch_agent.config_sources import load
-from commwatch_agent.core.durations import parse_last
+from commwatch_agent.model.durations import parse_last
 
 
 def parser(*, listens: bool = False, asks: bool = False) -> argparse.ArgumentParser:

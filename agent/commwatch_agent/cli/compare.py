@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.errors import INCOMPLETE, UsageError
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import complain, output_cells
+from commwatch_agent.text.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
-    from commwatch_agent.comparison.comparison import Comparison
-    from commwatch_agent.comparison.gate import Condition, NoRegression
-    from commwatch_agent.comparison.runs import Run
+    from commwatch_agent.compare.comparison import Comparison
+    from commwatch_agent.compare.gate import Condition, NoRegression
+    from commwatch_agent.compare.runs import Run
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _condition(text: str) -> Condition | NoRegression:
-    from commwatch_agent.comparison.gate import parse
+    from commwatch_agent.compare.gate import parse
 
     try:
         return parse(text)
@@ -56,8 +56,8 @@ def _condition(text: str) -> Condition | NoRegression:
 
 
 def _compare(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.comparison import pages
-    from commwatch_agent.comparison.comparison import compare
+    from commwatch_agent.compare import pages
+    from commwatch_agent.compare.comparison import compare
     from commwatch_agent.runtime.whole_files import write
 
     of_b = config if arguments.state_b is None else replace(config, state=arguments.state_b)
@@ -81,9 +81,9 @@ def _latest_two(config: Config) -> tuple[str, str]:
 
 def _run(config: Config, name: str | None) -> Run:
     from commwatch_agent.cli.stored import job_in, reading
-    from commwatch_agent.comparison.runs import read
+    from commwatch_agent.compare.runs import read
     from commwatch_agent.incidents.stored import of_run
-    from commwatch_agent.watchers.nccl_archive import kept
+    from commwatch_agent.sources.nccl_archive import kept
 
     with reading(config) as agent:
         job = job_in(agent, name)
@@ -93,8 +93,8 @@ def _run(config: Config, name: str | None) -> Run:
 
 def _judged(found: Comparison, conditions: list[Condition | NoRegression]) -> int:
     """Print which conditions are met or cannot be decided; return the exit code."""
-    from commwatch_agent.comparison.gate import Condition
-    from commwatch_agent.comparison.pages import incidents_that_differ, says
+    from commwatch_agent.compare.gate import Condition
+    from commwatch_agent.compare.pages import incidents_that_differ, says
 
     codes = {0}
     for condition in conditions:

@@ -210,8 +210,8 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
 
 def _documents(config: Config, arguments: argparse.Namespace) -> list[tuple[str, str | dict[str, Any]]]:
     """Return each object with its kind: as YAML if a template has it, else as an object."""
-    from commwatch_agent.alerting.alert_rules import catalogue
     from commwatch_agent.deploy import kubernetes
+    from commwatch_agent.notify.alert_rules import catalogue
     from commwatch_alerts.export import RUNBOOK_URL, prometheus_rule
     from commwatch_dashboards.export import configmap_objects
 

@@ -15,7 +15,7 @@ from commwatch_agent.config import Config
 if TYPE_CHECKING:
     from commwatch.api.client import Keys
     from commwatch_agent.commands.diagnosis import Diagnosis
-    from commwatch_agent.watchers.stack_capture import Evidence
+    from commwatch_agent.sources.stack_capture import Evidence
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -115,18 +115,18 @@ def _stored(config: Config, job: str | None, command: str, error: UsageError | N
 def _taken(seen: Diagnosis) -> list[Evidence]:
     """Return what incidents lack: stacks of culprits that no agent could take, and dumps of the Flight Recorder."""
     from commwatch_agent.commands.diagnosis import without_look
-    from commwatch_agent.watchers.stack_capture import evidence
+    from commwatch_agent.sources.stack_capture import evidence
 
     return evidence(seen.open, seen.ranks, socket.gethostname(), without_look(seen.open))
 
 
 def _flight_recorder(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.alert_rules import plan_of
     from commwatch_agent.analysis import flight_recorder_analysis
     from commwatch_agent.commands import diagnosis
     from commwatch_agent.incidents.answers import details_of
     from commwatch_agent.incidents.conclude import of_dumps
     from commwatch_agent.incidents.verdict_views import verdicts_of
+    from commwatch_agent.notify.alert_rules import plan_of
 
     if arguments.agents or arguments.job:
         raise UsageError("--flight-recorder reads only the dumps; leave out ADDRESS and --job")

@@ -8,8 +8,8 @@ from typing import Any
 
 from commwatch_agent.cli.common_flags import last_seconds
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import line
-from commwatch_agent.core.units import counted
+from commwatch_agent.text.terminal_text import line
+from commwatch_agent.text.units import counted
 
 #: As in ``table_export.FORMATS``, which needs numpy.
 _FORMATS = ("parquet", "arrow", "csv")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch_agent.cli.common_flags import add_node
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import complain, line, output_cells
+from commwatch_agent.text.terminal_text import complain, line, output_cells
 
 if TYPE_CHECKING:
-    from commwatch_agent.core.views import JobFigures
-    from commwatch_agent.nodes.merging import JobWide
+    from commwatch_agent.job.merging import JobWide
+    from commwatch_agent.model.views import JobFigures
 
 #: Most jobs that an agent lists.
 _MOST_JOBS = 10_000
@@ -48,7 +48,7 @@ def _positive(text: str) -> int:
 
 def _jobs(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.cli.stored import LATEST, reading
-    from commwatch_agent.nodes.merging import covered
+    from commwatch_agent.job.merging import covered
     from commwatch_agent.report import job_list
     from commwatch_agent.report.job_figures import job_figures
 
@@ -89,7 +89,7 @@ def _of_all_nodes(config: Config, most: int) -> JobWide[list[JobFigures]] | None
         return None
     from pydantic import TypeAdapter  # here, because it takes long to load
 
-    from commwatch_agent.core.views import JobFigures
-    from commwatch_agent.nodes.merging import JobWide
+    from commwatch_agent.job.merging import JobWide
+    from commwatch_agent.model.views import JobFigures
 
     return TypeAdapter(JobWide[list[JobFigures]]).validate_json(text)

@@ -8,7 +8,7 @@ from typing import Any
 from commwatch.wire.errors import UsageError
 from commwatch.wire.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import output_cells
+from commwatch_agent.text.terminal_text import output_cells
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:

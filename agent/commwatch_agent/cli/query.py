@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.wire.errors import INCOMPLETE, UsageError
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import complain, output_cells
+from commwatch_agent.text.terminal_text import complain, output_cells
 
 if TYPE_CHECKING:
     from commwatch.api.client import Keys
@@ -112,8 +112,8 @@ def table(answers: dict[str, Any], name_agents: bool, width: int | None = None) 
     Args:
         width: most cells of a line, beside which the table continues below; ``None``: a row is one line.
     """
-    from commwatch_agent.core.plain_table import columns
-    from commwatch_agent.core.terminal_text import clean, cut
+    from commwatch_agent.text.plain_table import columns
+    from commwatch_agent.text.terminal_text import clean, cut
 
     rows = [
         ({"agent": url} if name_agents else {}) | _flat(thing)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import add_node, last_seconds
 from commwatch_agent.config import Config
-from commwatch_agent.core.durations import LAST, parse_age
-from commwatch_agent.core.terminal_text import output_cells
+from commwatch_agent.model.durations import LAST, parse_age
+from commwatch_agent.text.terminal_text import output_cells
 
 if TYPE_CHECKING:
     from commwatch_agent.report.report import Report

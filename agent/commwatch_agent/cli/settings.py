@@ -17,7 +17,7 @@ from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.config import FOLDERS, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import check_variables, explained
-from commwatch_agent.core.terminal_text import line
+from commwatch_agent.text.terminal_text import line
 from commwatch_alerts.model import KindSettings
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOL
     Args:
         folders: the settings whose folders are checked.
     """
-    from commwatch_agent.alerting.alert_rules import catalogue
+    from commwatch_agent.notify.alert_rules import catalogue
     from commwatch_agent.otlp import opening
     from commwatch_agent.runtime.run_lock import check_folders
-    from commwatch_agent.server import listener
+    from commwatch_agent.web import listener
 
     check_variables(env)
     catalogue(config)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
-from commwatch_agent.core.units import counted
-from commwatch_agent.core.views import JobView
+from commwatch_agent.model.views import JobView
 from commwatch_agent.reference.references import References, directory
+from commwatch_agent.text.units import counted
 
 #: In place of a name: the latest job.
 LATEST = "latest"

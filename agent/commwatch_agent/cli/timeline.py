@@ -9,8 +9,8 @@ from typing import Any
 from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import add_node, last_seconds
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import complain, line
-from commwatch_agent.core.units import counted
+from commwatch_agent.text.terminal_text import complain, line
+from commwatch_agent.text.units import counted
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -44,11 +44,11 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.commands.timeline import traces_of_others
     from commwatch_agent.incidents.stored import of_run
-    from commwatch_agent.nodes.merging import Nodes, covered
+    from commwatch_agent.job.merging import Nodes, covered
     from commwatch_agent.report.incident_marks import marks_of
     from commwatch_agent.report.timeline_export import Window, own_trace, write
     from commwatch_agent.runtime.whole_files import writing
-    from commwatch_agent.watchers.profiles import kept_in, traces_of
+    from commwatch_agent.sources.profiles import kept_in, traces_of
 
     with reading(config) as agent:
         job = job_in(agent, arguments.job).job_id

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.errors import CommwatchError, UsageError
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import output_cells, terminal
+from commwatch_agent.text.terminal_text import output_cells, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -97,7 +97,7 @@ def _live(ask: Asker, interval_s: float) -> int:
 
 def _texts(lines: list[Text], terminal: bool) -> list[str]:
     """Return lines as text: in colour if wanted (https://no-color.org), in ASCII if the output has no UTF encoding."""
-    from commwatch_agent.core.text_table import ascii_signs, coloured
+    from commwatch_agent.text.text_table import ascii_signs, coloured
 
     styled = terminal and not os.environ.get("NO_COLOR")
     texts = coloured(lines) if styled else [line.plain.rstrip() for line in lines]

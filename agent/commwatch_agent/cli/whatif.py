@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch_agent.cli.common_flags import add_node, last_seconds
 from commwatch_agent.config import Config
-from commwatch_agent.core.durations import LAST
-from commwatch_agent.core.terminal_text import complain, lines
+from commwatch_agent.model.durations import LAST
+from commwatch_agent.text.terminal_text import complain, lines
 
 if TYPE_CHECKING:
-    from commwatch_agent.core.views import JobView
+    from commwatch_agent.model.views import JobView
     from commwatch_agent.whatif.model import Model
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from commwatch_agent.config import Config
-from commwatch_agent.core.terminal_text import complain
+from commwatch_agent.text.terminal_text import complain
 
 #: Seconds that the agent has: it asks the others, and computes; and most bytes of its answer.
 _WITHIN_S, _MOST_BYTES = 60.0, 64 << 20

@@ -11,12 +11,12 @@ from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, togethe
 from commwatch.wire.errors import UsageError
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.diagnosis import Diagnosis
-from commwatch_agent.core.units import seconds
-from commwatch_agent.core.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.incidents.words import title
-from commwatch_agent.nodes.merging import by_run, merged_jobs, merged_ranks
+from commwatch_agent.job.merging import by_run, merged_jobs, merged_ranks
+from commwatch_agent.model.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
+from commwatch_agent.text.units import seconds
 
 _T = TypeVar("_T")
 _Target = TypeVar("_Target")

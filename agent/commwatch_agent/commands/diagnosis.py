@@ -11,13 +11,13 @@ from typing import NamedTuple
 from commwatch.wire.errors import INCOMPLETE
 from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted, seconds, time_of_day
-from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import lasted, stack, when
-from commwatch_agent.watchers.stack_capture import Evidence
+from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.sources.stack_capture import Evidence
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import counted, seconds, time_of_day
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
 

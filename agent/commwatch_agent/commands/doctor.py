@@ -22,10 +22,10 @@ from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.commands.network_checks import FAIL, PASS, WARN, Check, connections, gpu_links, network_checks
 from commwatch_agent.config import Config
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted, size
 from commwatch_agent.runtime.run_lock import bind_remedy
-from commwatch_agent.watchers import stack_capture
+from commwatch_agent.sources import stack_capture
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import counted, size
 from commwatch_collectors.node.gpu import ALARMING
 from commwatch_collectors.spans import missing_ranks
 from commwatch_collectors.spans import ranks as named

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from commwatch_agent.commands.log_files import expand, read
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import counted, size
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import counted, size
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.belonging import OF_FAULTS
 from commwatch_collectors.nccl.checks.findings import findings

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, NamedTuple, cast
 
 from commwatch.wire.errors import UsageError
-from commwatch_agent.core.unpacking import Limit, Limited, Unpacking, UnpacksToMore
+from commwatch_agent.model.unpacking import Limit, Limited, Unpacking, UnpacksToMore
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.input.lines import lines_of
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from commwatch_agent.analysis.traffic import NOT_COUNTED
-from commwatch_agent.core.units import counted, line_rate
+from commwatch_agent.text.units import counted, line_rate
 from commwatch_collectors.node.tcp_connections import Sockets, sockets
 from commwatch_collectors.node.tcp_peers import is_local
 from commwatch_collectors.spans import ranks as named

@@ -11,9 +11,9 @@ from typing import Any
 
 from commwatch.api.client import NO_KEYS, Keys, detail, get, post
 from commwatch.wire.errors import CommwatchError, UsageError
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.plain_table import CELLS, columns
-from commwatch_agent.core.units import percent, seconds
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import CELLS, columns
+from commwatch_agent.text.units import percent, seconds
 from commwatch_collectors.spans import ranks as named
 
 #: Seconds added to the time limit for the steps, for writing and reading the traces.

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core import units
-from commwatch_agent.core.terminal_text import terminal
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.ingest.step_accounting import comm_share
+from commwatch_agent.text import units
+from commwatch_agent.text.terminal_text import terminal
 
 
 def say(text: str, end: str = "\n", drawn: bool = False) -> None:

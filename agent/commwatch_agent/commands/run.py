@@ -35,14 +35,14 @@ from commwatch_agent.commands.output_filter import Passing
 from commwatch_agent.commands.progress import Progress, is_terminal, say
 from commwatch_agent.commands.script_names import script_name
 from commwatch_agent.config import Config
-from commwatch_agent.core.units import moment
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report_text
-from commwatch_agent.watchers.log_requests import LogRequest
-from commwatch_agent.watchers.nccl import logs_of
+from commwatch_agent.sources.log_requests import LogRequest
+from commwatch_agent.sources.nccl import logs_of
+from commwatch_agent.text.units import moment
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.findings import findings
 

@@ -17,17 +17,17 @@ from commwatch_agent.analysis.verdicts import awaited_ranks, for_others, straggl
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
-from commwatch_agent.core.api_views import Row, Summary
-from commwatch_agent.core.endings import state_in_words
-from commwatch_agent.core.terminal_text import clean
-from commwatch_agent.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
-from commwatch_agent.core.units import counted, percent, rate, seconds, time_of_day
-from commwatch_agent.core.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
-from commwatch_agent.nodes.merging import covered
+from commwatch_agent.job.merging import covered
+from commwatch_agent.model.api_views import Row, Summary
+from commwatch_agent.model.endings import state_in_words
+from commwatch_agent.model.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.reference.missing import SHORT, lacks_reference
 from commwatch_agent.report.report_text import job_state
+from commwatch_agent.text.terminal_text import clean
+from commwatch_agent.text.text_table import NOT_KNOWN, Column, TableRow, table, wrap
+from commwatch_agent.text.units import counted, percent, rate, seconds, time_of_day
 from commwatch_alerts.model import INFO
 
 #: Age in seconds from which answers are marked as old.

@@ -17,11 +17,11 @@ from pydantic import TypeAdapter
 from commwatch.api.client import NO_KEYS, Keys, detail, fetch, get
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.api_views import About, Advice, Summary
-from commwatch_agent.core.views import JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentView
-from commwatch_agent.nodes.merging import JobWide, Nodes
-from commwatch_agent.watchers.gpus import GpuViews
+from commwatch_agent.job.merging import JobWide, Nodes
+from commwatch_agent.model.api_views import About, Advice, Summary
+from commwatch_agent.model.views import JobView, RankView, StepView
+from commwatch_agent.sources.gpus import GpuViews
 from commwatch_collectors.nccl.views import Finding
 
 #: Seconds of the past that are shown.

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from commwatch_agent.analysis.rank_state import shedding
 from commwatch_agent.commands.top_answers import Answers, OfJob
-from commwatch_agent.core.terminal_text import clean
-from commwatch_agent.core.text_table import wrap
 from commwatch_agent.incidents.answers import IncidentView, in_order
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.incident import STANDSTILLS
 from commwatch_agent.incidents.words import lasted
+from commwatch_agent.text.terminal_text import clean
+from commwatch_agent.text.text_table import wrap
 
 #: Styles of severities, and of kinds of incidents.
 STYLES = {"critical": "bad", "warning": "warn", "error": "bad"} | dict.fromkeys(

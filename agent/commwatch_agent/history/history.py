@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from commwatch.wire.events import OP_CODE, OPS, SYMMETRIC
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
-from commwatch_agent.core.node_counters import CounterSample, NodeCounter
-from commwatch_agent.core.runs import Run, Stored
 from commwatch_agent.history import arrival
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.extents import ANY, Filter
@@ -33,6 +30,9 @@ from commwatch_agent.history.rows import (
     rollups,
 )
 from commwatch_agent.history.soundness import SOUND
+from commwatch_agent.model.cells import NO_WAITS, SLOT_NS, GroupInfo, StepSums, WaitSums, added
+from commwatch_agent.model.node_counters import CounterSample, NodeCounter
+from commwatch_agent.model.runs import Run, Stored
 
 #: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
 _STEP_SUMS = """COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END), TOTAL(comm_ns),

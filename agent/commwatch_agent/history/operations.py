@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.bandwidth import algbw, bus_factor
-from commwatch_agent.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch_agent.history.extents import ANY, Filter
 from commwatch_agent.history.history import Chunk, History
 from commwatch_agent.history.part_names import PartNames
 from commwatch_agent.history.rows import RingRow
+from commwatch_agent.model.bandwidth import algbw, bus_factor
+from commwatch_agent.model.cells import UNKNOWN_GROUP, GroupInfo
 
 #: Most records in the heap; beyond it the oldest are dropped, and another pass reads them again.
 MOST_WAITING = 1 << 17

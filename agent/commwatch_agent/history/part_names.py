@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.ring import number_of
-from commwatch_agent.core.model_parts.joining import parts_of
-from commwatch_agent.core.model_parts.tables import PartTable, table_from
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
+from commwatch_agent.model.model_parts.joining import parts_of
+from commwatch_agent.model.model_parts.tables import PartTable, table_from
 
 #: Records that are joined at a time, and those before and after them that are read for it.
 _BLOCK, _BESIDE = 4096, 1024

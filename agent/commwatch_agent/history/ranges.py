@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from commwatch.wire.events import COUNTED, FAILED, MAX_PLAUSIBLE, RECORD_SIZE, STEP_MARK, UNTIMED
 from commwatch.wire.numbers import HALF, hull
-from commwatch_agent.core.records import RECORD
 from commwatch_agent.history.extents import BITS, Extent
+from commwatch_agent.model.records import RECORD
 
 _Numbers = npt.NDArray[np.uint32]
 _BIT = 1 << np.arange(BITS, dtype=np.int64)

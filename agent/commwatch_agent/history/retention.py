@@ -11,11 +11,11 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from commwatch_agent.core.cells import Cell, CellKey
 from commwatch_agent.history.fair_shares import Owner, excesses
 from commwatch_agent.history.opening import Transaction
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS, rings, rollup_row, rollups
 from commwatch_agent.history.soundness import numbers
+from commwatch_agent.model.cells import Cell, CellKey
 
 #: Rows of a slice, which takes some milliseconds; groups of rows that are counted in a slice.
 _ROWS, _CHUNKS, _GROUPS = 500, 50, 1_000

@@ -13,12 +13,12 @@ from commwatch.wire.events import MAX_PLAUSIBLE, RECORD, RECORD_SIZE, STEP_MARK,
 from commwatch.wire.identity import process_began_ns
 from commwatch.wire.numbers import HALF, NUMBERS
 from commwatch.wire.ring import number_of
-from commwatch_agent.core import sketch
-from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
-from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.runs import Run, common_id
 from commwatch_agent.history.chunks import Statement
 from commwatch_agent.history.soundness import SOUND, row_checksum
+from commwatch_agent.model import sketch
+from commwatch_agent.model.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
+from commwatch_agent.model.endings import Ending
+from commwatch_agent.model.runs import Run, common_id
 
 #: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000

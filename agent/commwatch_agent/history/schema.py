@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from commwatch_agent.core.cells import CELL_SUMS
+from commwatch_agent.model.cells import CELL_SUMS
 
 #: Histories of other versions or shapes are not read: an agent sets an older one aside, and leaves a newer one.
 SCHEMA_VERSION = 1

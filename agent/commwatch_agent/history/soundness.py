@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
-from commwatch_agent.core.cells import CELL_SUMS
-from commwatch_agent.core.endings import Ending
+from commwatch_agent.model.cells import CELL_SUMS
+from commwatch_agent.model.endings import Ending
 
 #: Upper bound of every time in ns and every count.
 _MOST = 1 << 62

@@ -21,9 +21,6 @@ from typing import Any
 
 from commwatch.wire.events import RECORD_SIZE
 from commwatch.wire.identity import boot_id
-from commwatch_agent.core.cells import Cell, CellKey, GroupInfo, StepRecord
-from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.node_counters import CounterSample
 from commwatch_agent.history import arrival
 from commwatch_agent.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement, statements
 from commwatch_agent.history.job_exit import Exit
@@ -42,6 +39,9 @@ from commwatch_agent.history.rows import (
 )
 from commwatch_agent.history.sharing import remove_empty, share, unshared
 from commwatch_agent.history.soundness import is_malformed, mark, row_checksum, set_aside
+from commwatch_agent.model.cells import Cell, CellKey, GroupInfo, StepRecord
+from commwatch_agent.model.endings import Ending
+from commwatch_agent.model.node_counters import CounterSample
 
 log = logging.getLogger("commwatch")
 #: Cache of SQLite, a quarter of its default: what is written now is nearly all that is read.

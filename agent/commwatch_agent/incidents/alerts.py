@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from commwatch_agent.core.api_views import AlertView
 from commwatch_agent.incidents.incident import AlertState, Incident
+from commwatch_agent.model.api_views import AlertView
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
 

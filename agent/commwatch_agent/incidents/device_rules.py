@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from commwatch_agent.core.units import counted, percent
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import DEVICE, GPU, Name, condition
 from commwatch_agent.incidents.metric_window import MetricWindow, by, where
+from commwatch_agent.text.units import counted, percent
 
 #: Without the power limit: a GPU at its limit is under full load, which is not a fault.
 _THROTTLED_BY = ("hardware", "software_thermal", "hardware_thermal", "power_brake")

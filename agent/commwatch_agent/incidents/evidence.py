@@ -9,10 +9,10 @@ from typing import NamedTuple
 from commwatch_agent.analysis.flight_recorder_analysis import RankDump
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
-from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import Name
 from commwatch_agent.incidents.metric_window import MetricWindow
+from commwatch_agent.model.views import GroupView, RankView
 from commwatch_collectors.nccl.views import Finding
 
 

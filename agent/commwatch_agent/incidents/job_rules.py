@@ -10,12 +10,12 @@ from commwatch.wire import events as ev
 from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.verdicts import Verdict, by_job
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
-from commwatch_agent.core.endings import DIED, INTERRUPTED, Ending, first_to_fail
-from commwatch_agent.core.units import percent
-from commwatch_agent.core.views import Failed, GroupView, RankView
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import STANDSTILLS, Condition, EvidenceItem
 from commwatch_agent.incidents.verdict_views import details_of, subject
+from commwatch_agent.model.endings import DIED, INTERRUPTED, Ending, first_to_fail
+from commwatch_agent.model.views import Failed, GroupView, RankView
+from commwatch_agent.text.units import percent
 from commwatch_collectors.spans import ranks as named
 
 #: Source of verdicts that follow from what the probe records.

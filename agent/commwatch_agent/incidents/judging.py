@@ -8,11 +8,11 @@ from dataclasses import replace
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
 from commwatch_agent.analysis.verdicts import Verdict, combined, merged_groups, straggler_verdict, verdicts
-from commwatch_agent.core.views import GroupView
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Seen
-from commwatch_agent.nodes.rank_parts import RankParts, late_across
-from commwatch_agent.nodes.replica_parts import corruptions_across
+from commwatch_agent.job.merging import Seen
+from commwatch_agent.job.rank_parts import RankParts, late_across
+from commwatch_agent.job.replica_parts import corruptions_across
+from commwatch_agent.model.views import GroupView
 
 
 def seen_here(jobs: Iterable[Job], now_ns: int, reported: Iterable[Verdict]) -> Seen:

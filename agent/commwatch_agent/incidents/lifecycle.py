@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commwatch_agent.core.units import IN_TEXTS
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
     LOST,
@@ -25,6 +24,7 @@ from commwatch_agent.incidents.incident import (
     with_new,
 )
 from commwatch_agent.incidents.words import what_to_do
+from commwatch_agent.text.units import IN_TEXTS
 from commwatch_alerts.model import SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
 from commwatch_collectors.spans import ranks as named

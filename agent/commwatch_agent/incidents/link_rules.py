@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 
-from commwatch_agent.core.units import percent, rate
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import DEVICE, OPERATION, Name, condition
 from commwatch_agent.incidents.metric_window import Labels, MetricWindow, Vector, by, only
+from commwatch_agent.text.units import percent, rate
 
 
 def link_saturated(window: MetricWindow, thresholds: Mapping[str, float], now_s: float) -> Iterator[Condition]:

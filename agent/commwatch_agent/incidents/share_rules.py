@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from commwatch_agent.analysis.headline import awaited, split, with_late
-from commwatch_agent.core.units import counted, percent
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.link_rules import idle_links
 from commwatch_agent.incidents.metric_conditions import GPU, RANK, Name, condition, of_jobs, shares
 from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
+from commwatch_agent.text.units import counted, percent
 
 
 class _Shares(NamedTuple):

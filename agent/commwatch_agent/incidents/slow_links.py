@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from commwatch_agent.analysis.verdicts import Verdict, by_job
 from commwatch_agent.analysis.waits.links import Link, links, of_role
-from commwatch_agent.core.units import percent, rate, seconds
-from commwatch_agent.core.views import RankTraffic, RankView
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
+from commwatch_agent.model.views import RankTraffic, RankView
+from commwatch_agent.text.units import percent, rate, seconds
 
 #: Least part of the time in which a slow link is busy, and most part of the speed of the others that it has: more if it loses data, which alone shows
 #: that it is faulty.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from commwatch_agent.core.units import counted, percent
 from commwatch_agent.incidents.incident import Condition, EvidenceItem
 from commwatch_agent.incidents.metric_conditions import Name, condition, of_jobs
 from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
+from commwatch_agent.text.units import counted, percent
 from commwatch_collectors.nccl.views import Finding
 
 _RDMA = ("infiniband", "roce", "rdma")

@@ -8,11 +8,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from commwatch_agent.core.runs import Stored
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import AlertState, EvidenceItem, Incident
+from commwatch_agent.model.runs import Stored
 
 _TUPLES = ("ranks", "waiting", "nodes", "subject")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from commwatch_agent.core.units import seconds, time_of_day
 from commwatch_agent.incidents.incident import JOB_ENDED, EvidenceItem
+from commwatch_agent.text.units import seconds, time_of_day
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.intervals import Intervals
 from commwatch_agent.ingest.columns import Flags, Ints
 from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.step_accounting import Over, StepAccounting
 from commwatch_agent.ingest.unions import Unions, unions
+from commwatch_agent.model.intervals import Intervals
 
 
 class Busy(NamedTuple):

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import MOST_TOGETHER, SLOT_NS
-from commwatch_agent.core.corruption.collectives import MOST_GROUPS, GroupChecks
-from commwatch_agent.core.corruption.replicas import MOST_SETS, SetJoin
-from commwatch_agent.core.names_file import Announced
-from commwatch_agent.core.records import RECORD
 from commwatch_agent.ingest.columns import Columns, read
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.record_batch import RecordBatch
 from commwatch_agent.ingest.rows import SlotBoundary
 from commwatch_agent.ingest.tables.rhythm import Places, Rhythm, places
+from commwatch_agent.model.cells import MOST_TOGETHER, SLOT_NS
+from commwatch_agent.model.corruption.collectives import MOST_GROUPS, GroupChecks
+from commwatch_agent.model.corruption.replicas import MOST_SETS, SetJoin
+from commwatch_agent.model.names_file import Announced
+from commwatch_agent.model.records import RECORD
 
 #: The fields of a record that ``Checksum`` has, in its order.
 _CHECKSUM_FIELDS = ("group", "tag", "peer", "seq", "waited", "size", "launch", "start")

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import MOST_APART, OTHER_ID
-from commwatch_agent.core.records import RECORD
+from commwatch_agent.model.cells import MOST_APART, OTHER_ID
+from commwatch_agent.model.records import RECORD
 
 Ints = npt.NDArray[np.int64]
 #: Small numbers that are kept for a while.

@@ -17,8 +17,6 @@ from commwatch.wire import crossing, ring
 from commwatch.wire.identity import boot_id, validate_identity
 from commwatch.wire.modes import COUNTERS
 from commwatch.wire.ring_reader import BadRing, Drained, RingReader
-from commwatch_agent.core.cells import MOST_TOGETHER
-from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.history.job_exit import Exits
 from commwatch_agent.history.rows import has_begun
 from commwatch_agent.history.soundness import is_malformed
@@ -32,6 +30,8 @@ from commwatch_agent.ingest.rings.process_ends import ProcessEnds
 from commwatch_agent.ingest.rings.source import Look, Source, ending
 from commwatch_agent.ingest.rings.turns import Turns
 from commwatch_agent.ingest.why_late import waited_for_core
+from commwatch_agent.model.cells import MOST_TOGETHER
+from commwatch_agent.model.views import ITERATIONS
 from commwatch_collectors.node.process import is_exiting
 
 log = logging.getLogger("commwatch")

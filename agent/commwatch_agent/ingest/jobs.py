@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from commwatch_agent.core.shares import NO_OWNER, Account, Room, fair
 from commwatch_agent.ingest.collective_join import GroupJoin
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.tables.weights import ALL_BYTES, ENDED_BYTES, MOST_ENDED, OF_JOB_BYTES, OWN_BYTES
+from commwatch_agent.model.shares import NO_OWNER, Account, Room, fair
 
 if TYPE_CHECKING:
-    from commwatch_agent.core.corruption.collectives import GroupChecks
-    from commwatch_agent.core.corruption.replicas import SetJoin
+    from commwatch_agent.model.corruption.collectives import GroupChecks
+    from commwatch_agent.model.corruption.replicas import SetJoin
 
 
 _Key = TypeVar("_Key")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from commwatch_agent.core.intervals import Intervals, covered
+from commwatch_agent.model.intervals import Intervals, covered
 
 SECOND_NS = 1_000_000_000
 #: Shorter steps are added up to a period of at least this; a longer step is a period by itself.

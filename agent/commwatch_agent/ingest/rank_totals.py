@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
 from commwatch.wire.ring import number_of
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.cells import (
+from commwatch_agent.ingest.collective_join import GroupJoin, Part
+from commwatch_agent.ingest.own_time_state import OwnTime
+from commwatch_agent.ingest.step_accounting import StepAccounting
+from commwatch_agent.ingest.tables.side_tables import SideTables
+from commwatch_agent.ingest.tables.sketches import Sketches, coarse
+from commwatch_agent.ingest.tables.weights import ENDED_KIND, KIND, PIECE
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.cells import (
     MOST_APART,
     MOST_KINDS,
     OTHER_ID,
@@ -27,21 +33,15 @@ from commwatch_agent.core.cells import (
     GroupInfo,
     counted,
 )
-from commwatch_agent.core.intervals import Intervals
-from commwatch_agent.core.shares import Account
-from commwatch_agent.core.sketch import merge, quantile
-from commwatch_agent.ingest.collective_join import GroupJoin, Part
-from commwatch_agent.ingest.own_time_state import OwnTime
-from commwatch_agent.ingest.step_accounting import StepAccounting
-from commwatch_agent.ingest.tables.side_tables import SideTables
-from commwatch_agent.ingest.tables.sketches import Sketches, coarse
-from commwatch_agent.ingest.tables.weights import ENDED_KIND, KIND, PIECE
+from commwatch_agent.model.intervals import Intervals
+from commwatch_agent.model.shares import Account
+from commwatch_agent.model.sketch import merge, quantile
 
 if TYPE_CHECKING:
-    from commwatch_agent.core.corruption.collectives import GroupChecks
-    from commwatch_agent.core.corruption.replicas import SetJoin
     from commwatch_agent.ingest.columns import Codes
     from commwatch_agent.ingest.tables.rhythm import Rhythm
+    from commwatch_agent.model.corruption.collectives import GroupChecks
+    from commwatch_agent.model.corruption.replicas import SetJoin
 
 #: Size of the kept latest records.
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 256 * ev.RECORD_SIZE, 16 * ev.RECORD_SIZE

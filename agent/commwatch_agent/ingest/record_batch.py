@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import MOST_APART
 from commwatch_agent.ingest.batch_joins import BatchJoins, add_waits
 from commwatch_agent.ingest.batch_steps import BatchSteps, Busy, Untimed
 from commwatch_agent.ingest.columns import (
@@ -34,6 +33,7 @@ from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.own_time import Events, own_times
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Rows, SlotBoundary
+from commwatch_agent.model.cells import MOST_APART
 
 #: Operations that do not block their caller: asynchronous, or on a stream.
 _BESIDE = ev.ASYNC | ev.ON_DEVICE

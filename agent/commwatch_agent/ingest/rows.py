@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import DURATION_BOUNDS_NS, CellKey
 from commwatch_agent.ingest.columns import Codes, Columns, Ints, classes, combined, counts, distinct, first_of, sums
 from commwatch_agent.ingest.rank_totals import CellTotals, RankTotals
 from commwatch_agent.ingest.tables.bins import bins_of, buckets_of, codes_of
+from commwatch_agent.model.cells import DURATION_BOUNDS_NS, CellKey
 
 _BUCKETS = len(DURATION_BOUNDS_NS) + 1
 

@@ -10,15 +10,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
-from commwatch_agent.core.intervals import Intervals, length
-from commwatch_agent.core.views import ITERATIONS, MARKS, StepView
 from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker
 from commwatch_agent.ingest.stragglers import LEAST_PERIODS
 from commwatch_agent.ingest.tables.weights import MARK, MOMENT, PIECE, STEP
+from commwatch_agent.model.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
+from commwatch_agent.model.intervals import Intervals, length
+from commwatch_agent.model.views import ITERATIONS, MARKS, StepView
 
 if TYPE_CHECKING:
     from commwatch_agent.ingest.cycles.iterations import Iterations

@@ -9,12 +9,12 @@ from typing import Any
 from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
 from commwatch.wire.ring import Outside
-from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.names_file import Names
-from commwatch_agent.core.shares import Account
-from commwatch_agent.core.views import RankTraffic
 from commwatch_agent.ingest.tables.weights import IN_FLIGHT, SAMPLE
 from commwatch_agent.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch_agent.model.endings import Ending
+from commwatch_agent.model.names_file import Names
+from commwatch_agent.model.shares import Account
+from commwatch_agent.model.views import RankTraffic
 from commwatch_collectors.node.judged_activity import Activity
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from commwatch_agent.core.units import percent
+from commwatch_agent.text.units import percent
 from commwatch_collectors.node.process import Usage
 
 #: Samples of a rank that are kept, one a second.

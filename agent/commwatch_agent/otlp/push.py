@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from commwatch_agent.core.api_views import PushView
+from commwatch_agent.model.api_views import PushView
 from commwatch_agent.otlp import events, metrics
 from commwatch_agent.otlp.endpoint import Endpoint
 from commwatch_agent.runtime.periodic import PeriodicThread

@@ -18,10 +18,10 @@ from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL, RECORDED
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.pipelines import directions
-from commwatch_agent.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
-from commwatch_agent.core.views import ITERATIONS
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch_agent.model.views import ITERATIONS
 from commwatch_agent.prometheus.families import Families, Labels
 from commwatch_agent.prometheus.metrics import NAMED
 from commwatch_agent.reference.efficiency import Find, Yardstick, by_kind, conclusive, finder

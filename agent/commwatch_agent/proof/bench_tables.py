@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.bandwidth import algbw, busbw_of_one
-from commwatch_agent.core.units import moment, percent, rate, seconds, size
+from commwatch_agent.model.bandwidth import algbw, busbw_of_one
 from commwatch_agent.reference.references import Measured, References
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import moment, percent, rate, seconds, size
 
 #: Operations that reduce, and operations that have a root rank.
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")

@@ -24,8 +24,6 @@ from commwatch.wire import events as ev
 from commwatch.wire.errors import CommwatchError, UsageError
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.commands import native_hook
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.units import seconds
 from commwatch_agent.proof.gpu_proof_rows import (
     TIMED,
     Ran,
@@ -40,6 +38,8 @@ from commwatch_agent.proof.gpu_proof_rows import (
     timing_row,
     took_s,
 )
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.units import seconds
 from commwatch_collectors.node import flight_recorder
 from commwatch_collectors.node.gpu import DriverTrouble, NoGpus, plain_uuid
 from commwatch_collectors.node.gpu_nvidia import NvidiaSource

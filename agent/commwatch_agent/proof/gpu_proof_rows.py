@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.units import seconds
+from commwatch_agent.text.units import seconds
 from commwatch_collectors.node.gpu import DriverTrouble, Gpu, NoGpus, plain_uuid
 from commwatch_collectors.node.gpu_nvidia import NvidiaSource
 

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.units import counted
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.text.units import counted
 
 #: Most devices of a run, because each entry of a file may represent up to 65,536.
 _MOST_DEVICES = 1 << 17

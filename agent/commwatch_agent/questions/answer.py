@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.job.merging import Nodes
 
 _T = TypeVar("_T")
 

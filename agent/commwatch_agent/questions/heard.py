@@ -7,8 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.nodes.merging import Heard, Nodes
-from commwatch_agent.nodes.queries import JobQueries, NodePart
+from commwatch_agent.job.merging import Heard, Nodes
+from commwatch_agent.job.queries import JobQueries, NodePart
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -9,8 +9,6 @@ from math import inf
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.api_views import AlertsView, AlertView
-from commwatch_agent.core.views import GroupView, RankView
 from commwatch_agent.history.history import History
 from commwatch_agent.incidents.answers import (
     IncidentDetails,
@@ -28,10 +26,12 @@ from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.judging import with_waits
 from commwatch_agent.incidents.stored import incidents_of, of_run
 from commwatch_agent.incidents.verdict_views import merged_verdicts
-from commwatch_agent.nodes.merging import Heard, Nodes, Seen
-from commwatch_agent.nodes.queries import JobQueries, NodePart
-from commwatch_agent.nodes.rank_parts import RankParts
-from commwatch_agent.nodes.replica_parts import RankChecks
+from commwatch_agent.job.merging import Heard, Nodes, Seen
+from commwatch_agent.job.queries import JobQueries, NodePart
+from commwatch_agent.job.rank_parts import RankParts
+from commwatch_agent.job.replica_parts import RankChecks
+from commwatch_agent.model.api_views import AlertsView, AlertView
+from commwatch_agent.model.views import GroupView, RankView
 from commwatch_agent.questions.answer import ApiError, Scoped, Text
 from commwatch_agent.questions.heard import read
 from commwatch_agent.report import incident_page as pages

@@ -9,11 +9,11 @@ from commwatch_agent.analysis.pipelines import over_nodes as pipelines_over_node
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.time_buckets import FINE, Lengths, Slot, SlotSums, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, past_bars, timeline
-from commwatch_agent.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Reader
-from commwatch_agent.nodes.merging import Heard, merged_jobs
-from commwatch_agent.nodes.queries import NodePart
+from commwatch_agent.job.merging import Heard, merged_jobs
+from commwatch_agent.job.queries import NodePart
+from commwatch_agent.model.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch_agent.questions.answer import Scoped, job_exists
 from commwatch_agent.questions.heard import over_nodes, read
 from commwatch_agent.questions.operations import deadline

@@ -19,14 +19,14 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS, NodeBars, Timeline, bars, timeline
-from commwatch_agent.core.api_views import Advice, AlertView
-from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.alerts import alert_view
 from commwatch_agent.incidents.answers import IncidentView, latest_of, merged
 from commwatch_agent.incidents.answers import view_of as incident_view
 from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.ingest.jobs import Job
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.job.merging import Nodes
+from commwatch_agent.model.api_views import Advice, AlertView
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.questions.jobs import slots_elsewhere
 from commwatch_agent.questions.live_view import JobNow, job_now
 from commwatch_agent.questions.node_now import Card, NodeNow, OperationsNow, node_now, operations_now, pick, running

@@ -14,9 +14,9 @@ from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
 from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
-from commwatch_agent.core.views import ITERATIONS, InFlight, RankView, common_source
 from commwatch_agent.incidents.verdict_views import merged_verdicts
-from commwatch_agent.nodes.merging import merged_ranks
+from commwatch_agent.job.merging import merged_ranks
+from commwatch_agent.model.views import ITERATIONS, InFlight, RankView, common_source
 from commwatch_agent.questions.node_now import NodeNow, Oldest, RankLine, RankNow
 
 #: Operations in flight that are listed, the longest first; the rest are counted, as are the ranks beyond ``MOST_RANKS``.

@@ -15,15 +15,15 @@ from commwatch_agent.analysis.rank_state import state
 from commwatch_agent.analysis.summary import summarise
 from commwatch_agent.analysis.time_buckets import SlotSums
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core import endings
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
-from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import RankView, common_source
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, is_rate_stale, sums_of
+from commwatch_agent.model import endings
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
+from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_agent.model.views import RankView, common_source
 
 #: The latest steps are those that ended within this time (ns), and at least the latest three.
 LATELY_NS = 10_000_000_000

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, fields
 from http import HTTPStatus
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.operations import Cursor, Operation
-from commwatch_agent.nodes.merging import Heard, Nodes
-from commwatch_agent.nodes.queries import Cells, NodePart, view_of
+from commwatch_agent.job.merging import Heard, Nodes
+from commwatch_agent.job.queries import Cells, NodePart, view_of
+from commwatch_agent.model.api_views import Summary
 from commwatch_agent.questions.answer import ApiError, Scoped, Text, job_exists
 from commwatch_agent.questions.heard import over_nodes
 from commwatch_agent.reference.efficiency import Efficiency, Line

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.analysis.timeline import NodeBars
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.job.merging import Nodes
 from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.node_now import NodeNow
 from commwatch_agent.questions.services import Services

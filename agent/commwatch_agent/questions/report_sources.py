@@ -8,13 +8,13 @@ from urllib.parse import quote
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.incidents.answers import details_of
 from commwatch_agent.incidents.verdict_views import late_now
-from commwatch_agent.nodes.job_report import MOST_OPERATIONS, MOST_STEPS
-from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
+from commwatch_agent.job.job_report import MOST_OPERATIONS, MOST_STEPS
+from commwatch_agent.job.wait_parts import MOST_COLLECTIVES, MOST_OF_ALL
 from commwatch_agent.questions.reports import Asked, NodeFacts, report_windows
 from commwatch_agent.questions.services import Services
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS
 from commwatch_agent.runtime.peers import SELF
-from commwatch_agent.watchers.nccl_archive import kept
+from commwatch_agent.sources.nccl_archive import kept
 
 #: Seconds that the other agents have, each of the four times that they are asked.
 WITHIN_S = 5.0

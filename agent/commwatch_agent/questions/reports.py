@@ -16,13 +16,9 @@ from commwatch_agent.analysis.advice_input import last_steps, network_of, steps_
 from commwatch_agent.analysis.host_rates import answer as host_view
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.api_views import Advice
-from commwatch_agent.core.host_views import HostView
-from commwatch_agent.core.nccl_views import Topology
-from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails, merged, whys_of
 from commwatch_agent.incidents.stored import details_of_run
-from commwatch_agent.nodes.job_report import (
+from commwatch_agent.job.job_report import (
     MOST_STEPS,
     NodeData,
     ReportPart,
@@ -31,11 +27,15 @@ from commwatch_agent.nodes.job_report import (
     network_of_all,
     rows_of,
 )
-from commwatch_agent.nodes.job_waits import JobWaits, joined_waits
-from commwatch_agent.nodes.merging import Heard, Nodes
-from commwatch_agent.nodes.queries import Cells
-from commwatch_agent.nodes.topologies import merged_topology
-from commwatch_agent.nodes.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.job.job_waits import JobWaits, joined_waits
+from commwatch_agent.job.merging import Heard, Nodes
+from commwatch_agent.job.queries import Cells
+from commwatch_agent.job.topologies import merged_topology
+from commwatch_agent.job.wait_parts import MOST_COLLECTIVES, WaitPart
+from commwatch_agent.model.api_views import Advice
+from commwatch_agent.model.host_views import HostView
+from commwatch_agent.model.nccl_views import Topology
+from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.questions.answer import ApiError, Scoped, Text, as_file, job_exists
 from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.operations import Operations
@@ -44,7 +44,7 @@ from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
-from commwatch_agent.watchers.nccl_archive import kept
+from commwatch_agent.sources.nccl_archive import kept
 from commwatch_agent.whatif.model import Model
 
 
@@ -239,7 +239,7 @@ def _job(agent: QueryService, job: str) -> JobView:
 
 def wait_part(agent: QueryService, job: str, *, most: int) -> WaitPart:
     """Return the collectives of groups that span nodes; ``most``: at most so many."""
-    from commwatch_agent.nodes import wait_source  # brings in numpy
+    from commwatch_agent.job import wait_source  # brings in numpy
 
     return wait_source.wait_part(agent.path, job, most)
 

@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from commwatch_agent.alerting.bundles import Bundles
-from commwatch_agent.alerting.incident_watch import IncidentWatch
-from commwatch_agent.alerting.look import RankLook
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.api_views import PushView
 from commwatch_agent.incidents.verdict_views import verdicts_of
+from commwatch_agent.model.api_views import PushView
+from commwatch_agent.notify.bundles import Bundles
+from commwatch_agent.notify.incident_watch import IncidentWatch
+from commwatch_agent.notify.look import RankLook
 from commwatch_agent.questions.worker import Worker
 from commwatch_agent.runtime.peers import Peers
-from commwatch_agent.watchers.culprits import Culprits
-from commwatch_agent.watchers.gpus import Gpus
-from commwatch_agent.watchers.host import HostWatch
-from commwatch_agent.watchers.inspector import Inspector
-from commwatch_agent.watchers.nccl import NcclLogs
-from commwatch_agent.watchers.profiles import Profiles
-from commwatch_agent.watchers.ras import Ras
+from commwatch_agent.sources.culprits import Culprits
+from commwatch_agent.sources.gpus import Gpus
+from commwatch_agent.sources.host import HostWatch
+from commwatch_agent.sources.inspector import Inspector
+from commwatch_agent.sources.nccl import NcclLogs
+from commwatch_agent.sources.profiles import Profiles
+from commwatch_agent.sources.ras import Ras
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import IO
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.job.merging import Heard
 from commwatch_agent.questions.answer import ApiError, Text, as_file, job_exists
 from commwatch_agent.questions.heard import read
 from commwatch_agent.report.chrome_trace import TraceMark

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.job.merging import Heard
+from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.questions.answer import Scoped
 from commwatch_agent.questions.heard import read
 from commwatch_agent.report.recorded_steps import FEW_PARTS, model_of

@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
-from commwatch_agent.nodes import rank_parts
-from commwatch_agent.nodes.merging import Heard
-from commwatch_agent.nodes.rank_parts import RankParts
-from commwatch_agent.nodes.replica_parts import rank_checks
+from commwatch_agent.job import rank_parts
+from commwatch_agent.job.merging import Heard
+from commwatch_agent.job.rank_parts import RankParts
+from commwatch_agent.job.replica_parts import rank_checks
 from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.incidents import LiveRecords, conditions

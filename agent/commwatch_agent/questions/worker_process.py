@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.cells import Counted
-from commwatch_agent.core.views import RankView
 from commwatch_agent.history.chunks import Damaged, Piece
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.model.cells import Counted
+from commwatch_agent.model.views import RankView
 from commwatch_agent.questions.answer import ApiError, text_of
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.alpha_beta import Curve, Fit, fit
-from commwatch_agent.core.cells import Cell, Counted
-from commwatch_agent.core.sketch import merge, quantile
+from commwatch_agent.model.alpha_beta import Curve, Fit, fit
+from commwatch_agent.model.cells import Cell, Counted
+from commwatch_agent.model.sketch import merge, quantile
 from commwatch_agent.reference.references import INCONCLUSIVE, Measured, Modelled, Reference, References
 
 #: Quantile of the transfers that is the lower envelope. Least number of operations of one size on each rank.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.model.alpha_beta import Curve
 
 #: Prefix of the catalogue keys by kind of network device.
 _OF_DEVICES = {"ethernet": "eth-", "infiniband": "ib-", "roce": "roce-"}

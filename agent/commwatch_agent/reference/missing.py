@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commwatch_agent.core.api_views import Row
+from commwatch_agent.model.api_views import Row
 
 #: In one line of a terminal.
 SHORT = "eff –: no reference for the link; measure one: commwatch bench -- LAUNCHER"

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from commwatch.wire import crossing
 from commwatch.wire.errors import CommwatchError
-from commwatch_agent.core.alpha_beta import Curve, Fit, fit, messages
-from commwatch_agent.core.bandwidth import BUS_FACTOR
+from commwatch_agent.model.alpha_beta import Curve, Fit, fit, messages
+from commwatch_agent.model.bandwidth import BUS_FACTOR
 from commwatch_agent.reference.hardware import GpuLink
 from commwatch_agent.reference.links import Link, UnknownLink, find
 

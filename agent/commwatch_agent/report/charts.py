@@ -9,15 +9,15 @@ from math import ceil, log2, log10
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE
 from commwatch_agent.analysis.advice_input import MOST_STEPS, nccl_choices
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.units import percent, rate, seconds, size
-from commwatch_agent.core.views import GroupView, StepView, WaitView
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_agent.model.views import GroupView, StepView, WaitView
 from commwatch_agent.report import html_frame
 from commwatch_agent.report.svg import COLOURS, Axis, Point, Series, even_axis, heat, legend, log_axis, plot
+from commwatch_agent.text.units import percent, rate, seconds, size
 from commwatch_collectors.spans import spans
 
 #: Most intervals of the job's time, plots of bandwidth, and ranks in a matrix.

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.node_counters import GPU_BUSY, CounterSample
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.node_counters import GPU_BUSY, CounterSample
+from commwatch_agent.model.views import TraceOperation
 
 Event = dict[str, Any]
 #: Most collectives, and most messages, of which not all parts are there. Beyond it, the first is treated as if no more came.

@@ -10,7 +10,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from commwatch_agent.core.terminal_text import clean
+from commwatch_agent.text.terminal_text import clean
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from urllib.parse import quote
 
-from commwatch_agent.core.units import moment, percent
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.incidents.incident import JOB_ENDED, EvidenceItem
 from commwatch_agent.incidents.words import cost, when
 from commwatch_agent.report.html_frame import page, table, text
+from commwatch_agent.text.units import moment, percent
 from commwatch_collectors.spans import ranks as named
 
 

@@ -10,8 +10,8 @@ from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Whys
 from commwatch_agent.analysis.advice_input import count_last, facts
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.api_views import Advice
-from commwatch_agent.core.views import JobView
+from commwatch_agent.model.api_views import Advice
+from commwatch_agent.model.views import JobView
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.advised import predicted
 from commwatch_agent.whatif.model import Model

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.cells import StepSums
-from commwatch_agent.core.views import JobFigures, JobView
 from commwatch_agent.history.history import History
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, of_known
-from commwatch_agent.nodes.merging import by_run, merged_jobs
-from commwatch_agent.nodes.packed import packed, unpacked
+from commwatch_agent.job.merging import by_run, merged_jobs
+from commwatch_agent.job.packed import packed, unpacked
+from commwatch_agent.model.cells import StepSums
+from commwatch_agent.model.views import JobFigures, JobView
 
 #: Most durations of a job's steps that a node sends; and most of all jobs and nodes together.
 MOST_DURATIONS, MOST_OF_ALL = 100_000, 2_000_000

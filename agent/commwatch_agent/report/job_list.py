@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.plain_table import columns
-from commwatch_agent.core.terminal_text import MOST_CELLS, width
-from commwatch_agent.core.units import day_time, percent, seconds, zone
-from commwatch_agent.core.views import ITERATIONS, JobFigures
+from commwatch_agent.model.views import ITERATIONS, JobFigures
 from commwatch_agent.report.report_text import job_state
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import columns
+from commwatch_agent.text.terminal_text import MOST_CELLS, width
+from commwatch_agent.text.units import day_time, percent, seconds, zone
 
 _HEAD = ("job", "state", "began", "lasted", "ranks", "steps", "step p50", "comm", "exposed")
 

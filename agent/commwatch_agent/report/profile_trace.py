@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple, cast
 
 from commwatch.wire import bounded
 from commwatch.wire import events as ev
-from commwatch_agent.core.clocks import Clock
-from commwatch_agent.core.unpacking import Unpacking
+from commwatch_agent.model.clocks import Clock
+from commwatch_agent.model.unpacking import Unpacking
 from commwatch_agent.report.chrome_trace import Event, sort_index
 
 #: Characters that are read at a time, and most characters before the events and of one event.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
-from commwatch_agent.core.clocks import FIRST, Clock, compare
-from commwatch_agent.core.views import JobView, TraceOperation
+from commwatch_agent.model.clocks import FIRST, Clock, compare
+from commwatch_agent.model.views import JobView, TraceOperation
 from commwatch_agent.report.chrome_trace import TraceStep
 from commwatch_agent.report.timeline_export import NodeTrace, Window, own_trace
 from commwatch_agent.whatif.answers import Study, study

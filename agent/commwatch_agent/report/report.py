@@ -14,11 +14,11 @@ from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps, waiting_share
 from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.api_views import Advice, Row
-from commwatch_agent.core.views import JobView, RankView, StepTotals, StepView
 from commwatch_agent.incidents.answers import IncidentDetails, whys_of
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.job.merging import Nodes
+from commwatch_agent.model.api_views import Advice, Row
+from commwatch_agent.model.views import JobView, RankView, StepTotals, StepView
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from commwatch_agent.analysis.advice_input import MOST_TIMED
-from commwatch_agent.core.api_views import Advice
-from commwatch_agent.core.nccl_views import NcclOperations, Topology
-from commwatch_agent.core.units import counted, percent, rate, seconds, size
-from commwatch_agent.core.views import GroupView
+from commwatch_agent.model.api_views import Advice
+from commwatch_agent.model.nccl_views import NcclOperations, Topology
+from commwatch_agent.model.views import GroupView
 from commwatch_agent.report import html_frame, slowest_parts, what_happened
 from commwatch_agent.report.charts import Material, figures
 from commwatch_agent.report.parts import ReportParts
@@ -29,6 +28,7 @@ from commwatch_agent.report.report_text import (
 )
 from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
+from commwatch_agent.text.units import counted, percent, rate, seconds, size
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, assumed, forecast_rows, limit, unanswered
 from commwatch_agent.whatif.pages import LEGEND as WHATIF_LEGEND

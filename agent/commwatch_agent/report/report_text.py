@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
 from commwatch_agent.analysis.verdicts import for_others
-from commwatch_agent.core import terminal_text
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.endings import exit_says, state_in_words
-from commwatch_agent.core.plain_table import CELLS, columns, paragraph
-from commwatch_agent.core.units import counted, moment, percent, rank_time, rate, seconds, size
-from commwatch_agent.core.views import ITERATIONS, JobView
 from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
-from commwatch_agent.nodes.merging import Nodes
+from commwatch_agent.job.merging import Nodes
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.endings import exit_says, state_in_words
+from commwatch_agent.model.views import ITERATIONS, JobView
 from commwatch_agent.reference.missing import how_to_judge
 from commwatch_agent.report import slowest_parts
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
 from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
+from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import CELLS, columns, paragraph
+from commwatch_agent.text.units import counted, moment, percent, rank_time, rate, seconds, size
 
 _MOST_ADVICE = 5
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")

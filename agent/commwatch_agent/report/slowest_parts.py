@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from commwatch.wire.events import SYMMETRIC
-from commwatch_agent.core.units import rate, seconds, size
 from commwatch_agent.history.operations import Operation
+from commwatch_agent.text.units import rate, seconds, size
 
 #: Most operations that are looked at, the latest; and most rows.
 MOST_OPERATIONS, MOST_ROWS = 10_000, 10

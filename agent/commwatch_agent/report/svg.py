@@ -13,7 +13,7 @@ from itertools import groupby
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from commwatch_agent.core.terminal_text import clean, cut
+from commwatch_agent.text.terminal_text import clean, cut
 
 #: Number of colours; further series begin again with the first.
 COLOURS = 8

@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.analysis.queries import QueryService, step_view
-from commwatch_agent.core.views import StepView, WaitView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation, Reader
+from commwatch_agent.model.views import StepView, WaitView
 
 log = logging.getLogger("commwatch")
 #: What one row of each table is; its fields are the columns.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from commwatch import __version__
-from commwatch_agent.core.clocks import FIRST, Clock, compare
-from commwatch_agent.core.node_counters import CounterSample
-from commwatch_agent.core.views import TraceOperation
 from commwatch_agent.history.history import History
+from commwatch_agent.model.clocks import FIRST, Clock, compare
+from commwatch_agent.model.node_counters import CounterSample
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.report.chrome_trace import ChromeTrace, Event, TraceMark, TraceStep
 from commwatch_agent.report.profile_trace import PlacedProfile, ProfileSlices, ProfileTrace
 from commwatch_agent.report.timeline_source import Source

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.node_counters import CounterSample
-from commwatch_agent.core.views import TraceOperation
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import place_of
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.node_counters import CounterSample
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.report.chrome_trace import TraceMark, TraceStep
 from commwatch_agent.report.timeline_export import NodeTrace
 from commwatch_agent.report.timeline_source import Source

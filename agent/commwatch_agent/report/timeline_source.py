@@ -8,12 +8,12 @@ from typing import Any
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS, hull
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.node_counters import CounterSample
-from commwatch_agent.core.views import TraceOperation
 from commwatch_agent.history.history import GroupSpan, History, StoredStep
 from commwatch_agent.history.operations import Cursor, Reader, records_of
 from commwatch_agent.history.rows import RingRow, latest_run
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.node_counters import CounterSample
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.report.chrome_trace import TraceStep, compares
 from commwatch_agent.report.profile_trace import PlacedProfile, ProfileTrace
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from commwatch_agent.core.plain_table import paragraph
-from commwatch_agent.core.units import counted
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
@@ -13,6 +11,8 @@ from commwatch_agent.incidents.stacks import main_thread
 from commwatch_agent.incidents.words import lasted, lasted_s, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
+from commwatch_agent.text.plain_table import paragraph
+from commwatch_agent.text.units import counted
 from commwatch_alerts.model import INFO, SEVERITIES
 from commwatch_collectors.spans import ranks as named
 

@@ -17,7 +17,7 @@ from typing import Any
 from commwatch import __version__
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import LOG_JSON
-from commwatch_agent.core.terminal_text import OneLine
+from commwatch_agent.text.terminal_text import OneLine
 
 log = logging.getLogger("commwatch")
 #: Lines among those of a command, such as ``commwatch run``.

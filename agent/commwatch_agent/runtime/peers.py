@@ -18,8 +18,8 @@ from commwatch.api.client import Keys, decoded, fetch, reason
 from commwatch.wire.addresses import BadAddress
 from commwatch.wire.concurrency import at_once
 from commwatch_agent.config import Config
-from commwatch_agent.core.runs import Run
-from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.job.merging import Heard
+from commwatch_agent.model.runs import Run
 from commwatch_agent.runtime.agents import addresses
 
 log = logging.getLogger("commwatch")

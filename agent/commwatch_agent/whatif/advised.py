@@ -9,8 +9,8 @@ from typing import Literal
 
 from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
 from commwatch_agent.analysis.advice_facts import LEAST_GAIN, UP_TO
-from commwatch_agent.core.api_views import Advice, Remedy
-from commwatch_agent.core.units import percent
+from commwatch_agent.model.api_views import Advice, Remedy
+from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.answers import Outcome, answer, outcome
 from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
 from commwatch_agent.whatif.questions import Question, changes_of

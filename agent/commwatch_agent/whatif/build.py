@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.framework_settings import REPLICATED, SHARDED, role
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.whatif.curves import curves_of, points_of
 from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program
 

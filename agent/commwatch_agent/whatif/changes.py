@@ -10,8 +10,8 @@ from math import ceil, lcm
 from statistics import median
 
 from commwatch_agent.analysis.framework_settings import is_model
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.units import counted
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.text.units import counted
 from commwatch_agent.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Program, recosted
 
 #: Returns another model.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from commwatch_agent.core.alpha_beta import Curve, messages, through
-from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.model.alpha_beta import Curve, messages, through
+from commwatch_agent.model.bandwidth import bus_factor
 from commwatch_agent.whatif.model import Op
 
 #: α and β can be told apart if the bytes per message of the periods differ by this factor.

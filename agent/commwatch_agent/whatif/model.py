@@ -12,8 +12,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from commwatch.wire.errors import UsageError
-from commwatch_agent.core.alpha_beta import Curve, messages
-from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.model.alpha_beta import Curve, messages
+from commwatch_agent.model.bandwidth import bus_factor
 
 
 class CannotAnswer(UsageError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commwatch_agent.core.plain_table import paragraph
-from commwatch_agent.core.units import counted, percent, rank_time, seconds
+from commwatch_agent.text.plain_table import paragraph
+from commwatch_agent.text.units import counted, percent, rank_time, seconds
 from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study
 
 #: Heads of the table of answers.

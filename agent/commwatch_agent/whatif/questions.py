@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.units import counted, size
+from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.reference.links import UnknownLink, find
+from commwatch_agent.text.units import counted, size
 from commwatch_agent.whatif import changes, exchange
 from commwatch_agent.whatif.changes import Change
 from commwatch_agent.whatif.model import CannotAnswer

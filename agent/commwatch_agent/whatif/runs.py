@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
-from commwatch_agent.core.units import percent
+from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.curves import Points, curves_of
 from commwatch_agent.whatif.model import LAUNCHES, CannotAnswer, Kind, Model
 

@@ -17,7 +17,7 @@ REMEDY = (
 class CommwatchError(Exception):
     """An error for the user; its text is one line that names what is wrong and the remedy.
 
-    ``main`` of ``cli/command_line.py`` prints the text and returns ``exit_code``. ``server/problems.py`` returns the text with ``status``.
+    ``main`` of ``cli/command_line.py`` prints the text and returns ``exit_code``. ``web/problems.py`` returns the text with ``status``.
     """
 
     #: Exit code of the command: 1 failure, 2 wrong usage.

@@ -11,11 +11,11 @@ from commwatch_agent.analysis.advice_facts import Facts, Kind, Whys
 from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.api_views import Advice
-from commwatch_agent.core.host_views import Complaint
-from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.api_views import Advice
+from commwatch_agent.model.host_views import Complaint
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
 
 #: 50 us a message, 1 GB/s.

@@ -10,8 +10,8 @@ import pytest
 from commwatch_agent.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.verdicts import merged_groups
-from commwatch_agent.core.api_views import Row
-from commwatch_agent.core.views import GroupView, StepView
+from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.views import GroupView, StepView
 from commwatch_agent.report.job_advice import lately
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 

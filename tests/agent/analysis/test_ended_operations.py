@@ -14,7 +14,7 @@ from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import Late
-from commwatch_agent.nodes.rank_parts import WINDOW_NS, parts
+from commwatch_agent.job.rank_parts import WINDOW_NS, parts
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 S = 1000 * MS

@@ -12,10 +12,10 @@ import pytest
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts
 from commwatch_agent.analysis.gpu_nic_affinity import for_traffic, places
 from commwatch_agent.analysis.network_advice import Network
-from commwatch_agent.core.host_views import GroupTraffic, HostView
+from commwatch_agent.model.host_views import GroupTraffic, HostView
 from commwatch_agent.report import report, report_text
 from commwatch_agent.report.job_advice import lately
-from tests.agent.watchers.test_host import Watched
+from tests.agent.sources.test_host import Watched
 from tests.helpers import EPOCH_NS, MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
 GPUS = {0: "00000000:19:00.0", 1: "00000000:49:00.0", 2: "00000000:99:00.0"}

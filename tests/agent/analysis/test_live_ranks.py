@@ -13,18 +13,18 @@ from prometheus_client import CollectorRegistry
 
 from commwatch.wire import events as ev
 from commwatch.wire import ring, splits
-from commwatch_agent.alerting.incident_watch import MOST_RANKS, MOST_VERDICTS, IncidentWatch, Plan
 from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
-from commwatch_agent.core.views import Ended, Failed, InFlight
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.views import Ended, Failed, InFlight
+from commwatch_agent.notify.incident_watch import MOST_RANKS, MOST_VERDICTS, IncidentWatch, Plan
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.questions.node_now import node_now
-from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     Trainer,

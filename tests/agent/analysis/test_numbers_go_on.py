@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from commwatch.wire.numbers import HALF, NUMBERS
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.views import Failed, RankView
 from commwatch_agent.ingest.stragglers import LateWindow
-from commwatch_agent.nodes.rank_parts import put_together
+from commwatch_agent.job.rank_parts import put_together
+from commwatch_agent.model.views import Failed, RankView
 from tests.agent.analysis.test_ended_operations import S, buckets, node
 from tests.agent.analysis.test_verdicts import LEFT, WORLD, judged, op, rank
-from tests.agent.nodes.test_rank_parts import parts_of
+from tests.agent.job.test_rank_parts import parts_of
 from tests.helpers import examples
 
 DAY_S = 86_400.0

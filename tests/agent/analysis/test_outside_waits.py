@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
-from commwatch_agent.core.views import GroupView, InFlight, OutsideCall, RankView
+from commwatch_agent.model.views import GroupView, InFlight, OutsideCall, RankView
 from commwatch_collectors.node.judged_activity import Activity
 
 WORLD = GroupView("job", "w", "world", "0", "world", 3, [0, 1, 2], [0, 1, 2], True)

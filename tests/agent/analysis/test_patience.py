@@ -10,7 +10,7 @@ import pytest
 from commwatch_agent.analysis.verdicts import Verdict, verdicts
 from commwatch_agent.analysis.waits.patience import NEW_S, WORKING_S, limit_s
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
-from commwatch_agent.core.views import RankView, Usual
+from commwatch_agent.model.views import RankView, Usual
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.analysis.test_verdicts import WORLD, op, rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch_agent.analysis.time_buckets import Lengths, SlotSums, lengths, slots_of
-from commwatch_agent.core.cells import NO_WAITS, SLOT_NS, StepSums, WaitSums, added
+from commwatch_agent.model.cells import NO_WAITS, SLOT_NS, StepSums, WaitSums, added
 
 S = 1_000_000_000
 COARSE_NS = 300 * S

@@ -18,7 +18,7 @@ from commwatch_agent.analysis.timeline import (
 )
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.rank_totals import RankTotals
-from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
+from tests.agent.model.test_model_parts import DTYPES, ENTRY, PASS, step
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS

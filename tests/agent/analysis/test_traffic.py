@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
-from commwatch_agent.core.host_views import TrafficView
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
+from commwatch_agent.model.host_views import TrafficView
 from tests.helpers import MS, group_entry, operation, packed
 
 S = 1000 * MS

@@ -21,8 +21,8 @@ from commwatch_agent.analysis.verdicts import (
     waited_for,
 )
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
-from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, RankView
 from commwatch_agent.ingest.stragglers import Late
+from commwatch_agent.model.views import Ended, Failed, GroupView, InFlight, RankView
 
 S = 1_000_000_000
 WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)

@@ -23,8 +23,8 @@ import pytest
 
 from commwatch.wire.addresses import DEFAULT_PORT
 from tests import prefork
-from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
+from tests.agent.web.routes.test_jobs import populated, rings_of
 from tests.helpers import (
     MS,
     NOBODY,
@@ -295,7 +295,7 @@ def test_default_port_that_is_taken(tmp_path: Path) -> None:
             *("agent", "--dir", str(tmp_path / "run")),
             env=clean_env(),
             streams=(0, 1, file.fileno()),
-            constants={"commwatch_agent.server.listener.DEFAULT_PORT": default},
+            constants={"commwatch_agent.web.listener.DEFAULT_PORT": default},
         )
         try:
             wait_for((tmp_path / "run" / "agent.json").exists, "the agent")

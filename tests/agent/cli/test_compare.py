@@ -10,7 +10,7 @@ import pytest
 
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.incidents.stored import row_of
-from tests.agent.comparison.test_runs import STEPS, watched
+from tests.agent.compare.test_runs import STEPS, watched
 from tests.agent.test_config import one_line
 from tests.helpers import EPOCH_NS, clean_env, commwatch, elsewhere
 

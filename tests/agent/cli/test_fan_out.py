@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.commands.diagnose import ask
-from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 
 HEALTHY, EACH = 20, 4

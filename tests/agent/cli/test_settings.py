@@ -21,7 +21,7 @@ from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import load
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.runtime.run_lock import check_folders
-from tests.agent.server.test_tls import authority
+from tests.agent.web.test_tls import authority
 from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, in_the_open, needs, write_ring
 
 EVERYTHING = """

@@ -19,8 +19,8 @@ from commwatch_agent.history.store import Writer
 from commwatch_agent.incidents.incident import AlertState, Incident
 from commwatch_agent.incidents.stored import row_of
 from commwatch_agent.report.chrome_trace import pid_of
-from tests.agent.server.routes.test_jobs import populated
 from tests.agent.test_config import one_line
+from tests.agent.web.routes.test_jobs import populated
 from tests.chrome_trace import Trace, parsed, read
 from tests.helpers import RunningAgent, commwatch
 

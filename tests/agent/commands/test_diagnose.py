@@ -23,7 +23,7 @@ from commwatch.wire import events as ev
 from commwatch_agent.commands.diagnose import CannotDiagnose, ask
 from commwatch_agent.commands.diagnosis import Diagnosis
 from tests.agent.commands.test_top import incident
-from tests.agent.server.routes.test_jobs import rings_of
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     SOON_MET,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text, without_look
-from commwatch_agent.core.units import time_of_day
-from commwatch_agent.core.views import JobView, RankView
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.incident import EvidenceItem
+from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.text.units import time_of_day
 from tests.agent.commands.test_top import NOW, SINCE, incident, of_job, rank
 
 COMMAND = "commwatch diagnose"

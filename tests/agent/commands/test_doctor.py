@@ -16,8 +16,8 @@ from commwatch_agent.analysis.traffic import NOT_COUNTED
 from commwatch_agent.commands.doctor import _cost, _witnesses, examine
 from commwatch_agent.commands.network_checks import Check, connections, network_checks
 from commwatch_agent.config_sources import load
-from tests.agent.server.routes.test_jobs import rings_of
-from tests.agent.watchers.test_host import Watched
+from tests.agent.sources.test_host import Watched
+from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     RunningAgent,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.commands.log_files import Read, UnreadableLog, expand, read
-from commwatch_agent.core import unpacking
+from commwatch_agent.model import unpacking
 from commwatch_collectors.nccl.account import Account
 from tests.helpers import PATIENCE_S, clean_env, commwatch
 

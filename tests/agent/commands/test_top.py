@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.commands.top import Seen, frame
 from commwatch_agent.commands.top_answers import Answers, OfJob
-from commwatch_agent.core.api_views import About, Advice, Row, Summary
-from commwatch_agent.core.terminal_text import width
-from commwatch_agent.core.text_table import coloured
-from commwatch_agent.core.units import time_of_day
-from commwatch_agent.core.views import InFlight, JobView, RankView, StepView
 from commwatch_agent.incidents.answers import IncidentView
-from commwatch_agent.nodes.merging import Nodes
-from commwatch_agent.watchers.gpus import GpuView, GpuViews, RankOnGpu
+from commwatch_agent.job.merging import Nodes
+from commwatch_agent.model.api_views import About, Advice, Row, Summary
+from commwatch_agent.model.views import InFlight, JobView, RankView, StepView
+from commwatch_agent.sources.gpus import GpuView, GpuViews, RankOnGpu
+from commwatch_agent.text.terminal_text import width
+from commwatch_agent.text.text_table import coloured
+from commwatch_agent.text.units import time_of_day
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.node.gpu import Card, Gpu, Measured
-from tests.agent.core.test_text_table import plain
+from tests.agent.text.test_text_table import plain
 from tests.helpers import examples
 
 NOW = 1_700_000_000.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.commands.top_answers import Answers, Asker
-from commwatch_agent.watchers.gpus import GpuViews
+from commwatch_agent.sources.gpus import GpuViews
 from tests.agent.commands.test_top import of_job
 from tests.helpers import wait_for
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.core.terminal_text import width
-from tests.agent.server.routes.test_jobs import populated, rings_of
+from commwatch_agent.text.terminal_text import width
 from tests.agent.test_config import one_line
+from tests.agent.web.routes.test_jobs import populated, rings_of
 from tests.helpers import (
     RunningAgent,
     agent,

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from commwatch_agent.alerting.alert_rules import catalogue
 from commwatch_agent.cli.command_line import _parser
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.cli.settings import check
 from commwatch_agent.config import SETTINGS, Config
 from commwatch_agent.config_sources import load
 from commwatch_agent.deploy.chart import OF_THE_CHART
+from commwatch_agent.notify.alert_rules import catalogue
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.export import RUNBOOK_URL, prometheus_rule
 from tests.agent.deploy.kubernetes_schema import strictly_valid
 from tests.agent.deploy.kubernetes_tools import Tools, by_name
-from tests.agent.server.test_tls import authority
+from tests.agent.web.test_tls import authority
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,7 +17,7 @@ import yaml
 
 from commwatch_alerts import catalogue
 from commwatch_alerts.export import prometheus as exported_rules
-from tests.agent.server.test_tls import authority
+from tests.agent.web.test_tls import authority
 from tests.alerts.promtool import check, promtool
 from tests.bare import TREE
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, needs, wait_for

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.history.history import History
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.rows import Rollup
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import SLOT_NS
 from tests.helpers import (
     RunningAgent,
     Trainer,

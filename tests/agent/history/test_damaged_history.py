@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.time_buckets import slots_of
-from commwatch_agent.core.node_counters import SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.history import History
@@ -19,6 +18,7 @@ from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.history.soundness import mark
 from commwatch_agent.history.store import begin
 from commwatch_agent.history.wal import frames
+from commwatch_agent.model.node_counters import SENT, CounterSample, NodeCounter
 from tests.helpers import MS, Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
 from tests.helpers import mark as mark_of_step
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.cells import GroupInfo
 from commwatch_agent.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES, Damaged
 from commwatch_agent.history.extents import ANY
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation, Reader
 from commwatch_agent.history.packing import pack, unpack
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo
 from tests.helpers import examples, identity, numbered, operation, packed, stored_records
 
 NOW = 1_700_000_000_000_000_000

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.core.views import StepView
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.operations import Operation
+from commwatch_agent.model.views import StepView
 from commwatch_agent.report.report import build
 from commwatch_agent.report.report_text import text
 from tests.helpers import (

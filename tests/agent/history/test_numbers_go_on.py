@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.core.cells import GroupInfo, StepRecord
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.history import Chunk, History
 from commwatch_agent.history.operations import Reader
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo, StepRecord
 from tests.helpers import MS, identity, mark, operation, packed
 
 NOW = 1_700_000_000_000_000_000

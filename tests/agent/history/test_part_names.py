@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
+from tests.agent.model.test_model_parts import DTYPES, ENTRY, PASS, step
 from tests.helpers import MS, Watch, group_entry, mark, write_ring
 
 STEPS = 1500

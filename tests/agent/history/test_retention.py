@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.core.cells import SLOT_NS, Cell, CellKey, StepRecord
-from commwatch_agent.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.fair_shares import Owner, excesses, fair_share
 from commwatch_agent.history.history import History
@@ -19,6 +17,8 @@ from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.rows import COARSE_NS
 from commwatch_agent.history.soundness import numbers
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import SLOT_NS, Cell, CellKey, StepRecord
+from commwatch_agent.model.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from tests.helpers import examples, identity, numbered, stored_records
 
 NOW = 1_700_000_100_000_000_000

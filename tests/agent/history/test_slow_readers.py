@@ -20,12 +20,12 @@ import pytest
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import Config
-from commwatch_agent.core.cells import GroupInfo, StepRecord
-from commwatch_agent.core.node_counters import SENT, CounterSample, NodeCounter
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Operation, Reader
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo, StepRecord
+from commwatch_agent.model.node_counters import SENT, CounterSample, NodeCounter
 from commwatch_agent.report import table_export
 from commwatch_agent.report.timeline_export import Window, own_trace
 from tests.helpers import EPOCH_NS, clean_env, identity, operation, packed, wait_for

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch_agent.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import Cell, CellKey, GroupInfo, StepRecord
 from tests.helpers import examples, identity, mark, numbered, operation, packed, split_records, stored_records
 
 NOW = 1_700_000_000_000_000_000

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.history import History
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.history.schema import SCHEMA_VERSION
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import Cell, CellKey, GroupInfo, StepRecord
 from tests.helpers import identity, numbered, operation, packed, small_tmpfs, split_records, stored_records
 
 NOW = 1_700_000_000_000_000_000

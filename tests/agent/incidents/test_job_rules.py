@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.views import Failed, GroupView, RankView
 from commwatch_agent.incidents.conclude import FINDERS, conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import Condition, Incident
 from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table
+from commwatch_agent.model.views import Failed, GroupView, RankView
 from commwatch_alerts.catalogue import read, shipped
 
 NOW = 1_700_000_000.0

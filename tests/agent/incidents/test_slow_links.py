@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.waits.links import links
-from commwatch_agent.core.views import RankTraffic, RankView
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, WholeJob
 from commwatch_agent.incidents.incident import Condition, Incident
 from commwatch_agent.incidents.lifecycle import Around
 from commwatch_agent.incidents.slow_links import slow_link, slow_links
+from commwatch_agent.model.views import RankTraffic, RankView
 from commwatch_collectors.node.tcp_peers import TcpPeer
 from tests.agent.incidents.test_job_rules import HANG, JOBS, NOW, TABLE, rank
 

@@ -9,11 +9,11 @@ import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
-from commwatch_agent.core.views import RankView
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, WholeJob
 from commwatch_agent.incidents.incident import REASONS_TO_WAIT, Condition, Incident
 from commwatch_agent.incidents.lifecycle import Around
+from commwatch_agent.model.views import RankView
 from tests.agent.incidents.metric_series import windows
 from tests.agent.incidents.test_job_rules import GROUP, HANG, JOBS, NOW, TABLE, rank
 from tests.alerts.cases import share

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.model.cells import SLOT_NS
 from tests.helpers import MS, group_entry, identity, packed
 
 RANKS = 4

@@ -10,8 +10,11 @@ from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.bandwidth import bus_factor
-from commwatch_agent.core.cells import (
+from commwatch_agent.ingest.rank_totals import LAST_NS
+from commwatch_agent.ingest.step_accounting import StepAccounting
+from commwatch_agent.ingest.stragglers import BIN_NS
+from commwatch_agent.model.bandwidth import bus_factor
+from commwatch_agent.model.cells import (
     DURATION_BOUNDS_NS,
     MOST_APART,
     OTHER_ID,
@@ -22,12 +25,9 @@ from commwatch_agent.core.cells import (
     Ran,
     StepRecord,
 )
-from commwatch_agent.core.intervals import Intervals
-from commwatch_agent.core.names_file import Names
-from commwatch_agent.core.sketch import bin_of
-from commwatch_agent.ingest.rank_totals import LAST_NS
-from commwatch_agent.ingest.step_accounting import StepAccounting
-from commwatch_agent.ingest.stragglers import BIN_NS
+from commwatch_agent.model.intervals import Intervals
+from commwatch_agent.model.names_file import Names
+from commwatch_agent.model.sketch import bin_of
 
 UNKNOWN_NS = 1 << 62
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.events import size_log2
-from commwatch_agent.core.cells import DURATION_BOUNDS_NS
-from commwatch_agent.core.intervals import Intervals, covered
-from commwatch_agent.core.sketch import bin_of
 from commwatch_agent.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
 from commwatch_agent.ingest.columns import Ints, classes, distinct, sums
 from commwatch_agent.ingest.joining import Parts, complete
 from commwatch_agent.ingest.tables.bins import bins_of
 from commwatch_agent.ingest.unions import unions
+from commwatch_agent.model.cells import DURATION_BOUNDS_NS
+from commwatch_agent.model.intervals import Intervals, covered
+from commwatch_agent.model.sketch import bin_of
 from tests.helpers import examples
 
 #: Values around which something changes.

@@ -9,10 +9,10 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.core.corruption.collectives import MOST_GROUPS, Fault
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.corruption.collectives import MOST_GROUPS, Fault
 from tests.helpers import group_entry, identity, packed
 
 #: Time between two collectives.

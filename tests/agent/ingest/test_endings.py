@@ -8,7 +8,7 @@ import pytest
 
 from commwatch.wire import ring
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.core.endings import first_to_fail
+from commwatch_agent.model.endings import first_to_fail
 from tests.helpers import Watch, end_rank, operation, write_ring
 
 S = 10**9

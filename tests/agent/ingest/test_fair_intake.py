@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from commwatch.wire import ring_reader
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.names_file import Names
 from commwatch_agent.ingest import intake as intake_module
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import MOST_PENDING
@@ -22,6 +20,8 @@ from commwatch_agent.ingest.intake import Intake
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rings import finding
 from commwatch_agent.ingest.tables import weights
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.names_file import Names
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation, packed, write_ring
 
 FINE = operation(start_ns=0, end_ns=9)

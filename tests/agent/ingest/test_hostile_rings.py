@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from commwatch.wire import events as ev
 from commwatch.wire import ring, ring_reader
 from commwatch.wire.ring_reader import BadRing, RingReader
-from commwatch_agent.core.cells import SLOT_NS
+from commwatch_agent.model.cells import SLOT_NS
 from tests.helpers import (
     EPOCH_NS,
     MS,

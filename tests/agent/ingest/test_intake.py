@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from commwatch.wire import ring
 from commwatch.wire.ring import RingWriter
 from commwatch.wire.splits import Splits
-from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.ingest.steps import EXPLICIT
+from commwatch_agent.model.cells import SLOT_NS
 from commwatch_agent.report.report import build
 from tests.helpers import (
     EPOCH_NS,

@@ -18,9 +18,9 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire import ring
-from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.history.chunks import CHUNK_RECORDS
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import SLOT_NS
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, needs, operation, small_tmpfs, write_ring
 
 # -- files that are no rings ----------------------------------------------------------------------

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.bandwidth import busbw_of_one
-from commwatch_agent.core.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
-from commwatch_agent.core.sketch import quantile
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.collective_join import GroupJoin
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.bandwidth import busbw_of_one
+from commwatch_agent.model.cells import DURATION_BOUNDS_NS, SLOT_NS, Cell
+from commwatch_agent.model.sketch import quantile
 from tests.helpers import MS, examples, group_entry, identity, mark, operation, packed
 
 #: Wall time of monotonic 0 in ``identity``; a slot begins there.

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.shares import Room
-from commwatch_agent.core.views import Usual
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.tables.rhythm import MOST, MOST_LONG, Rhythm
+from commwatch_agent.model.shares import Room
+from commwatch_agent.model.views import Usual
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1_000_000_000

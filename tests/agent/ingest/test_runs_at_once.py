@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from commwatch.wire.ring import HEARTBEAT, RingWriter
-from commwatch_agent.core.views import JobView
 from commwatch_agent.history.history import History
 from commwatch_agent.history.job_exit import Exit
 from commwatch_agent.history.rows import rings
+from commwatch_agent.model.views import JobView
 from commwatch_agent.report.report import build
 from commwatch_agent.report.report_text import text
 from tests.helpers import EPOCH_NS, Watch, end_rank, group_entry, identity, judged_now, mark, operation

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.core.cells import CELL_SUMS, SLOT_NS, Cell
 from commwatch_agent.ingest.batches import Batch, ingest
 from commwatch_agent.ingest.collective_join import GroupJoin
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.cells import CELL_SUMS, SLOT_NS, Cell
 from tests.agent.ingest.generated_rings import Ring, job, rounds
 from tests.agent.ingest.reference import ReferenceJoin, ReferenceRank
 from tests.helpers import examples

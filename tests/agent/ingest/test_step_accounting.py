@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.time_buckets import slots_of
-from commwatch_agent.core.cells import SHARE_WINDOW_NS, StepRecord
-from commwatch_agent.core.views import StepView
 from commwatch_agent.ingest import step_accounting
 from commwatch_agent.ingest.step_accounting import (
     LEAST_NEIGHBOURS,
@@ -25,6 +23,8 @@ from commwatch_agent.ingest.step_accounting import (
     of_known,
     total,
 )
+from commwatch_agent.model.cells import SHARE_WINDOW_NS, StepRecord
+from commwatch_agent.model.views import StepView
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.report import report, report_text
 from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring

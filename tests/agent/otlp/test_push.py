@@ -21,7 +21,7 @@ from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.otlp.endpoint import Endpoint
 from commwatch_agent.otlp.push import LOGS, METRICS, Push, Sender
 from tests.agent.otlp.test_events import HANG
-from tests.agent.server.test_tls import authority
+from tests.agent.web.test_tls import authority
 from tests.helpers import free_port, wait_for
 from tests.otlp import Receiver, unpacked
 from tests.receivers import NOON, OK, Handler, raw, status

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.core.bandwidth import bus_factor
+from commwatch_agent.model.bandwidth import bus_factor
 from commwatch_agent.proof.nccl_tests import PROGRAMS, Run, parse
 from tests.helpers import examples
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.core.nccl_views import NcclOperations
 from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.questions.live_feed import LiveFeed
 from commwatch_agent.questions.node_now import OperationsNow
 from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring

@@ -17,10 +17,10 @@ from commwatch.wire.modes import SAMPLING
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.time_buckets import Slot, SlotSums, slots_of
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.core.cells import NO_STEPS, SLOT_NS
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.cells import NO_STEPS, SLOT_NS
 from commwatch_agent.questions.live_view import JobNow, job_now
 from commwatch_agent.questions.node_now import Card, Oldest, node_now, operations_now, pick, running
 from tests.helpers import (

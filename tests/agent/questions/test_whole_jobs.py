@@ -9,7 +9,7 @@ from socket import gethostname
 import pytest
 
 from commwatch_agent.incidents.evidence import KnownJob
-from commwatch_agent.nodes.merging import Heard
+from commwatch_agent.job.merging import Heard
 from commwatch_agent.questions.incidents import LiveRecords, conditions
 from commwatch_agent.runtime.peers import MOST_AGENTS, Peers
 from tests.agent.incidents.test_job_rules import HANG, NOW

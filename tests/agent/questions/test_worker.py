@@ -18,10 +18,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from commwatch_agent.analysis.host_rates import answer
-from commwatch_agent.core.api_views import Summary
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.incidents.answers import IncidentFilter, details_of
 from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.model.api_views import Summary
 from commwatch_agent.questions import incidents, jobs, operations, reports, trace_files, whatif, worker, worker_process
 from commwatch_agent.questions.answer import ApiError, Scoped, text_of
 from commwatch_agent.questions.operations import Wanted, summary

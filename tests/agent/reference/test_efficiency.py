@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.cells import Cell, Counted
-from commwatch_agent.core.sketch import bin_of
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.cells import Cell, Counted
+from commwatch_agent.model.sketch import bin_of
 from commwatch_agent.reference.efficiency import Efficiency, Yardstick, by_kind, conclusive, curve_of, lines
 from commwatch_agent.reference.references import Measured, Modelled, Reference
 

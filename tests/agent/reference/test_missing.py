@@ -9,7 +9,7 @@ import pytest
 
 from commwatch_agent.cli.command_line import _parser
 from commwatch_agent.config_sources import checked
-from commwatch_agent.core.api_views import Row, Summary
+from commwatch_agent.model.api_views import Row, Summary
 from commwatch_agent.reference.links import find
 from commwatch_agent.reference.missing import SHORT, how_to_judge
 from tests.agent.commands.test_top import NOW, of_job, row, text

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.reference.hardware import GpuLink
 from commwatch_agent.reference.links import find
 from commwatch_agent.reference.references import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.views import GroupView, StepView, WaitView
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.views import GroupView, StepView, WaitView
 from commwatch_agent.report.charts import Material, figures, over_time, shares
 from tests.agent.commands.test_top import row
 from tests.agent.report.test_svg import HOSTILE, SVG

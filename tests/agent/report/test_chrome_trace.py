@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.report import chrome_trace
 from commwatch_agent.report.chrome_trace import ChromeTrace, TraceMark, TraceStep, pid_of
 from tests.chrome_trace import Slice, Trace, sound

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.core.runs import Stored
 from commwatch_agent.history.store import Writer
 from commwatch_agent.incidents.answers import view_of
 from commwatch_agent.incidents.incident import AlertState, Incident
 from commwatch_agent.incidents.stored import of_run, row_of
+from commwatch_agent.model.runs import Stored
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.incident_marks import marks_of
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commwatch_agent.core.cells import StepSums
-from commwatch_agent.core.terminal_text import width
-from commwatch_agent.core.views import JobFigures, JobView
-from commwatch_agent.nodes.packed import packed, unpacked
+from commwatch_agent.job.packed import packed, unpacked
+from commwatch_agent.model.cells import StepSums
+from commwatch_agent.model.views import JobFigures, JobView
 from commwatch_agent.report import report
 from commwatch_agent.report.job_figures import (
     Durations,
@@ -24,6 +23,7 @@ from commwatch_agent.report.job_figures import (
     job_figures,
 )
 from commwatch_agent.report.job_list import text
+from commwatch_agent.text.terminal_text import width
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import EPOCH_NS, MS, Watch, mark, write_ring
 

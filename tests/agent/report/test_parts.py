@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.core.views import StepView
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.model.views import StepView
 from commwatch_agent.report import charts, report, report_page, report_text
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.answers import Study

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.report.chrome_trace import TraceStep
 from commwatch_agent.report.recorded_steps import MOST_STEPS, known_steps, model_of
 from commwatch_agent.report.timeline_export import NodeTrace

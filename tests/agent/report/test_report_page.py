@@ -13,8 +13,8 @@ from playwright.sync_api import expect
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.nccl_views import NcclOperations
-from commwatch_agent.core.views import WaitView
+from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_agent.model.views import WaitView
 from commwatch_agent.report import charts, html_frame, report, report_page
 from commwatch_agent.report.recorded_steps import known_steps, study_of
 from commwatch_agent.report.svg import STYLE

@@ -9,12 +9,12 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.clocks import compare
 from commwatch_agent.history.chunks import CHUNK_RECORDS, OpenChunk, statements
 from commwatch_agent.history.history import Chunk, History
 from commwatch_agent.history.opening import Transaction, connect
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.clocks import compare
 from commwatch_agent.report.timeline_source import Source
 from tests.helpers import EPOCH_NS, MS, identity
 

@@ -17,7 +17,7 @@ from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.slowest_parts import PartFigures, slowest
 from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page, part_of, trace_of
-from tests.agent.core.test_model_parts import DTYPES, ENTRY, PASS, step
+from tests.agent.model.test_model_parts import DTYPES, ENTRY, PASS, step
 from tests.helpers import MS, Watch, group_entry, mark, write_ring
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.node_counters import GPU_BUSY, RECEIVED, SENT, CounterSample, NodeCounter
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.node_counters import GPU_BUSY, RECEIVED, SENT, CounterSample, NodeCounter
 from commwatch_agent.report.chrome_trace import TraceMark, pid_of
 from commwatch_agent.report.timeline_export import Exported, Window, export
 from commwatch_agent.runtime.whole_files import writing

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from commwatch_agent.core.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch_agent.history.store import Writer
+from commwatch_agent.model.node_counters import GPU_BUSY, SENT, CounterSample, NodeCounter
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.profile_trace import ProfileTrace
 from commwatch_agent.report.timeline_export import Window, export, own_trace, write

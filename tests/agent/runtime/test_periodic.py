@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from commwatch_agent.config_sources import load
 from commwatch_agent.daemon import Daemon
 from commwatch_agent.runtime.periodic import OVER, PeriodicThread, known
-from commwatch_agent.watchers.nccl import NcclLogs
+from commwatch_agent.sources.nccl import NcclLogs
 from commwatch_collectors.registry import Reading
 from tests.helpers import Trainer, operation, wait_for
 

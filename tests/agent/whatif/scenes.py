@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.whatif.build import StepSpan, build
 from commwatch_agent.whatif.model import Do, Kind, Model, Op, Program
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.advice import advice_on
-from commwatch_agent.core.api_views import Advice, Remedy
-from commwatch_agent.core.units import percent
+from commwatch_agent.model.api_views import Advice, Remedy
+from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.advised import predicted, question_of
 from commwatch_agent.whatif.answers import answer, outcome
 from commwatch_agent.whatif.model import Model

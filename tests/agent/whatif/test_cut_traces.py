@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.whatif.answers import STANDARD, study
 from commwatch_agent.whatif.build import StepSpan, build
 from commwatch_agent.whatif.changes import Change

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.core.alpha_beta import Curve
+from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.whatif.changes import scaled_compute, with_bandwidth, with_latency, with_ranks, without_lateness
 from commwatch_agent.whatif.exchange import accumulated, compressed, sharded, with_buckets
 from commwatch_agent.whatif.model import LAUNCHES, CannotAnswer, Do, Kind, Model, Op, Program

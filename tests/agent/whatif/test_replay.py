@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.alpha_beta import Curve
-from commwatch_agent.core.cells import GroupInfo
-from commwatch_agent.core.views import TraceOperation
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.model.cells import GroupInfo
+from commwatch_agent.model.views import TraceOperation
 from commwatch_agent.whatif.build import StepSpan, build
 from commwatch_agent.whatif.changes import scaled_compute, with_bandwidth, with_latency, without_lateness
 from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, Op, Program

@@ -13,7 +13,7 @@ import pytest
 
 from commwatch.wire.announcement import FILE, LOCK, announce, answering
 from commwatch.wire.crossing import Trust, own
-from commwatch_agent.watchers.log_requests import LogRequest
+from commwatch_agent.sources.log_requests import LogRequest
 from commwatch_alerts.kept import KeptFile
 from tests.helpers import commwatch
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import in_order
 from commwatch_agent.analysis.waits.wait_graph import RECENT_S, raised_in
-from commwatch_agent.core.views import Ended, Failed, GroupView, InFlight, RankView
+from commwatch_agent.model.views import Ended, Failed, GroupView, InFlight, RankView
 from commwatch_collectors.spans import ranks as named
 
 #: Even certain faults are reported only after this time, because a table may have been read halfway.

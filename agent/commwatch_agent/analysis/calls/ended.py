@@ -10,10 +10,10 @@ from commwatch.wire import events as ev
 from commwatch.wire import splits
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
 from commwatch_agent.analysis.waits.wait_graph import RECENT_S
-from commwatch_agent.core.views import Ended
 from commwatch_agent.ingest.collective_join import GroupJoin
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals, op_of
+from commwatch_agent.model.views import Ended
 
 #: Most collectives, the latest, of a rank in a group with ranks on other nodes, whose agents know what those are inside.
 _MOST_ACROSS = 4
@@ -85,7 +85,7 @@ def _collectives(totals: RankTotals, groups: dict[int, str], now_ns: int) -> Ite
     """Yield the latest collectives of some groups, by number in the ring, in the order of their ends."""
     import numpy as np  # where there are records, it is there
 
-    from commwatch_agent.core.records import RECORD
+    from commwatch_agent.model.records import RECORD
 
     raw = np.frombuffer(totals.tail, RECORD)
     sound = (raw["launch"] <= raw["end"]) & (raw["start"] <= raw["end"]) & (raw["end"] < np.uint64(ev.MAX_PLAUSIBLE))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from commwatch_agent.core.views import RankView
+from commwatch_agent.model.views import RankView
 from commwatch_collectors.node.tcp_peers import TcpPeer
 
 #: Links that send less than this part of what the one sends that sends most have another role.

@@ -10,9 +10,9 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
 from commwatch_agent.analysis.waits.patience import WORKING_S
 from commwatch_agent.analysis.waits.wait_graph import HANG_S, SILENT_S, absence, age
-from commwatch_agent.core.endings import DIED
-from commwatch_agent.core.units import seconds
-from commwatch_agent.core.views import InFlight, OutsideCall, RankView
+from commwatch_agent.model.endings import DIED
+from commwatch_agent.model.views import InFlight, OutsideCall, RankView
+from commwatch_agent.text.units import seconds
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 

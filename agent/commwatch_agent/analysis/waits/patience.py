@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.waits.wait_graph import HANG_S, Wait
-from commwatch_agent.core.views import InFlight, RankView, Usual
+from commwatch_agent.model.views import InFlight, RankView, Usual
 
 #: What a rank does that reads or writes.
 _MOVES_DATA = frozenset({"reading", "writing", "disk"})

@@ -11,10 +11,10 @@ from commwatch_agent.analysis.advice_facts import LEAST_GAIN
 from commwatch_agent.analysis.live_ranks import of_this_run
 from commwatch_agent.analysis.pipelines import have_pipeline
 from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, StepWaits, waited_share
-from commwatch_agent.core.cells import SLOT_NS
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch_agent.ingest.why_late import waited_for_core
+from commwatch_agent.model.cells import SLOT_NS
 
 
 class _Waited(NamedTuple):

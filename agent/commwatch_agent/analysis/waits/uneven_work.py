@@ -11,8 +11,8 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from commwatch_agent.analysis.advice_facts import WORTH
-from commwatch_agent.core.units import percent
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS
+from commwatch_agent.text.units import percent
 
 #: Ranks are late in turn if each waits at least this part of the mean wait.
 _ALIKE = 0.6

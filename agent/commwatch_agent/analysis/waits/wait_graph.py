@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import ahead, in_order
-from commwatch_agent.core.views import Failed, GroupView, InFlight, RankView
+from commwatch_agent.model.views import Failed, GroupView, InFlight, RankView
 
 #: An operation hangs when it is older than this, and older than this many times its usual duration.
 HANG_S, USUAL_TIMES = 10.0, 5.0

@@ -7,9 +7,9 @@ from statistics import fmean
 
 from commwatch_agent.analysis.advice_facts import SCARCE_CORES, UP_TO, Facts, Found
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
-from commwatch_agent.core.api_views import Remedy
-from commwatch_agent.core.units import percent
 from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, common_why
+from commwatch_agent.model.api_views import Remedy
+from commwatch_agent.text.units import percent
 from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
 

@@ -12,7 +12,7 @@ from commwatch.wire.errors import CommwatchError, UsageError
 from commwatch_agent.cli import common_flags
 from commwatch_agent.cli.manifests.flags import add_node_label, add_runbook_url, check_text, check_utf8, node_labels
 from commwatch_agent.config import Config
-from commwatch_agent.core.durations import parse_age
+from commwatch_agent.model.durations import parse_age
 from commwatch_agent.runtime.whole_files import write
 
 _PARTS = ("scrape", "rules", "alertmanager")
@@ -66,8 +66,8 @@ def add_parser(verbs: Any) -> None:
 
 
 def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch_agent.alerting.alert_rules import catalogue
     from commwatch_agent.deploy.prometheus import FILES, Scrape, files
+    from commwatch_agent.notify.alert_rules import catalogue
     from commwatch_alerts.export import RUNBOOK_URL
 
     check_utf8(

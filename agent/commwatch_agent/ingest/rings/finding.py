@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from commwatch.wire import crossing
-from commwatch_agent.core.shares import Room, fair
-from commwatch_agent.core.units import counted
+from commwatch_agent.model.shares import Room, fair
+from commwatch_agent.text.units import counted
 
 log = logging.getLogger("commwatch")
 #: Temporary errors when a directory or a ring is opened.

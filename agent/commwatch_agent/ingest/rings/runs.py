@@ -9,9 +9,9 @@ from pathlib import Path
 
 from commwatch.wire import ring
 from commwatch.wire.ring_reader import BadRing, RingReader
-from commwatch_agent.core.runs import ALIVE_NS, KnownRun, Origin, free_name, origin_of, run_of
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rings.source import Source
+from commwatch_agent.model.runs import ALIVE_NS, KnownRun, Origin, free_name, origin_of, run_of
 
 
 def origin_in(reader: RingReader, boot_id: str) -> Origin:

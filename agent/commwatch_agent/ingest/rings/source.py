@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import Drained, RingReader
-from commwatch_agent.core.endings import Ending
-from commwatch_agent.core.runs import Origin
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.endings import Ending
+from commwatch_agent.model.runs import Origin
 
 #: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
 _SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from commwatch_agent.core.cells import DURATION_BOUNDS_NS
-from commwatch_agent.core.sketch import BINS_PER_E, bin_of
 from commwatch_agent.ingest.columns import Codes, Ints, counts, distinct
+from commwatch_agent.model.cells import DURATION_BOUNDS_NS
+from commwatch_agent.model.sketch import BINS_PER_E, bin_of
 
 #: More than the bins of a sketch of durations in 64 bits.
 _BINS = 2048

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commwatch.wire import events as ev
-from commwatch_agent.core.shares import Account
-from commwatch_agent.core.views import Usual
 from commwatch_agent.ingest.columns import Columns, Ints, classes
+from commwatch_agent.model.shares import Account
+from commwatch_agent.model.views import Usual
 
 Places = npt.NDArray[np.uint32]
 #: Most places that are kept, and so few without room for them; their size in bytes.

@@ -7,7 +7,10 @@ from typing import Any
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import latest
-from commwatch_agent.core.cells import (
+from commwatch_agent.ingest.stragglers import BIN_NS, MOST_BINS
+from commwatch_agent.ingest.tables.weights import MESSAGES, NUMBERS, RAN, WAITS
+from commwatch_agent.ingest.trainer_state import TrainerState
+from commwatch_agent.model.cells import (
     LATEST_KNOWN,
     MOST_APART,
     MOST_KINDS,
@@ -17,10 +20,7 @@ from commwatch_agent.core.cells import (
     Messages,
     Ran,
 )
-from commwatch_agent.core.shares import Account
-from commwatch_agent.ingest.stragglers import BIN_NS, MOST_BINS
-from commwatch_agent.ingest.tables.weights import MESSAGES, NUMBERS, RAN, WAITS
-from commwatch_agent.ingest.trainer_state import TrainerState
+from commwatch_agent.model.shares import Account
 
 _MOST_FAILURES = 16
 #: Most groups with kept numbers, dropped groups included.

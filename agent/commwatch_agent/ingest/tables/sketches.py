@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from commwatch_agent.core.cells import Cell
-from commwatch_agent.core.shares import Account
 from commwatch_agent.ingest.tables.weights import BIN, PACKED_BIN
+from commwatch_agent.model.cells import Cell
+from commwatch_agent.model.shares import Account
 
 #: Most bins of the sketches of closed cells that are not packed.
 _MOST_LOOSE = 1 << 16

@@ -1,7 +1,7 @@
 """Writes to the names file what the collectives of a model carry: buckets of DDP, units of FSDP2.
 
 Nothing is added to an operation: a table has the order in which a pass communicates its parts, and the agent finds the part of an operation by
-its place in the step (``commwatch_agent/core/model_parts``). No tensor and no module is kept.
+its place in the step (``commwatch_agent/model/model_parts``). No tensor and no module is kept.
 """
 
 from __future__ import annotations

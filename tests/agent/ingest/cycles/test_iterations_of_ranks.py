@@ -9,11 +9,11 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.core.views import ITERATIONS, MARKS
 from commwatch_agent.history.history import History
 from commwatch_agent.ingest.batches import Batch, ingest, ingest_records
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
+from commwatch_agent.model.views import ITERATIONS, MARKS
 from commwatch_agent.prometheus.exporter import Exporter
 from tests.helpers import MS, Watch, group_entry, identity, mark, operation, packed, write_ring
 

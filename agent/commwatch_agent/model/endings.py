@@ -1,0 +1,120 @@
+"""How a job and its ranks ended: the launcher's exit code, and which rank failed first. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from commwatch_agent.text.units import time_of_day
+from commwatch_collectors.spans import ranks as named
+
+#: Ends of processes that one signal has ended are less apart; a launcher needs as long to see that one of them has ended.
+_APART_NS = 50_000_000
+#: The exception by which Ctrl-C ends a process: no fault of its rank.
+INTERRUPTED = "KeyboardInterrupt"
+#: What people read of a process that was killed or crashed.
+DIED = "died (no clean end)"
+
+
+class Ending(NamedTuple):
+    """End of one rank, between two Unix times in ns; they are equal where the rank recorded its end."""
+
+    since_ns: int
+    until_ns: int
+    #: The rank recorded its end; otherwise its process died.
+    clean: bool
+    #: Type of the exception that ended it; empty: none, or not known.
+    raised: str = ""
+    #: An operation raised shortly before the end: another rank may be the cause.
+    in_operation: bool = False
+    #: Where it was raised, as ``load (train.py:88)``; empty: not known.
+    at: str = ""
+    #: ``until_ns`` is when the kernel reported the end of the process, a little after it: of several such ends, the earliest was first.
+    is_reported: bool = False
+
+    @property
+    def exception(self) -> str:
+        """Type and place of the exception that ended it; empty: none, or not known."""
+        return f"{self.raised} in {self.at}" if self.at else self.raised
+
+    @property
+    def failed(self) -> bool:
+        """Whether the process died or an exception ended it."""
+        return not self.clean or bool(self.raised)
+
+
+def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
+    """Return the ranks that may have failed first, in order; several where their times overlap."""
+    failed = {rank: ending for rank, ending in endings.items() if ending.failed}
+    earliest = min((ending.until_ns for ending in failed.values()), default=0)
+    candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
+    # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.
+    alone = [rank for rank in candidates if not failed[rank].in_operation]
+    first = [rank for rank in alone if failed[rank].clean] or alone or candidates
+    return _reported_first({rank: failed[rank] for rank in first}, any(each.in_operation for each in failed.values()))
+
+
+def _reported_first(endings: Mapping[int, Ending], others_raised: bool) -> list[int]:
+    """Return the rank whose end the kernel reported first; all ranks if that does not decide.
+
+    A signal to all ranks ends them within moments of each other. If operations of others had raised by then, a rank was missing before.
+    """
+    in_order = sorted(endings, key=lambda rank: endings[rank].until_ns)
+    times = [endings[rank].until_ns for rank in in_order]
+    apart_ns = 1 if others_raised else _APART_NS
+    if len(times) > 1 and all(each.is_reported for each in endings.values()) and times[1] - times[0] >= apart_ns:
+        return in_order[:1]
+    return sorted(endings)
+
+
+def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
+    """Return how a job ended, as text; empty if nothing failed or nothing is known.
+
+    Args:
+        endings: by rank, of the latest run of each rank that has ended.
+        exit_code: the launcher's, 128 + n for signal n; ``None``: not known.
+
+    >>> says({}, 137)
+    'exit code 137 (SIGKILL)'
+    """
+    parts = [] if not exit_code else [exit_says(exit_code)]
+    first = first_to_fail(endings)
+    if first:
+        ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
+        at = time_of_day(ending.until_ns / 1e9)
+        how = f"ended with {ending.exception}" if ending.raised else DIED
+        among = f", first of {len(endings)}" if len(endings) > len(first) else ""
+        victims = ", in an operation, so another rank may be the cause" if ending.in_operation else ""
+        parts.append(f"{named(first)} {how} at {at}{among}{victims}")
+    return "; ".join(parts)
+
+
+def state_in_words(state: str) -> str:
+    """Return a state of a rank as people read it.
+
+    >>> state_in_words("gone"), state_in_words("running")
+    ('died', 'running')
+    """
+    return "died" if state == "gone" else state
+
+
+def exit_says(code: int) -> str:
+    """Return an exit code as text, with the signal that 128 + n means.
+
+    >>> exit_says(3)
+    'exit code 3'
+    """
+    name = next((each.name for each in signal.Signals if each == code - 128), "")
+    return f"exit code {code} ({name})" if name else f"exit code {code}"
+
+
+def failed(endings: Iterable[Ending], exit_code: int | None) -> bool | None:
+    """Return whether an ended job failed; ``None``: not known.
+
+    The launcher's exit code overrides the endings of its ranks, because it may have restarted them.
+    """
+    known = list(endings)
+    if exit_code is not None:
+        return exit_code != 0
+    return any(ending.failed for ending in known) if known else None

@@ -1,0 +1,1 @@
+"""Numbers, tables and terminal text, as people read them; imports nothing of the agent."""
