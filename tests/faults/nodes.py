@@ -1,4 +1,4 @@
-"""The fault matrix over two hosts: whom the rules of a Prometheus name that scrapes an agent on each (``make faults-nodes``).
+"""The fault matrix over two hosts: whom the agents name, and the rules of a Prometheus that scrapes both (``make faults-nodes``).
 
 Arguments and ``AT_ONCE``: as of ``run``.
 """
@@ -23,6 +23,8 @@ from tests.prometheus import Prometheus, prometheus
 
 #: Seconds between scrapes and between looks; how soon a straggler must be named, and how long a job is watched from the fault on.
 EVERY_S, WITHIN_S, WATCHED_S = 5, 30.0, 60.0
+#: Of the agents.
+PORT = 9477
 STRAGGLER = "job_rank:commwatch_period_comm_share:straggler"
 
 
@@ -52,7 +54,7 @@ class Cluster(NamedTuple):
                 host.free()
 
     def watch(self, scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
-        """Run a scenario and query its stragglers from Prometheus, from the fault on."""
+        """Run a scenario and query its stragglers from Prometheus, from the fault on; at the end, the incidents of the agents, too."""
         name = scenario.name.replace(" ", "-")
         places = [self.place(rank, scenario.size) for rank in range(scenario.size)]
         with self.link_of(scenario.link), job(scenario, places, name) as told:
@@ -64,10 +66,20 @@ class Cluster(NamedTuple):
                 )
                 time.sleep(1)
             seen = self.prom.query(f'commwatch_periods_total{{job_id="{name}"}} > 0')
+            late = self.late(name)
         judged = judge(replace(scenario, within_s=WITHIN_S), polls)
         # A job of which nothing was recorded has no straggler either.
         silent = [] if len(seen) == scenario.size else [f"Prometheus has periods of {len(seen)} ranks"]
-        return judged._replace(wrong=(*judged.wrong, *silent))
+        # Agents do not compare the waits for messages over nodes.
+        expected = [scenario.named if scenario.kinds else frozenset()]
+        expected += [frozenset()] if scenario.shape == "pipe" else []
+        named = [] if late in expected else [f"the agents name {sorted(late)}"]
+        return judged._replace(wrong=(*judged.wrong, *silent, *named))
+
+    def late(self, name: str) -> frozenset[int]:
+        """The ranks that the agents of a job have named as late."""
+        found = self.agents[0].get(f"/api/v1/incidents?job={name}&scope=job&state=open&state=ended")["data"]
+        return frozenset(rank for each in found if each["kind"] == "straggler" for rank in each["ranks"])
 
 
 @contextmanager
@@ -77,7 +89,11 @@ def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Ite
         agents = []
         for host in hosts:
             (directory / host.address).mkdir(mode=0o700)
-            flags = (directory / host.address, "--host", host.address, "--insecure", "--quiet")
+            config = directory / f"{host.address}.toml"
+            config.write_text(f"peers = {[f'{other.address}:{PORT}' for other in hosts if other is not host]}\n")
+            # A job that meets by a file does not show agents the addresses of its nodes.
+            reached = ("--host", host.address, "--port", str(PORT), "--insecure")
+            flags = (directory / host.address, *reached, "--config", str(config), "--quiet")
             agents.append(stack.enter_context(agent(*flags, beside=host.process, fetch=host.fetch)))
         urls, first = [each.url for each in agents], hosts[0]
         scraping = prometheus(
