@@ -50,6 +50,8 @@ from commwatch_collectors.nccl.checks.findings import findings
 AGENT: tuple[str, ...] = (sys.executable, "-m", "commwatch_agent", "agent")
 #: Most seconds that the job waits for the agent, which is ready much earlier unless the machine is busy: then it reads later what the job has recorded.
 _START_S = 10.0
+#: Seconds after which the address of an agent is of no use any more.
+_LATEST_S = 600.0
 _DRAIN_S = 15.0
 #: Most bytes of NCCL logs that are read again for the end of the report, and most findings shown there.
 _MOST_LOG_BYTES = 32 << 20
@@ -87,7 +89,10 @@ def run(
         UsageError: the command does not exist or cannot be run.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise UsageError(f"no such command: {command[0]}; check its name and PATH")
+        script = "; a script needs its interpreter: commwatch run -- python" if Path(command[0]).is_file() else ""
+        raise UsageError(
+            f"no such command: {command[0]}" + (f"{script} {command[0]}" if script else "; check its name and PATH")
+        )
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = _Job(job_id(env) if named else _new_job_id(command), secrets.token_hex(8), time.time())
     agent, nccl = None, nccl_debug.Plan()
@@ -103,6 +108,7 @@ def run(
             code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
             loaded = agent is None or _has_come(agent.mark)
             if agent is not None:
+                agent.ending = True
                 _leave_code(agent, job, code)
                 _take_all(agent, job)
         except Stopped as stopped:
@@ -228,8 +234,9 @@ class _JobAgent:
     uid: int
     command: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
-    #: How and when our own agent ended, as text; empty while it runs.
+    #: How and when our own agent ended, as text; empty while it runs. And whether the job has ended, which it outlives only to read the rest.
     ended: str = ""
+    ending: bool = False
     #: File that the probe writes to when it is loaded, file that requests that the agent follow the job's NCCL logs, and file with
     #: the job's exit code.
     mark: Path | None = None
@@ -249,9 +256,16 @@ class _JobAgent:
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
         self.ended = ""
         threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
-        trust = Trust(frozenset({self.uid}))
-        wait_until(lambda: answering(self.directory, trust) is not None or bool(self.ended), _START_S)
-        return answering(self.directory, trust)
+        wait_until(self.is_ready, _START_S)
+        return self.announced()
+
+    def announced(self) -> Announcement | None:
+        """Return the announcement of the agent; ``None``: it is not ready."""
+        return answering(self.directory, Trust(frozenset({self.uid})))
+
+    def is_ready(self) -> bool:
+        """Return whether it is ready, or has ended."""
+        return bool(self.ended) or self.announced() is not None
 
     def _note_end(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
@@ -328,9 +342,30 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
         say(f"commwatch: the job runs without an agent, because the agent {agent.ended}")
         agent.end()
         return None
-    late = f"the agent is not ready after {_START_S:.0f} s: the job begins, and the agent reads its records later"
-    say(f"commwatch: {late}" if found is None else f"commwatch: watching at {found.url}")
+    if found is None:
+        say(
+            f"commwatch: the agent is not ready after {_START_S:.0f} s: the job begins, and the agent reads its records later"
+        )
+        threading.Thread(target=_say_when_ready, args=(agent,), daemon=True).start()
+    else:
+        say(_watching(found))
     return agent
+
+
+def _watching(found: Announcement) -> str:
+    return f"commwatch: watching at {found.url}"
+
+
+def _say_when_ready(agent: _JobAgent) -> None:
+    """Wait for an agent beside the running job, and print its address, or how it ended."""
+    wait_until(lambda: agent.ending or agent.is_ready(), _LATEST_S)
+    found = agent.announced()
+    if agent.ending:
+        return
+    if found is not None:
+        say(_watching(found))
+    elif agent.ended:
+        say(f"commwatch: the job goes on without an agent, because the agent {agent.ended}")
 
 
 def _flags(directory: Path, config: Config, file: Path | None) -> list[str]:

@@ -401,6 +401,32 @@ def test_the_job_does_not_wait_long_for_the_agent(tmp_path: Path) -> None:
     assert left(tmp_path / "run") == []
 
 
+def test_address_of_an_agent_that_is_late(tmp_path: Path) -> None:
+    """The address of an agent that was not ready when the job began is printed beside the running job, once it is."""
+    impatient = "from commwatch_agent.commands import run; from commwatch_agent.cli import main; run._START_S = 0.0; raise SystemExit(main())"
+    command = [sys.executable, "-c", impatient, "run", "--dir", str(tmp_path / "run"), "--port", "0", "--"]
+    with subprocess.Popen(
+        [*command, *python("import sys; sys.stdin.read()")],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_env(),
+    ) as job:  # fmt: skip
+        assert job.stdin is not None
+        assert job.stderr is not None
+        assert any("commwatch: watching at http://127.0.0.1:" in line for line in job.stderr)
+        job.stdin.close()
+        job.stderr.read()
+    assert job.returncode == 0
+
+
+def test_script_without_its_interpreter(tmp_path: Path) -> None:
+    """A script in place of a command is an error that has the right command."""
+    (tmp_path / "train.py").touch()
+    done = run(tmp_path / "run", str(tmp_path / "train.py"))
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"no such command: {tmp_path}/train.py; a script needs its interpreter: commwatch run -- python {tmp_path}/train.py\n"
+    )
+
+
 @pytest.mark.parametrize("where", ["closed pipe", pytest.param("full disk", marks=pytest.mark.long)])
 def test_job_runs_though_we_cannot_speak(tmp_path: Path, where: str) -> None:
     """A standard error that takes nothing costs neither the job nor its exit code."""

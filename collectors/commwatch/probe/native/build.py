@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ _BUILD_S, _TRIAL_S = 900.0, 120.0
 _LATER = "this job has the Python hook; the native one, which costs less, is being built beside it for later jobs"
 #: Exit codes: the hook is available, it is not, or Ctrl-C ended the build.
 AVAILABLE, MISSING, INTERRUPTED = 0, 1, 130
+#: Signals by which a user or the system ends the processes of a session. SIGKILL may be for lack of memory, as it would be again.
+_ENDS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class BuildFailed(NotAvailable):
@@ -41,6 +44,10 @@ class BuildFailed(NotAvailable):
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
         self.output = output
+
+
+class BuildEnded(NotAvailable):
+    """A signal ended the build, so that it is not known whether it fails."""
 
 
 def compiler(env: Mapping[str, str]) -> list[str]:
@@ -304,6 +311,8 @@ def _call(who: str, command: list[str], cwd: Path, env: Mapping[str, str], limit
         raise BuildFailed(f"{who} took longer than {limit_s:.0f} s") from None
     except OSError as error:
         raise BuildFailed(f"{who} cannot be run: {error.strerror}") from None
+    if -done.returncode in _ENDS:
+        raise BuildEnded(f"{signal.Signals(-done.returncode).name} ended {who}; the next job tries again")
     if done.returncode != 0:
         output = f"$ {shlex.join(command)}\n{done.stderr}{done.stdout}"
         raise BuildFailed(f"{who} failed (exit code {done.returncode})", output)
@@ -401,7 +410,8 @@ def main(argv: list[str] | None = None) -> int:
         later = arguments.verb == "later"
         path = ensure_later(os.environ) if later else ensure(os.environ, arguments.force, arguments.verb == "build")
     except NotAvailable as error:
-        hint = "; `commwatch native status` shows its output" if isinstance(error, BuildFailed) and error.output else ""
+        shown = isinstance(error, BuildFailed) and error.output
+        hint = f"; `commwatch native status --python {sys.executable}` shows its output" if shown else ""
         if arguments.verb == "build":
             hint = hint or _other_python(error, "build")
         falls_back = arguments.verb in ("ensure", "later") and os.environ.get("COMMWATCH_HOOK") != "native"

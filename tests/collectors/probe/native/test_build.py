@@ -217,6 +217,7 @@ def test_build_fails(cache: Cache) -> None:
         code, out, err = cache.call("ensure", script=FAILS)
         assert (code, out) == (1, "")
         assert err.splitlines()[-1].startswith("commwatch: no native hook, using the Python one: the compiler failed")
+        assert f"`commwatch native status --python {sys.executable}` shows its output" in err
     assert cache.builds == 1
     code, out, _ = cache.call("status", script=FAILS)
     assert code == 1
@@ -225,6 +226,17 @@ def test_build_fails(cache: Cache) -> None:
     assert cache.builds == 2
     assert cache.call("ensure")[0] == 0  # another compiler
     assert "hopeless" not in cache.call("status")[1]
+
+
+@pytest.mark.usefixtures("no_trial")
+def test_build_that_a_signal_ends(cache: Cache) -> None:
+    """A build that ends with its session is no failure of the compiler: the next job tries again."""
+    script = FAILS.replace("exit 4", "kill -TERM $$")
+    assert script != FAILS
+    for builds in (1, 2):
+        _, _, err = cache.call("ensure", script=script)
+        assert err.splitlines()[-1].endswith("SIGTERM ended the compiler; the next job tries again")
+        assert cache.builds == builds
 
 
 def test_failure_that_cannot_be_noted(cache: Cache) -> None:
