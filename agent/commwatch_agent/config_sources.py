@@ -123,8 +123,8 @@ def check_variables(env: Mapping[str, str]) -> None:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    meant = "".join(f"did you mean {near}? " for near in get_close_matches(name, known, 1))
-    return f"{meant}known are {', '.join(known)}"
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def settings_file(env: Mapping[str, str], file: Path | None) -> Path | None:

@@ -459,10 +459,11 @@ def _monitor() -> list[Case]:
     def recorded(part: float, rank: str) -> Series:
         return gauge("probe_recorded_ratio", part, job_id="j", rank=rank)
 
-    def ends(agent: str, rank: str) -> Series:
-        about = {"job_id": "j", "gpu": "0", "local_rank": "0", "hook": "native"}
+    def ends(agent: str, rank: str, **labels: str) -> Series:
+        about = {"job_id": "j", "gpu": "0", "local_rank": "0", "hook": "native", **labels}
         return series("commwatch_rank_info", "1x39 stale", instance=agent, rank=rank, **about)
 
+    per_job = ends("a:9477", "0", job="commwatch-per-job")
     ranks, gone = ends("a:9477", "0") | ends("a:9477", "1"), {**NODE, "job": "commwatch", "job_id": "j"}
     down, away = series("up", f"1x39 0x{MANY}"), series("up", "1x39 stale")
     elsewhere = rank_info(instance="b:9477", rank="2") | series("up", f"1x{MANY}", instance="b:9477")
@@ -485,6 +486,7 @@ def _monitor() -> list[Case]:
         Case("AgentGone", "its ranks moved to another agent", ranks | down | moved),
         Case("AgentGone", "its ranks moved to another agent, no target any more", ranks | away | moved),
         Case("AgentGone", "no rank ran there", down),
+        Case("AgentGone", "runs only with a job", per_job | series("up", f"1x39 0x{MANY}", job="commwatch-per-job")),
         Case("AgentDown", "never started", series("up", never), WARNING, 900, {**NODE, "job": "commwatch"}, 0),
         Case(
             "AgentDown",

@@ -166,7 +166,8 @@ def test_day(day: Day) -> None:
     good += f'[[receivers]]\nkind = "webhook"\nname = "pager"\nurl = "http://127.0.0.1:{hook}/"\n'
     day.settings.write_text(good)
     check = commwatch("config", "check", "--config", day.settings)
-    assert (check.returncode, check.stdout) == (0, "the settings are valid\n"), check.stderr
+    assert check.returncode == 0, check.stderr
+    assert check.stdout.startswith("the settings are valid: ")
     with day.unit() as process:
         day.write("one")
         day.write("two")

@@ -16,7 +16,7 @@ from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.config import FOLDERS, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
-from commwatch_agent.config_sources import check_variables, explained
+from commwatch_agent.config_sources import check_variables, explained, settings_file
 from commwatch_agent.text.terminal_text import line
 from commwatch_alerts.model import KindSettings
 
@@ -161,7 +161,10 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
         named = explained(os.environ, arguments.config, **flags_of(arguments))[1]
         check(config, os.environ, [name for name in FOLDERS if name in named])
         _check_secrets(config)
-    print("the settings are valid")
+    file = settings_file(os.environ, arguments.config)
+    print(
+        f"the settings are valid: {line(str(file)) if file is not None else 'no settings file; flags, variables and defaults'}"
+    )
     return 0
 
 

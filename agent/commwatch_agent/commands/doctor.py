@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 from commwatch import __version__
 from commwatch.api.client import get, keys_of, local_agents
@@ -62,8 +64,20 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
         try:
             checks += _agent(url, partial(get, url, keys=keys), wait_s)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            checks.append(Check(FAIL, "agent", f"{url}: {error}", "check its log, and start it again"))
+            checks.append(Check(FAIL, "agent", f"{url}: {_reason(error)}", _remedy(error)))
     return checks
+
+
+def _reason(error: Exception) -> object:
+    return error.reason if isinstance(error, URLError) else error
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(_reason(error), ssl.SSLCertVerificationError):
+        return (
+            "name the certificate of the authority that signed the agent's: --ca-file FILE, or ca_file in the settings"
+        )
+    return "check its log, and start it again"
 
 
 # -- this node --------------------------------------------------------------------------------

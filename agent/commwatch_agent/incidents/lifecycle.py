@@ -265,7 +265,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
 def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     """Return an incident that ends with its run, or that had recovered before; the agent may have been away when the run ended."""
     unseen_s = around.now - incident.last_at
-    had_ended = incident.kind == "waiting" or (incident.kind in STANDSTILLS and unseen_s < GAP_S)
+    had_ended = incident.kind in {"waiting", *STANDSTILLS} or unseen_s >= GAP_S
     if around.is_settled and had_ended and unseen_s > _LAST_LOOK_S:
         return ended(incident, incident.last_at, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)

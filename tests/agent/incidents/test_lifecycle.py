@@ -239,14 +239,14 @@ def test_job_that_ended_while_the_agent_was_away() -> None:
     """An incident of a job whose end was not seen ends when its condition last held."""
     scene = Scene()
     scene.see(wait("hang", 1))
-    (ended,) = scene.see(after=600, ended_runs={"key"})
+    (ended,) = scene.see(after=600, ended_runs={"key"}, is_settled=False)
     assert (ended.ended_at, ended.outcome) == (T0, "job_ended")
 
 
 @pytest.mark.parametrize(
     ("since_s", "settled", "outcome"),
-    [(8.0, True, RECOVERED), (1.0, True, JOB_ENDED), (8.0, False, JOB_ENDED)],
-    ids=["well before", "with it", "not known"],
+    [(8.0, True, RECOVERED), (50.0, True, RECOVERED), (1.0, True, JOB_ENDED), (8.0, False, JOB_ENDED)],
+    ids=["well before", "long before", "with it", "not known"],
 )
 def test_wait_that_was_over_before_the_end(since_s: float, settled: bool, outcome: str) -> None:
     """A wait that was over some seconds before its job ended has recovered, when it was last seen; one that lasted ended with the job."""

@@ -8,9 +8,11 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 import pytest
 
@@ -90,6 +92,16 @@ def believing(by: Authority, client: tuple[Path, Path] | None = None) -> ssl.SSL
     return context
 
 
+def fetching(context: ssl.SSLContext) -> Callable[[str], tuple[bytes, str]]:
+    """Return what asks an agent over TLS."""
+
+    def ask(url: str) -> tuple[bytes, str]:
+        with urlopen(url, timeout=30, context=context) as response:
+            return response.read(), response.headers["Content-Type"]
+
+    return ask
+
+
 # -- who is let in --------------------------------------------------------------------------------
 
 
@@ -104,6 +116,20 @@ def test_tls(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Pat
             served.ask(context=believing(theirs))
         assert served.ask().status == 400
     assert listening(*node, None).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_doctor_without_the_authority(tmp_path: Path, ours: Authority, node: tuple[Path, Path]) -> None:
+    """`doctor` that does not know who signed an agent's certificate asks for the authority, and does not blame the agent."""
+    file = tmp_path / "settings.toml"
+    file.write_text(settings_of(node))
+    with agent(tmp_path / "run", "--config", str(file), fetch=fetching(believing(ours))):
+        done = commwatch("doctor", "--dir", tmp_path / "run", env=clean_env())
+    (line,) = [line for line in done.stdout.splitlines() if " agent " in line]
+    assert "CERTIFICATE_VERIFY_FAILED" in line
+    assert "urlopen" not in line
+    assert "-> name the certificate of the authority that signed the agent's: --ca-file FILE" in done.stdout.replace(
+        "\n", " "
+    )
 
 
 def test_client_certificates(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Path, Path]) -> None:
@@ -227,14 +253,7 @@ def test_commands_over_tls(tmp_path: Path, ours: Authority, node: tuple[Path, Pa
     """Commands ask an agent over TLS, with its authority and their certificate from flag or environment, and its token by themselves."""
     file = tmp_path / "agent.toml"
     file.write_text(settings_of(node, "require_token = true", f"tls_client_ca = {str(ours.cert)!r}"))
-    context = believing(ours, (client_pem, client_pem))
-
-    def ask(url: str) -> tuple[bytes, str]:
-        import urllib.request
-
-        with urllib.request.urlopen(url, timeout=30, context=context) as response:
-            return response.read(), response.headers["Content-Type"]
-
+    ask = fetching(believing(ours, (client_pem, client_pem)))
     with agent(tmp_path / "run", "--config", str(file), fetch=ask) as running:
         assert running.url.startswith("https://127.0.0.1:")
         where = ("diagnose", "--dir", running.directory)
