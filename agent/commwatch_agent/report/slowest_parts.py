@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.history.operations import Operation
@@ -12,8 +12,11 @@ from commwatch_agent.text.units import rate, seconds, size
 
 #: Most operations that are looked at, the latest; and most rows.
 MOST_OPERATIONS, MOST_ROWS = 10_000, 10
-LEGEND = f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Wait: for late ranks, mean of an operation; p50 and busbw include it."
-HEAD = ("part", "group", "op", "size", "count", "p50", "wait", "busbw")
+LEGEND = (
+    f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Mean, wait: of an operation, the wait for late ranks; "
+    "busbw: all bus bytes by all time. Mean and busbw include the wait."
+)
+HEAD = ("part", "group", "op", "size", "count", "mean", "wait", "busbw")
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class PartFigures:
     op: str
     size_bytes: int
     count: int
-    p50_s: float
+    mean_s: float
     #: Mean seconds of an operation in which it waited for late ranks; ``None``: not known for more than one in ten.
     wait_s: float | None
-    #: Median, in bytes per second; ``None``: not defined.
+    #: All bus bytes by all time, in bytes per second; ``None``: not defined.
     busbw: float | None
 
 
@@ -44,19 +47,22 @@ def slowest(operations: Iterable[Operation]) -> list[PartFigures]:
 
 
 def _figures(of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float]) -> PartFigures:
-    """Return the figures of operations that carry one part."""
+    """Return the figures of operations that carry one part; where waits are known, of the operations that have one, so that the values agree."""
     first = of_kind[0]
-    waits = [_duration(one) - transfers[_place(one)] for one in of_kind if _place(one) in transfers]
-    rates = [one.busbw for one in of_kind if one.busbw is not None]
+    joined = [one for one in of_kind if _place(one) in transfers]
+    is_joined = 10 * len(joined) >= 9 * len(of_kind)
+    judged = joined if is_joined else of_kind
+    time_s = sum(map(_duration, judged))
+    bus_bytes = [one.busbw * _duration(one) for one in judged if one.busbw is not None]
     return PartFigures(
         part=str(first.part),
         group=first.group,
         op=first.op,
         size_bytes=first.size_bytes or 0,
         count=len(of_kind),
-        p50_s=median(map(_duration, of_kind)),
-        wait_s=fmean(waits) if 10 * len(waits) >= 9 * len(of_kind) else None,
-        busbw=median(rates) if rates else None,
+        mean_s=time_s / len(judged),
+        wait_s=fmean(_duration(one) - transfers[_place(one)] for one in joined) if is_joined else None,
+        busbw=sum(bus_bytes) / time_s if bus_bytes else None,
     )
 
 
@@ -84,7 +90,7 @@ def rows(found: Iterable[PartFigures]) -> list[tuple[str, ...]]:
     """Return the rows of the table."""
     return [
         (
-            each.part, each.group, each.op, size(each.size_bytes), str(each.count), seconds(each.p50_s), seconds(each.wait_s), rate(each.busbw),
+            each.part, each.group, each.op, size(each.size_bytes), str(each.count), seconds(each.mean_s), seconds(each.wait_s), rate(each.busbw),
         )
         for each in found
     ]  # fmt: skip

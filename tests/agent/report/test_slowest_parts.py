@@ -52,7 +52,7 @@ def report_of(watch: Watch) -> Report:
 
 
 def test_figures(watch: Watch) -> None:
-    """Each part has its operations, their median, mean wait for late ranks and busbw; those with the most time come first."""
+    """Each part has its operations, their mean duration, mean wait for late ranks and busbw; those with the most time come first."""
     found = slowest(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
     assert {each.part: each.count for each in found} == dict.fromkeys(ENTRY["names"], 2 * STEPS)
     middle = next(each for each in found if each.part == "middle")
@@ -60,8 +60,40 @@ def test_figures(watch: Watch) -> None:
         "middle", "default_pg", "all_reduce", 40, 2 * STEPS, 1.5e-3, None, None
     )
     assert middle.wait_s == pytest.approx(0.5e-3)
-    assert middle.busbw == pytest.approx(30e3)
+    assert middle.busbw == pytest.approx(40 / 1.5e-3)
     assert found[-1] == middle
+
+
+def test_figures_are_of_the_same_operations(watch: Watch) -> None:
+    """Where some operations took far longer than most, the mean wait is below the mean duration, and busbw is all bus bytes by all time."""
+    operations = list(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
+    place = max(one.seq for one in operations if one.part == "middle")
+    assert {one.rank for one in operations if one.seq == place} == {0, 1}
+    longer = [
+        replace(one, duration_s=one.duration_s + 1, busbw=one.busbw * one.duration_s / (one.duration_s + 1))
+        if one.seq == place and one.rank == 0 and one.duration_s and one.busbw
+        else one
+        for one in operations
+    ]
+    middle = next(each for each in slowest(longer) if each.part == "middle")
+    of_part = [one for one in longer if one.part == "middle"]
+    time_s = sum(one.duration_s or 0 for one in of_part)
+    assert middle.mean_s == pytest.approx(time_s / len(of_part))
+    assert middle.wait_s is not None
+    assert middle.wait_s <= middle.mean_s
+    assert middle.busbw == pytest.approx(40 * len(of_part) / time_s)
+
+
+def test_wait_is_never_longer_than_the_operation(watch: Watch) -> None:
+    """Operations whose wait is not known, one in ten at most, are neither in the mean wait nor in the mean duration beside it."""
+    operations = list(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
+    middle = [one for one in operations if one.part == "middle"]
+    waits = [replace(one, duration_s=1.0 if one.rank == 0 else 1e-9) for one in middle]
+    apart = replace(waits[0], seq=10_000, duration_s=1e-9)
+    (found,) = slowest([*waits, apart])
+    assert found.count == len(middle) + 1
+    assert found.wait_s is not None
+    assert found.wait_s <= found.mean_s
 
 
 def test_in_the_report(watch: Watch) -> None:
@@ -88,7 +120,7 @@ def test_page(chromium: Chromium, watch: Watch, tmp_path: Path, width: int) -> N
         visit.picture(f"slowest-parts-{width}")
         visit.assert_readable()
         expect(visit.page.locator("h2:text('Slowest parts of the model') + div tbody tr")).to_have_count(3)
-        for head in ("part", "op", "p50", "wait", "busbw"):
+        for head in ("part", "op", "mean", "wait", "busbw"):
             box = visit.page.locator(".parts th", has_text=head).bounding_box()
             assert box is not None
             assert box["x"] + box["width"] <= width
