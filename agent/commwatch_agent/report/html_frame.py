@@ -34,7 +34,7 @@ pre { white-space: pre-wrap }
   th, td { padding: .25rem .4rem }
   .ranks :is(th, td):is(:nth-child(3), :nth-child(4)) { display: none }
   .operations :is(th, td):is(:nth-child(3), :nth-child(4), :nth-child(5), :nth-child(7), :nth-child(8)) { display: none }
-  .parts :is(th, td):is(:nth-child(2), :nth-child(4), :nth-child(5)) { display: none }
+  .parts :is(th, td):nth-child(n+3):nth-last-child(n+4) { display: none }
   .parts td:first-child { overflow-wrap: anywhere }
   .changes :is(th, td):is(:nth-child(3), :nth-child(6)) { display: none }
   .numbers { font-size: .8rem }

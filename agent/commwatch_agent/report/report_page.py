@@ -75,7 +75,8 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     else:
         body.append("<p>No operations were seen.</p>")
     if report.slowest_parts:
-        slowest = html_frame.table(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), "numbers parts")
+        head, rows, _ = slowest_parts.table(report.slowest_parts)
+        slowest = html_frame.table(head, rows, "numbers parts")
         body += ["<h2>Slowest parts of the model</h2>", slowest, f"<p>{slowest_parts.LEGEND}</p>"]
     body += _section("what NCCL chose", partial(_chosen, material.choices))
     body.append(

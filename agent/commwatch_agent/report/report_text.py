@@ -239,7 +239,7 @@ def text(report: Report, cells: int = CELLS) -> str:
         shown += [*paragraph(unjudged, cells, first="  "), ""]
     if report.slowest_parts:
         shown += ["  slowest parts of the model", ""]
-        shown += [*columns(slowest_parts.HEAD, slowest_parts.rows(report.slowest_parts), 1, cells), ""]
+        shown += [*columns(*slowest_parts.table(report.slowest_parts), cells), ""]
         shown += [*paragraph(slowest_parts.LEGEND, cells, first="  "), ""]
     if report.advice:
         shown += [

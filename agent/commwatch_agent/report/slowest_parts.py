@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,7 +16,6 @@ LEGEND = (
     f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Mean, wait: of an operation, the wait for late ranks; "
     "busbw: all bus bytes by all time. Mean and busbw include the wait."
 )
-HEAD = ("part", "group", "op", "size", "count", "mean", "wait", "busbw")
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,15 @@ def _transfers(operations: Iterable[Operation]) -> dict[tuple[str, int, int], fl
     return {place: min(found) for place, found in durations.items() if len(found) == sizes[place]}
 
 
-def rows(found: Iterable[PartFigures]) -> list[tuple[str, ...]]:
-    """Return the rows of the table."""
-    return [
+def table(found: Sequence[PartFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
+    """Return the head of the table, its rows, and how many columns at their begin say what a row is about; groups only if there are several."""
+    grouped = len({each.group for each in found}) > 1
+    keys = ("part", "op", *(("group",) if grouped else ()))
+    rows = [
         (
-            each.part, each.group, each.op, size(each.size_bytes), str(each.count), seconds(each.mean_s), seconds(each.wait_s), rate(each.busbw),
+            each.part, each.op, *((each.group,) if grouped else ()),
+            size(each.size_bytes), str(each.count), seconds(each.mean_s), seconds(each.wait_s), rate(each.busbw),
         )
         for each in found
     ]  # fmt: skip
+    return (*keys, "size", "count", "mean", "wait", "busbw"), rows, len(keys)

@@ -102,10 +102,27 @@ def test_in_the_report(watch: Watch) -> None:
     assert {each.part for each in found.slowest_parts[:2]} == {"first", "last"}
     assert [each.part for each in found.slowest_parts[2:]] == ["middle"]
     text, page = report_text.text(found, 160), report_page.html(found, NOTHING)
-    for row in slowest_parts.rows(found.slowest_parts):
+    for row in slowest_parts.table(found.slowest_parts)[1]:
         assert all(cell in text and cell in page for cell in row)
     assert "slowest parts of the model" in text
     assert "Slowest parts of the model" in page
+
+
+def test_narrow_table_has_its_keys(watch: Watch) -> None:
+    """Where the table continues below itself, each line there has part and op, by which its row is known; a group only if there are several."""
+    found = report_of(watch)
+    first = replace(found.slowest_parts[0], part="unit layers.0 of the model", op="all_gather", busbw=12.3e9)
+    each_op = [first, replace(first, op="reduce_scatter")]
+    lines = report_text.text(replace(found, slowest_parts=each_op), 80).splitlines()
+    start = lines.index("  slowest parts of the model")
+    table = lines[start + 2 : next(n for n, line in enumerate(lines) if line.startswith("  Of the latest"))]
+    heads = [line for line in table if "part" in line]
+    assert "busbw" in heads[-1]
+    assert not any("group" in line or "default_pg" in line for line in table)
+    for op in ("all_gather", "reduce_scatter"):
+        assert sum(f" {op}" in line for line in table) == len(heads)
+    several = [first, replace(first, group="shards")]
+    assert [row[2] for row in slowest_parts.table(several)[1]] == ["default_pg", "shards"]
 
 
 @pytest.mark.parametrize("width", [1280, 400])
