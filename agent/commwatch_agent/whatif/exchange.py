@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, count
 from math import ceil
 from typing import NamedTuple
 
+from commwatch_agent.whatif.gradients import (
+    NO_BUCKETS,
+    SHARDED,
+    SHARDED_ALREADY,
+    WHOLE,
+    WHOLE_ALREADY,
+    Exchange,
+    exchanges_of,
+)
 from commwatch_agent.whatif.model import (
     LAUNCHES,
     CannotAnswer,
@@ -37,46 +46,6 @@ class _At(NamedTuple):
 
     compute_s: float
     do: Do
-
-
-@dataclass
-class _Exchange:
-    """The exchange of gradients of one group in one step, as all its ranks made it."""
-
-    numbers: list[int]
-    ops: list[Op]
-    #: Ranks that take part.
-    ranks: list[int]
-
-    @property
-    def size_bytes(self) -> float:
-        return sum(op.size_bytes for op in self.ops)
-
-    @property
-    def ends_bytes(self) -> list[float]:
-        """Return the bytes exchanged up to each operation."""
-        return list(accumulate(op.size_bytes for op in self.ops))
-
-
-def _exchanges(
-    model: Model, step: int, what: str, kinds: Sequence[str] = ("all_reduce", "reduce_scatter")
-) -> list[_Exchange]:
-    """Return the exchanges of a step by group; raise ``CannotAnswer`` if no step has any. ``what``: the change, for the text."""
-    found: dict[str, _Exchange] = {}
-    for rank, steps in model.programs.items():
-        by_group: dict[str, list[int]] = {}
-        for do in steps[step]:
-            op = model.ops[do.op] if do.kind == Kind.LAUNCH else None
-            if op is not None and op.carries == "gradients" and op.op in kinds:
-                by_group.setdefault(op.group_id, []).append(do.op)
-        for group_id, numbers in by_group.items():
-            of_group = found.setdefault(group_id, _Exchange(numbers, [model.ops[number] for number in numbers], []))
-            of_group.ranks.append(rank)
-            if of_group.numbers != numbers:
-                raise CannotAnswer(f"{what}: the ranks of a group do not exchange the same gradients in each step")
-    if not found and step == 0:
-        raise CannotAnswer(f"{what}: the recorded steps have no exchange of gradients that it could change")
-    return list(found.values())
 
 
 # -- positions in the compute of a rank ------------------------------------------------------
@@ -114,7 +83,7 @@ class _Backward(NamedTuple):
         return before_s
 
 
-def _backward(program: Program, exchange: _Exchange) -> _Backward:
+def _backward(program: Program, exchange: Exchange) -> _Backward:
     places = _places(program, exchange.numbers)
     at = [places[number] for number in exchange.numbers]
     ends = exchange.ends_bytes
@@ -162,7 +131,7 @@ def _numbers(model: Model) -> Iterator[int]:
     return count(max(model.ops, default=0) + 1)
 
 
-def _efficiency(model: Model, exchange: _Exchange) -> float:
+def _efficiency(model: Model, exchange: Exchange) -> float:
     """Return recorded over modelled time of an exchange, so that new operations are as good as the recorded ones."""
     modelled = sum(cost_s(model.curves[op.group], op) for op in exchange.ops)
     return sum(op.work_s * op.scale for op in exchange.ops) / modelled if modelled > 0 else 1.0
@@ -186,7 +155,7 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
     programs = {rank: list(steps) for rank, steps in model.programs.items()}
     guessed = False
     for step in range(len(model.measured_s)):
-        for exchange in _exchanges(model, step, "other bucket sizes", ("all_reduce",)):
+        for exchange in exchanges_of(model, step, "other bucket sizes", (WHOLE,), NO_BUCKETS):
             total, efficiency = exchange.size_bytes, _efficiency(model, exchange)
             if total > _MOST_BUCKETS * bucket_bytes:
                 raise CannotAnswer(
@@ -245,7 +214,7 @@ def compressed(model: Model, form: str | float, seconds_per_byte: float = 0.0) -
     exchanged = {
         number
         for step in range(len(model.measured_s))
-        for each in _exchanges(model, step, "compression")
+        for each in exchanges_of(model, step, "compression")
         for number in each.numbers
     }
     ops = dict(model.ops)
@@ -279,7 +248,7 @@ def accumulated(model: Model, micro_steps: int) -> Model:
     copies: dict[tuple[int, int], int] = {}
     programs: dict[int, list[Program]] = {}
     exchanged = [
-        {number for each in _exchanges(model, step, "accumulation") for number in each.numbers}
+        {number for each in exchanges_of(model, step, "accumulation") for number in each.numbers}
         for step in range(len(model.measured_s))
     ]
     launches, repeats = Counter[int](), Counter[int]()
@@ -325,7 +294,7 @@ def sharded(model: Model) -> Model:
     programs = {rank: list(steps) for rank, steps in model.programs.items()}
     guessed = False
     for step in range(len(model.measured_s)):
-        for exchange in _exchanges(model, step, "sharding", ("all_reduce",)):
+        for exchange in exchanges_of(model, step, "sharding", (WHOLE,), SHARDED_ALREADY):
             efficiency = _efficiency(model, exchange)
             made = {
                 (what, unit): next(numbers)
@@ -384,7 +353,7 @@ def replicated(model: Model) -> Model:
         for rank, steps in model.programs.items()
     }
     for step in range(len(model.measured_s)):
-        for exchange in _exchanges(model, step, "replication", ("reduce_scatter",)):
+        for exchange in exchanges_of(model, step, "replication", (SHARDED,), WHOLE_ALREADY):
             for number, op in zip(exchange.numbers, exchange.ops, strict=True):
                 whole = op._replace(op="all_reduce")
                 curve = model.curves[op.group]

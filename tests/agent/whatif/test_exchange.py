@@ -205,6 +205,23 @@ def test_nothing_to_change(change: object) -> None:
         change(model(sizes=(100,)))  # type: ignore[operator]
 
 
+def test_gradients_of_the_other_form() -> None:
+    """Where a change is about gradients that are whole, or sharded, and those of the job are not, the error says what the job does instead."""
+    whole = model(sizes=(MIB, MIB))
+    shards = sharded(whole)
+    with pytest.raises(CannotAnswer, match=r"^replication: the job exchanges whole gradients already, as DDP does$"):
+        replicated(whole)
+    with pytest.raises(CannotAnswer, match=r"^sharding: the job shards its gradients already, as FSDP does$"):
+        sharded(shards)
+    with pytest.raises(
+        CannotAnswer, match=r"^other bucket sizes: buckets are DDP's; the job shards its gradients, as FSDP does$"
+    ):
+        with_buckets(shards, MIB)
+    found = study("job", shards, {})
+    assert found.unanswered["buckets of 25 MiB"].endswith("the job shards its gradients, as FSDP does")
+    assert {"fp16 gradients"} <= {text for each in found.answers for text in each.changes}
+
+
 def test_what_a_forecast_assumes() -> None:
     """A number of ranks above the recorded one comes with what it is extrapolated from and what that assumes: in a line at the table, and in answers."""
     assumes = (
