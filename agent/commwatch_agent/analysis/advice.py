@@ -24,7 +24,8 @@ from commwatch_agent.reference.efficiency import BELOW_THE_LINK
 from commwatch_agent.reference.references import INCONCLUSIVE
 from commwatch_agent.text.units import percent, rate, seconds, size
 
-_MOST_MICRO_STEPS = 64
+#: Three quarters of what accumulating gradients can save; more steps save little more, and make the batch larger.
+_MOST_MICRO_STEPS = 4
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.
 LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."

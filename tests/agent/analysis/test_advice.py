@@ -252,6 +252,17 @@ def test_steps_that_bring_the_share_under_the_limit() -> None:
     assert "over 4 steps reduces communication from 60% to 27%" in found.gain
 
 
+def test_no_more_steps_than_pay_off() -> None:
+    """No more than four steps are advised, which save three quarters of the exchange, however many would bring the share under the limit."""
+    # Of a step, 30% are the exchange, and 20% other communication: (k x 0.2 + 0.3) / (k x 0.7 + 0.3) is 30% from k = 21 on.
+    about = facts(kind(seconds=0.3), kind(group="tensor", seconds=0.2), comm=0.5, exposed=0.5, step_s=1.0)
+    found = given("accumulate_gradients", about)
+    assert found is not None
+    assert "over 4 steps is not enough, but reduces communication from 50% to 35%" in found.gain
+    assert found.saves_share == pytest.approx(0.3 * 3 / 4)
+    assert [each.whatif for each in found.remedies] == [{"accumulate": 4}]
+
+
 def test_steps_of_hidden_gradients() -> None:
     """80 of 100 ms are the exchange, 20 of them exposed: k steps take k x 80 ms and 20; 80 of them are under 30% from k = 4 on (80 / 340)."""
     found = given("accumulate_gradients", facts(kind(seconds=0.08), comm=0.8, exposed=0.2))
