@@ -20,8 +20,12 @@ def is_own_best(row: Row) -> bool:
     return row.efficiency is not None and row.reference == "own_best"
 
 
-def how_to_judge(rows: Iterable[Row], ranks_per_host: int) -> str:
-    """Return why it is not known whether some bandwidths are good, and what to run; empty: it is known for all."""
+def how_to_judge(rows: Iterable[Row], ranks_per_host: int, *, has_links: bool = True) -> str:
+    """Return why it is not known whether some bandwidths are good, and what to run; empty: it is known for all.
+
+    Args:
+        has_links: False: all ranks communicate through the CPU of one node, so there is no link to name.
+    """
     rows = list(rows)
     which = [
         text
@@ -30,9 +34,13 @@ def how_to_judge(rows: Iterable[Row], ranks_per_host: int) -> str:
     ]
     if not which:
         return ""
+    measure = f"Measure one with `commwatch bench -- torchrun --nproc-per-node {ranks_per_host}` (your launcher, without the script)"
+    efficiency = f"Efficiency {' or '.join(which)}: no reference says how fast"
+    unknown = "so it is not known whether busbw is good."
+    if not has_links:
+        return f"{efficiency} these operations can be, {unknown} {measure}."
     return (
-        f"Efficiency {' or '.join(which)}: no reference says how fast these links can be, so it is not known whether busbw is good. "
-        f"Measure one with `commwatch bench -- torchrun --nproc-per-node {ranks_per_host}` (your launcher, without the script), or name "
+        f"{efficiency} these links can be, {unknown} {measure}, or name "
         'the link of a group in commwatch.toml: under [links], "*" = "eth-25g" for all groups (docs/hardware.md lists the links). '
         "Groups of all GPUs of a node have the rated link by default if commwatch knows it (docs/references.md)."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -12,13 +12,14 @@ from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.analysis.advice_input import LAST_S, count, facts, sums, usual_steps, waiting_share
+from commwatch_agent.analysis.framework_settings import GLOO
 from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.incidents.answers import IncidentDetails, whys_of
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 from commwatch_agent.job.merging import Nodes
 from commwatch_agent.model.api_views import Advice, Row
-from commwatch_agent.model.views import JobView, RankView, StepTotals, StepView
+from commwatch_agent.model.views import GroupView, JobView, RankView, StepTotals, StepView
 from commwatch_agent.report.job_advice import Recorded, advice_on_end
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
@@ -66,6 +67,8 @@ class Report:
 
     job: JobView
     hosts: list[str]
+    #: All ranks of the job are known to use Gloo on one node, so no link connects them.
+    on_one_cpu: bool
     hooks: list[str]
     duration_s: float
     #: Of the rank with the most.
@@ -186,9 +189,11 @@ def build(
     else:  # what is known is only a part of the waiting
         lines = [replace(line, wait_s=None) for line in lines]
     waiting = None if waited is None else waiting_share(agent, job_id, counts) if known is None else known.waiting
+    hosts = sorted({rank.host for rank in ranks})
     return Report(
         job=job,
-        hosts=sorted({rank.host for rank in ranks}),
+        hosts=hosts,
+        on_one_cpu=len(hosts) == 1 and len(ranks) >= job.world_size and _use_gloo(agent.groups(job_id)),
         hooks=sorted({rank.hook for rank in ranks}),
         duration_s=duration_s,
         steps=max((line.steps for line in lines), default=0),
@@ -225,6 +230,11 @@ def build(
         nodes=nodes,
         missing=parts.missing,
     )
+
+
+def _use_gloo(groups: Collection[GroupView]) -> bool:
+    """Return whether all groups are known to use Gloo."""
+    return bool(groups) and all(group.backend == GLOO for group in groups)
 
 
 def _slowest(agent: QueryService, job_id: str) -> list[PartFigures]:

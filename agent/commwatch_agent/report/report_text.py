@@ -217,7 +217,8 @@ def _listed(parts: list[str]) -> str:
 
 def judging(report: Report) -> str:
     """Return how to find out whether the bandwidths are good, as ``how_to_judge``."""
-    return how_to_judge(report.operations, max(1, len(report.ranks) // max(1, len(report.hosts))))
+    ranks_per_host = max(1, len(report.ranks) // max(1, len(report.hosts)))
+    return how_to_judge(report.operations, ranks_per_host, has_links=not report.on_one_cpu)
 
 
 def text(report: Report, cells: int = CELLS) -> str:

@@ -47,6 +47,16 @@ def test_what_to_do_works() -> None:
     assert (Path(__file__).parents[3] / "docs" / "hardware.md").exists()
 
 
+def test_no_link_between_ranks_of_one_cpu() -> None:
+    """Where all ranks use Gloo on one node, there is neither a link to name nor a rated one of its GPUs, only something to measure."""
+    said = how_to_judge([UNKNOWN], 8, has_links=False)
+    assert said.endswith(
+        "Measure one with `commwatch bench -- torchrun --nproc-per-node 8` (your launcher, without the script)."
+    )
+    assert "link" not in said
+    assert "GPU" not in said
+
+
 def test_in_top() -> None:
     """``top`` says in one line what measures a reference, where an efficiency is unknown and there is room for it."""
     unknown = of_job(by_operation=Summary(NOW - 10, NOW, ["group", "op"], [UNKNOWN]))

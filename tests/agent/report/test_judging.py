@@ -15,14 +15,14 @@ from tests.helpers import MS, Watch, group_entry, operation, write_ring
 GIB = 1 << 30
 
 
-def report_of(directory_: Path) -> Report:
+def report_of(directory_: Path, backend: str = "nccl", world_size: int = 2) -> Report:
     """The report of two ranks that exchange one size, 1 GiB at 100 GB/s; there is no curve of their own."""
     watch = Watch(directory_)
     records = [
         operation(start_ns=n * 100 * MS, end_ns=n * 100 * MS + round(GIB / 100), seq=n, size=GIB) for n in range(1, 6)
     ]
     for rank in range(2):
-        write_ring(watch.rings, records, [group_entry(0, (0, 1), backend="nccl")], rank=rank, world_size=2)
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), backend=backend)], rank=rank, world_size=world_size)
     watch.tick()
     queries = QueryService(watch.path, references=References(directory(directory_)))
     found = build(queries, "job", watch.path, "commwatch report")
@@ -37,6 +37,21 @@ def test_unknown(tmp_path: Path) -> None:
     assert report_text.judging(found) in text
     assert "`commwatch bench -- torchrun --nproc-per-node 2`" in text
     assert "<code>commwatch bench -- torchrun --nproc-per-node 2</code>" in page
+
+
+def test_links_to_name(tmp_path: Path) -> None:
+    """A link is named only where there may be one: not where all ranks of the job use Gloo on one node."""
+    for backend, world_size, named in (
+        ("nccl", 2, True),
+        ("gloo", 2, False),
+        ("gloo", 4, True),
+        ("cpu:gloo,cuda:nccl", 2, True),
+    ):
+        directory = tmp_path / f"{backend.replace(':', '-')}{world_size}"
+        directory.mkdir()
+        found = report_text.judging(report_of(directory, backend, world_size))
+        assert "commwatch bench" in found
+        assert ("[links]" in found) == named
 
 
 def test_known_gpus(tmp_path: Path) -> None:
