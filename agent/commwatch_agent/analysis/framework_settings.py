@@ -61,8 +61,8 @@ KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "overlap": {
         REPLICATED: {
-            DDP: "DDP overlaps the exchange with the backward pass already. Try `static_graph=True`, no `find_unused_parameters`, and another "
-            "`bucket_cap_mb`: `commwatch whatif` replays the job with other buckets.",
+            DDP: "DDP overlaps the exchange with the backward pass already. Try `static_graph=True`, and another size of buckets: smaller buckets "
+            "(`bucket_cap_mb`) start earlier, larger ones have less latency. `commwatch whatif` replays the job with either.",
             DEEPSPEED: "DeepSpeed: `overlap_comm`.",
             MEGATRON: "Megatron: `--overlap-grad-reduce`.",
             PLAIN: "Overlap the exchange with the backward pass: DDP instead of `all_reduce` calls after it.",

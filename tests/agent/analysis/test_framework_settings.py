@@ -52,6 +52,14 @@ def test_roles(label: str, op: str, size_bytes: float, sharded: bool, expected: 
     assert role(label, op, size_bytes, sharded) == expected
 
 
+def test_overlap_of_ddp() -> None:
+    """Advice to those who use DDP says what smaller and larger buckets do, and speaks of no setting that the job is not known to have."""
+    text = KNOBS["overlap"][REPLICATED][DDP]
+    assert "smaller buckets (`bucket_cap_mb`) start earlier, larger ones have less latency" in text
+    assert "`commwatch whatif`" in text
+    assert "find_unused_parameters" not in text
+
+
 #: Words that only advice for users of a framework has.
 WORDS = {
     DDP: ("DDP",), FSDP2: ("FSDP2", "fully_shard", "MixedPrecisionPolicy"), FSDP: ("FSDP:", "auto_wrap_policy"),
