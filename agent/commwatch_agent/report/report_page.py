@@ -30,7 +30,7 @@ from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
 from commwatch_agent.text.units import counted, percent, rate, seconds, size
 from commwatch_agent.whatif.answers import Study
-from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, assumed, forecast_rows, limit, unanswered
+from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, assumed, forecast_rows, remarks, unanswered
 from commwatch_agent.whatif.pages import LEGEND as WHATIF_LEGEND
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import spans
@@ -117,7 +117,7 @@ def _study(study: Study) -> list[str]:
         scaling = list(forecast_rows(study.forecast))
         assumes = html_frame.text(study.forecast.assumes[:1].upper() + study.forecast.assumes[1:])
         parts += ["<h3>Scaling</h3>", f"<p>{assumes}.</p>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
-        parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in limit(study.forecast)]
+        parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in remarks(study.forecast)]
     return parts + _list("Assumed:", assumed(study))
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE
 from commwatch_agent.whatif.changes import (
+    FEWER,
     Change,
     extrapolated,
     replica_ranks,
@@ -29,6 +30,8 @@ _FORECAST_TIMES = 8
 _FORECAST_MOST = 50_000
 #: Shares of the steps that are shorter than the lower and the upper end of the range.
 _LOW, _HIGH = 0.1, 0.9
+#: Lateness makes a difference if steps take so many times as long as without it.
+_MATTERS = 1.03
 #: The questions that every report answers.
 STANDARD: Mapping[str, Change] = {
     "no rank is late": without_lateness,
@@ -96,6 +99,8 @@ class Forecast:
     limit_share: float
     #: What the numbers of ranks above the recorded one are extrapolated from, and what that assumes.
     assumes: str
+    #: What the numbers of ranks below the recorded one assume, if it makes a difference; empty: no rank is late.
+    fewer: str
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,8 @@ def forecast(model: Model, known: Mapping[int, float], most: int) -> Forecast:
         CannotAnswer: as ``with_ranks``.
     """
     replica = replica_ranks(model)
-    base_s = outcome(with_ranks(model, replica)).step_s
+    base = with_ranks(model, replica)
+    base_s = outcome(base).step_s
     doubled = {replica << power for power in range(max(0, most // replica).bit_length())}
     points = []
     for ranks in sorted(doubled | {ranks for ranks in known if ranks % replica == 0}):
@@ -248,4 +254,13 @@ def forecast(model: Model, known: Mapping[int, float], most: int) -> Forecast:
                 limit = middle
             else:
                 low = middle
-    return Forecast(points, limit, BOTTLENECK_SHARE, extrapolated(model))
+    return Forecast(points, limit, BOTTLENECK_SHARE, extrapolated(model), _of_fewer(base, base_s))
+
+
+def _of_fewer(base: Model, base_s: float) -> str:
+    """Return what a model with fewer ranks assumes, if its steps are longer for the lateness of a rank; ``base_s``: its step in seconds."""
+    try:
+        punctual_s = outcome(without_lateness(base)).step_s
+    except CannotAnswer:
+        return ""
+    return FEWER if base_s > _MATTERS * punctual_s else ""

@@ -195,6 +195,10 @@ def _shards(model: Model) -> Collection[str]:
     return gathered if any(n * shards <= model.world_size for n in replicas) else ()
 
 
+#: What a prediction for fewer ranks assumes.
+FEWER = "fewer ranks keep the compute of the recorded ones, so the lateness of a rank counts as compute"
+
+
 def extrapolated(model: Model) -> str:
     """Return what any number of ranks above the recorded one is extrapolated from, and on which assumptions."""
     known = counted(len(model.programs), "rank")
@@ -243,8 +247,8 @@ def with_ranks(model: Model, ranks: int) -> Model:
         for rank, steps in model.programs.items()
     }
     assumed = [*model.assumed]
-    if ranks > before:
-        assumed.append(extrapolated(model))
+    if ranks != before:
+        assumed.append(extrapolated(model) if ranks > before else FEWER)
     every = (model.ops[number] for number in growing)
     labels = sorted({op.group for op in every if op.op == "all_gather" and op.carries != "parameters"})
     if labels and ranks != before:

@@ -48,7 +48,7 @@ def text(study: Study) -> list[str]:
     lines += _listed("not answered", unanswered(study))
     if study.forecast is not None:
         rows = _table(FORECAST_HEADS, list(forecast_rows(study.forecast)))
-        lines += ["", "scaling", study.forecast.assumes, *rows, *limit(study.forecast)]
+        lines += ["", "scaling", study.forecast.assumes, *rows, *remarks(study.forecast)]
     return lines + _listed("assumed", assumed(study))
 
 
@@ -78,14 +78,16 @@ def forecast_rows(found: Forecast) -> Iterator[tuple[str, ...]]:
         yield str(point.ranks), seconds(point.step_s), percent(point.comm_share), percent(point.efficiency), known
 
 
-def limit(found: Forecast) -> list[str]:
-    """Return from which number of ranks on communication takes a large share of a step, as a sentence."""
+def remarks(found: Forecast) -> list[str]:
+    """Return from which number of ranks on communication takes a large share of a step, and what fewer ranks assume, as sentences."""
     share = f"{percent(found.limit_share)} of a step"
     what = "communication, including waiting for late ranks,"
     if found.limit_ranks is None:
         most = max(point.ranks for point in found.points)
-        return [f"{what} stays at or below {share} up to {counted(most, 'rank')}"]
-    return [f"{what} takes more than {share} from {counted(found.limit_ranks, 'rank')} on"]
+        limit = f"{what} stays at or below {share} up to {counted(most, 'rank')}"
+    else:
+        limit = f"{what} takes more than {share} from {counted(found.limit_ranks, 'rank')} on"
+    return [limit, *filter(None, [found.fewer])]
 
 
 def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_agent.whatif.answers import forecast, study
-from commwatch_agent.whatif.changes import replica_ranks, with_ranks
+from commwatch_agent.whatif.changes import FEWER, replica_ranks, with_ranks
 from commwatch_agent.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
 from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, recosted
 from commwatch_agent.whatif.pages import text
@@ -241,3 +241,21 @@ def test_what_a_forecast_assumes() -> None:
     )
     assert assumes in study("job", job, {"1024 ranks": lambda one: with_ranks(one, 1024)}).answers[0].assumed
     assert "extrapolated" not in " ".join(study("job", job, {"one": lambda one: with_ranks(one, 1)}).answers[0].assumed)
+
+
+def test_lateness_counts_as_compute_of_fewer_ranks() -> None:
+    """Where a rank is late, a forecast and an answer for fewer ranks say that its lateness counts as compute; where none is, nothing is said."""
+    late = study("job", model(2, late_ms=40), {})
+    assert late.forecast is not None
+    one = late.forecast.points[0]
+    # The mean of 65 ms, and of 65 ms with 40 ms of lateness.
+    assert one.ranks == 1
+    assert one.step_s == pytest.approx(0.085)
+    assert late.forecast.fewer == FEWER
+    assert text(late).count(FEWER) == 1
+    even = study("job", model(2), {})
+    assert even.forecast is not None
+    assert even.forecast.fewer == ""
+    assert FEWER not in text(even)
+    asked = study("job", model(2, late_ms=40), {"one": lambda job: with_ranks(job, 1)})
+    assert FEWER in asked.assumed
