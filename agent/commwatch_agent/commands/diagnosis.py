@@ -15,6 +15,7 @@ from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import lasted, stack, when
 from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.report.what_happened import ended_by, happened
 from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text import terminal_text
 from commwatch_agent.text.units import counted, seconds, time_of_day
@@ -24,7 +25,7 @@ from commwatch_collectors.spans import missing_ranks
 #: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
 #: another may compile or load data.
 _PAUSE_S, _LONG_S = 5.0, 60.0
-#: Kinds of which an ended job is not well, unless they are for information: all ranks were ended at once.
+#: Kinds of which an ended job is not well even if it recovered, unless they are for information: all ranks were ended at once.
 _FATAL = frozenset({"rank_lost", "hang", "desync"})
 #: How a rank is that does not go on, by ``rank_state.state``; one that is silent may be in a long call into C.
 _TROUBLES = {"stopped": "is stopped", "zombie": "has ended", "silent": "does not run its Python code"}
@@ -86,7 +87,8 @@ class Doubt(NamedTuple):
 def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
     """Return 0 if nothing is wrong, 1 if something is, 3 if nothing is known to be but some agents did not answer."""
     if seen.ended is not None:
-        wrong = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
+        fatal = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
+        wrong = fatal or (seen.ended.failed is not False and bool(ended_by(happened(seen.incidents))))
     else:
         wrong = any(each.severity != INFO for each in seen.open) or any(doubt.is_wrong for doubt in found)
     return 1 if wrong else INCOMPLETE if seen.silent else 0

@@ -151,7 +151,10 @@ def test_block() -> None:
 ENDED: JobView = replace(JOB, state="ended", failed=True, ending="exit code 137 (SIGKILL)", last_seen_at=NOW)
 
 
-@pytest.mark.parametrize(("kind", "code"), [("hang", 1), ("desync", 1), ("rank_lost", 1), ("straggler", 0)])
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("hang", 1), ("desync", 1), ("rank_lost", 1), ("stalled", 1), ("init_incomplete", 1), ("straggler", 0)],
+)
 def test_ended_job(kind: str, code: int) -> None:
     """Of an ended job the incidents come in the order in which they began, and its end last; 1 if it hung, disagreed or lost a rank."""
     over: dict[str, Any] = {"state": "ended", "ended_at": NOW, "outcome": "job_ended", "place": ""}
@@ -161,6 +164,15 @@ def test_ended_job(kind: str, code: int) -> None:
     assert (found, len(heads), heads[0]) == (code, 2, "WARNING  Late rank: rank 0 (train)")
     assert lines[-1] == f"train failed at {time_of_day(NOW)}: exit code 137 (SIGKILL)"
     assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended; cost 24.0 s of rank time"
+
+
+@pytest.mark.parametrize("kind", ["stalled", "init_incomplete"])
+def test_stall_that_ended_no_job(kind: str) -> None:
+    """A stall of an ended job is wrong only if it lasted until the job ended, and the job did not end well."""
+    over = details(kind, 1, state="ended", ended_at=NOW, outcome="job_ended")
+    assert said(Diagnosis(ended=replace(ENDED, failed=None), incidents=[over]))[0] == 1
+    assert said(Diagnosis(ended=replace(ENDED, failed=False, ending=""), incidents=[over]))[0] == 0
+    assert said(Diagnosis(ended=ENDED, incidents=[replace(over, outcome="recovered")]))[0] == 0
 
 
 def test_ended_at_once() -> None:
