@@ -1,15 +1,17 @@
 """Which incidents of two runs are new, gone, or cost more. Pure.
 
 Runs differ in length, so costs are per hour of a run. Incidents of two runs are the same if kind and cause are, and the ranks at fault or, where none
-is known, the group. Incidents that others explain are left out: they change with their cause.
+is known, the group. The cause of a wait does not count: it is what the awaited ranks did at the moment of a look. Incidents that others explain are
+left out: they change with their cause.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from commwatch_agent.incidents.incident import Incident
+from commwatch_agent.incidents.incident import WAITED_FOR, Incident
 from commwatch_agent.incidents.words import lasted_s, title
 from commwatch_agent.model.views import JobView
 from commwatch_alerts.model import INFO, SEVERITIES
@@ -65,15 +67,28 @@ def changes_of(a: tuple[JobView, Sequence[Incident]], b: tuple[JobView, Sequence
         for key in dict.fromkeys([*of_a, *of_b])
     ]
     return sorted(
-        found, key=lambda each: (_CHANGES.index(each.change), -SEVERITIES.index(each.severity), each.title, each.cause)
+        _with_causes(found),
+        key=lambda each: (_CHANGES.index(each.change), -SEVERITIES.index(each.severity), each.title, each.cause),
     )
+
+
+def _with_causes(found: Sequence[IncidentChange]) -> list[IncidentChange]:
+    """Return incidents whose titles have the cause where they would be equal otherwise."""
+    times = Counter(each.title for each in found)
+    return [
+        replace(each, title=f"{each.title} ({each.cause.replace('_', ' ')})")
+        if times[each.title] > 1 and each.cause
+        else each
+        for each in found
+    ]
 
 
 def _by_key(incidents: Iterable[Incident]) -> dict[tuple[object, ...], list[Incident]]:
     found: dict[tuple[object, ...], list[Incident]] = {}
     for each in incidents:
         if each.consequence_of is None:
-            found.setdefault((each.kind, each.cause, each.ranks or each.group), []).append(each)
+            cause = "" if each.kind in WAITED_FOR else each.cause
+            found.setdefault((each.kind, cause, each.ranks or each.group), []).append(each)
     return found
 
 

@@ -92,14 +92,31 @@ def test_run_that_hangs_at_its_end() -> None:
 
 
 def test_which_are_the_same() -> None:
-    """Incidents are the same by kind, cause and ranks, or by group if no rank is known; their ids and how often they come do not matter."""
+    """Incidents are the same by kind and ranks, or by group if no rank is known; their ids and how often they come do not matter."""
     assert words([incident()], [incident(cost=300.0), incident(cost=300.0, at=900.0)]) == [("Late rank: rank 2", SAME)]
     assert [change for _, change in words([incident()], [incident(ranks=(3,))])] == [NEW, GONE]
-    assert [change for _, change in words([incident()], [incident(cause="loader")])] == [NEW, GONE]
     assert words([incident(group="dp")], [incident(group="tp")]) == [("Late rank: rank 2", SAME)]
     slow = [incident("bandwidth_low", ranks=(), group=group) for group in ("dp", "tp")]
     assert [change for _, change in words(slow[:1], slow)] == [NEW, SAME]
     assert words([], slow[1:])[0][0].endswith(" in tp")
+
+
+@pytest.mark.parametrize("kind", ["stalled", "hang", "waiting", "init_incomplete"])
+def test_waits_for_one_rank(kind: str) -> None:
+    """Waits for the same ranks are the same, whatever the ranks did at the moment of the look, and in which operation the others waited."""
+    before, after = incident(kind, cause="not_joined", op="all_reduce"), incident(kind, cause="silent", op="barrier")
+    assert [change for _, change in words([before], [after])] == [SAME]
+    assert len(changes([before, after], [])) == 1
+
+
+def test_two_causes() -> None:
+    """Faults of other kinds that differ in their cause are not the same, and where their titles are equal, these have the cause."""
+    before, after = (incident("desync", cause=cause) for cause in ("sizes", "one_of"))
+    found = changes([before, incident("rank_lost", cause="dead")], [after])
+    assert incidents_that_differ(found) == [
+        "new: Ranks disagree: rank 2 (one of)",
+        "no longer: Rank died: rank 2, Ranks disagree: rank 2 (sizes)",
+    ]
 
 
 def test_consequences() -> None:
