@@ -23,16 +23,24 @@ export function showIncidents(incidents, alerts, more) {
   return { wrong: wrong.length, happened: happened.length };
 }
 
-// Families of incidents in the order of the agent: each begins with an incident that no other one here explains.
+// Families of incidents in the order of the agent: each begins with an incident that no other one here explains. As in
+// agent/commwatch_agent/incidents/families.py, a long wait is left out below the stall or hang that it became.
 function familiesOf(incidents) {
   const left = new Map(incidents.map((incident) => [incident.id, incident]));
   const below = (cause, depth) => {
     left.delete(cause.id);
     const effects = incidents.filter(({ id, consequence_of: of }) => of === cause.id && left.has(id));
-    return [{ incident: cause, depth }, ...effects.flatMap((effect) => (left.has(effect.id) ? below(effect, depth + 1) : []))];
+    const shown = !depth || !becameFault(cause, incidents);
+    const more = effects.flatMap((effect) => (left.has(effect.id) ? below(effect, shown ? depth + 1 : depth) : []));
+    return shown ? [{ incident: cause, depth }, ...more] : more;
   };
   const first = incidents.filter(({ consequence_of: of }) => !left.has(of));
   return [...first, ...incidents].flatMap((incident) => (left.has(incident.id) ? [below(incident, 0)] : []));
+}
+
+function becameFault(wait, incidents) {
+  const isOneWait = (other) => ["job_id", "group_id", "op", "seq"].every((name) => wait[name] === other[name]) && Math.abs(wait.began_at - other.began_at) <= 1;
+  return wait.kind === "waiting" && incidents.some((other) => ["stalled", "hang"].includes(other.kind) && isOneWait(other));
 }
 
 // One that is pending has not lasted for long enough to be sure of. What to do about a consequence is to end its cause.
