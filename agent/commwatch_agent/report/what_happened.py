@@ -95,7 +95,7 @@ def lines(found: Sequence[Happened], cells: int, *, failed: bool) -> Iterator[st
     if not found:
         return
     yield from ("  what happened", "")
-    for one in _in_full(found):
+    for one in _in_full(found, failed=failed):
         yield from paragraph(_marked(one, found, failed=failed), cells, first="  * ", rest="    ")
         for text in _about(one.cause):
             yield from _wrapped(text, one.cause, cells)
@@ -107,14 +107,14 @@ def lines(found: Sequence[Happened], cells: int, *, failed: bool) -> Iterator[st
         if len(one.effects) > _MOST_EFFECTS:
             yield f"    and {counted(len(one.effects) - _MOST_EFFECTS, 'more consequence')}"
         yield ""
-    rest = _in_short(found)
+    rest = _in_short(found, failed=failed)
     if rest:
         yield from (*paragraph(f"also: {rest}", cells, first="  "), "")
 
 
 def _marked(one: Happened, found: Sequence[Happened], *, failed: bool) -> str:
     """Return the head of a fault with its severity, or that it ended the job."""
-    ended = failed and one.cause is _fatal(found)
+    ended = _ended_it(one, found, failed=failed)
     return f"{'ENDED THE JOB' if ended else one.cause.severity.upper()}  {_head(one.cause)}"
 
 
@@ -130,7 +130,7 @@ def html(found: Sequence[Happened], *, failed: bool) -> list[str]:
     if not found:
         return []
     parts = ["<h2>What happened</h2>"]
-    for one in _in_full(found):
+    for one in _in_full(found, failed=failed):
         parts.append(f"<h3>{html_frame.text(_marked(one, found, failed=failed))}</h3>")
         parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]
         frames = stack(one.cause.evidence)
@@ -139,17 +139,23 @@ def html(found: Sequence[Happened], *, failed: bool) -> list[str]:
         parts += [f"<p>To do: {html_frame.text(one.cause.remedy)}</p>"] if one.cause.remedy else []
         effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for _, effect in one.effects)
         parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
-    rest = _in_short(found)
+    rest = _in_short(found, failed=failed)
     return [*parts, f"<p>Also: {html_frame.text(rest)}</p>"] if rest else parts
 
 
-def _in_full(found: Sequence[Happened]) -> list[Happened]:
-    return [one for one in found if one.cause.severity != INFO or _lasted_to_the_end(one)][:_MOST]
+def _ended_it(one: Happened, found: Sequence[Happened], *, failed: bool) -> bool:
+    return failed and one.cause is _fatal(found)
 
 
-def _in_short(found: Sequence[Happened]) -> str:
+def _in_full(found: Sequence[Happened], *, failed: bool) -> list[Happened]:
+    """Return what is shown in full: what ended the job comes first."""
+    full = [one for one in found if one.cause.severity != INFO or _lasted_to_the_end(one)]
+    return sorted(full, key=lambda one: not _ended_it(one, found, failed=failed))[:_MOST]
+
+
+def _in_short(found: Sequence[Happened], *, failed: bool) -> str:
     """Return the titles of what is not shown in full."""
-    full = _in_full(found)
+    full = _in_full(found, failed=failed)
     rest = (one.cause for one in found if one not in full)
     return "; ".join(_head(each) if each.ranks else f"{each.says}, {when(each)}" for each in rest)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
 from commwatch_agent.report import charts, report, report_page, report_text
-from commwatch_agent.report.what_happened import ended_by, happened, last_at, late_within, lines, standstill_s
+from commwatch_agent.report.what_happened import ended_by, happened, html, last_at, late_within, lines, standstill_s
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
 AT = 1_700_000_000.0
@@ -120,6 +120,20 @@ def test_in_words() -> None:
     ):
         assert part in said
     assert text() == ""
+
+
+def test_what_ended_the_job_comes_first() -> None:
+    """What ended a failed job is the first fault in text and page, before worse and earlier ones; otherwise the worst comes first."""
+    worse = [
+        fault(f"bad{number}", "corruption", number, outcome=RECOVERED, after_s=-9.0 - number) for number in range(8)
+    ]
+    found = happened([*worse, fault("stall", "stalled", 1, severity="warning")])
+    said = text(*[each for one in found for each in one.every])
+    assert said.splitlines()[2].startswith("  * ENDED THE JOB  Stall: rank 1, ")
+    assert said.count("Stall: rank 1") == 1
+    assert html(found, failed=True)[1].startswith("<h3>ENDED THE JOB  Stall: rank 1, ")
+    for shown in ("\n".join(lines(found, 200, failed=False)), "\n".join(html(found, failed=False))):
+        assert shown.index("Corrupt data: rank 7") < shown.index("Stall: rank 1")
 
 
 def test_foreign_names_begin_no_line() -> None:
