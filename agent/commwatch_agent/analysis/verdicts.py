@@ -65,8 +65,8 @@ _SAYS = {
         "no data from ranks {}: they run elsewhere (query their agents as well), or have not communicated yet",
     ),
     "silent": (
-        "rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
-        "ranks {} have not joined; their Python code is not running (stuck in C, or holding the GIL)",
+        "rank {} has not joined; its Python code is not running (stuck in C, holding the GIL, or without a core)",
+        "ranks {} have not joined; their Python code is not running (stuck in C, holding the GIL, or without a core)",
     ),
     "not_joined": (
         "rank {} has not joined; it is alive",
@@ -424,14 +424,14 @@ def _says(cause: str, ranks: list[int]) -> str:
 
 def _doing(cause: str, ranks: list[int], views: Mapping[int, RankView]) -> str:
     """Return what ranks do that are alive, as far as that is known."""
-    if cause != "not_joined":
+    if cause not in ("not_joined", "silent"):
         return ""
     known = [(rank, views[rank].activity) for rank in ranks if rank in views]
     doing = [(rank, activity.says) for rank, activity in known if activity is not None]
     if not doing:
-        return " but doing something else"
+        return " but doing something else" if cause == "not_joined" else ""
     if len(ranks) == 1:
-        return f" and {doing[0][1]}"
+        return f"{' and' if cause == 'not_joined' else ', and the rank'} {doing[0][1]}"
     return ": " + ", ".join(f"rank {rank} {says}" for rank, says in doing[:_MOST_DOING])
 
 

@@ -37,6 +37,9 @@ def op(seq: int = 7, age_s: float = 60.0) -> InFlight:
     return InFlight("all_reduce", "world", "w", seq, None, None, "float32", 4000, age_s, False, None, 0.01)
 
 
+ASLEEP = Activity("asleep", "is asleep in a lock", 9.0, is_working=False)
+
+
 def judged(*ranks: RankView) -> list[Verdict]:
     """The verdicts."""
     return verdicts(ranks, [WORLD])
@@ -46,7 +49,13 @@ def judged(*ranks: RankView) -> list[Verdict]:
     ("missing", "cause", "after_s", "says"),
     [
         (rank(2), "not_come", 45, "rank 2 has not come to new_group; it is alive but is doing something else"),
-        (rank(2, heartbeat_age_s=30.0), "not_come", 45, "no Python code runs there"),
+        (rank(2, heartbeat_age_s=30.0), "not_come", 45, "it is alive, but no Python code runs there ("),
+        (
+            rank(2, heartbeat_age_s=30.0, activity=ASLEEP),
+            "not_come",
+            45,
+            "no Python code runs there, and it is asleep in a lock (",
+        ),
         (rank(2, process="stopped"), "stopped", 10, "rank 2 has not come to new_group; it is stopped"),
         (rank(2, state="gone"), "dead", 2, "rank 2 has not come to new_group, because it died (no clean end)"),
         (rank(2, state="ended"), "gone", 2, "rank 2 has not come to new_group, because it has ended"),
@@ -74,7 +83,7 @@ def test_missing_rank(missing: RankView | None, cause: str, after_s: int, says: 
     [
         (Activity("reading", "is reading 210 MB/s", 9.0, is_working=True), 600, "to new_group; it is reading 210 MB/s ("),
         (Activity("child", "waits while {0} computes", 9.0, is_working=True), 600, "to new_group; it waits while {0} computes ("),
-        (Activity("asleep", "is asleep in a lock", 9.0, is_working=False), 45, "to new_group; it is asleep in a lock ("),
+        (ASLEEP, 45, "to new_group; it is asleep in a lock ("),
     ],
 )  # fmt: skip
 def test_activity(activity: Activity, after_s: int, says: str) -> None:

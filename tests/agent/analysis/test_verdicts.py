@@ -23,6 +23,7 @@ from commwatch_agent.analysis.verdicts import (
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.model.views import Ended, Failed, GroupView, InFlight, RankView
+from commwatch_collectors.node.judged_activity import Activity
 
 S = 1_000_000_000
 WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)
@@ -103,6 +104,19 @@ def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == (kind, cause, [3], [0, 1, 2])
     assert says in verdict.says
     assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
+
+
+def test_silent_and_known_activity() -> None:
+    """Of ranks without a heartbeat the text has what the operating system shows that they do, and a missing core among the reasons."""
+    asleep = Activity("asleep", "is asleep in a timer", 9.0, is_working=False)
+    why = "Python code is not running (stuck in C, holding the GIL, or without a core)"
+    silent = [rank(n, heartbeat_age_s=30.0, activity=asleep) for n in (2, 3)]
+    (verdict,) = judged(*WAITING, silent[1])
+    assert f"rank 3 has not joined; its {why}, and the rank is asleep in a timer (" in verdict.says
+    (verdict,) = judged(*WAITING[:2], *silent)
+    assert f"have not joined; their {why}: rank 2 is asleep in a timer, rank 3 is asleep in a timer (" in verdict.says
+    (verdict,) = judged(*WAITING, replace(silent[1], activity=None))
+    assert f"its {why} (" in verdict.says
 
 
 def test_first_two_seconds() -> None:

@@ -203,12 +203,10 @@ def _of_one(call: _Call, cause: str, view: RankView | None, is_near: bool) -> st
 def _does(view: RankView) -> str:
     if where := _where(view):
         return f"{{4}} {{2}} in {where}"
+    says = "" if view.activity is None else view.activity.says.replace("{", "{{").replace("}", "}}")
     if (view.heartbeat_age_s or 0.0) > SILENT_S:
-        return "{4} {2} alive, but no Python code runs there"
-    if view.activity is not None:
-        says = view.activity.says.replace("{", "{{").replace("}", "}}")
-        return f"{{5}} {says}"
-    return "{4} {2} alive but {2} doing something else"
+        return "{4} {2} alive, but no Python code runs there" + (f", and {{5}} {says}" if says else "")
+    return f"{{5}} {says}" if says else "{4} {2} alive but {2} doing something else"
 
 
 def _says_of_key(call: _Call, why: Mapping[int, str], views: _Ranks) -> str:
