@@ -15,7 +15,7 @@ from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_som
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
-from commwatch_agent.commands.top_answers import WINDOW_S, Answers, OfJob
+from commwatch_agent.commands.top_answers import MOST_STEPS, WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.incidents.families import families
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
@@ -35,6 +35,8 @@ STALE_S = 5.0
 #: Width in cells from which the two tables are drawn side by side.
 _WIDE = 150
 _MOST_BAR = 40
+#: Part of the time, 0 to 1, from which on it is named as all of it.
+_NEARLY_ALL = 0.8
 _STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "left": 4, "ended": 5}
 _RANKS = (
     Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
@@ -171,14 +173,22 @@ def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
-    """Return steps per second as text, or for how long no step has ended; empty unless the job runs."""
+    """Return steps per second as text, or for how long no step has ended; empty unless the job runs.
+
+    Before its first step and between two lives a job has no steps: the rate names its time if that is much less than the operations' counts have.
+    """
     if shown.job.state != "running":
         return ""
     ended = max(step.end_at for step in shown.steps)
     since_s = 0.0 if answers.about.at is None else answers.about.at - ended
     if is_rate_stale(since_s, usual_s):
         return f"none for {seconds(since_s)}, before that "
-    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
+    sum_s = sum(step.duration_s for step in shown.steps)
+    of_rank_s = sum_s / len({step.rank for step in shown.steps})
+    covered_s = _covered_s(answers, shown, shown.by_operation)
+    is_part = covered_s is not None and of_rank_s < _NEARLY_ALL * covered_s and len(shown.steps) < MOST_STEPS
+    when = f" in {seconds(of_rank_s)} of the last {seconds(covered_s)}" if is_part else ""
+    return f"{len(shown.steps) / sum_s:.3g}/s{when}, "
 
 
 def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:

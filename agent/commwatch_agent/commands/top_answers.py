@@ -26,7 +26,8 @@ from commwatch_collectors.nccl.views import Finding
 
 #: Seconds of the past that are shown.
 WINDOW_S = 30
-_MOST_STEPS = 2_000
+#: Most steps, of all ranks, that are read.
+MOST_STEPS = 2_000
 #: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history of all nodes. Seconds that
 #: the agent has for advice, as it asks the agents of the other nodes for up to 20 s; and most bytes of it.
 _SELDOM_S, _ADVICE_S, _MOST_ADVICE_BYTES = 30.0, 45.0, 1 << 20
@@ -150,7 +151,7 @@ class Asker:
         advice, findings = self._seldom(url, job.job_id, which)
         every = self._ask_all(list[JobView], url, "jobs?")
         ranks = self._ask_all(list[RankView], url, f"ranks?{which}&")
-        steps = self._ask_all(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}&")
+        steps = self._ask_all(list[StepView], url, f"steps?{lately}&limit={MOST_STEPS}&")
         by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank&")
         by_operation = self._ask_all(Summary, url, f"summary?{lately}&by=group,op&")
         verdicts = self._ask_all(list[Verdict], url, f"verdicts?{which}&")

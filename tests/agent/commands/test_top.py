@@ -106,7 +106,7 @@ def test_no_rates_in_a_hang() -> None:
     assert lines[1] == "steps    none for 42.0 s, before that median 100 ms, p95 100 ms, number 7"
     assert lines[-1].split()[3] == "0.385"  # 20 of each rank in 52 s
     moving = text(of_job(), about=replace(still, at=NOW + 2)).splitlines()
-    assert moving[1].startswith("steps    10/s, median")
+    assert moving[1].startswith("steps    10/s in 100 ms of the last 12.0 s, median")
     ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
     lines = text(of_job(job=ended), about=still).splitlines()
     assert lines[0].startswith("commwatch top: train, failed at ")
@@ -114,11 +114,23 @@ def test_no_rates_in_a_hang() -> None:
     assert "FAILED exit code 1" in lines
 
 
+def test_time_of_the_rate_of_steps() -> None:
+    """The rate of steps names the time that it is of, unless that is nearly all of the time of the operations' counts, or not all steps were read."""
+
+    def pace(each_s: float, steps: int) -> str:
+        made = [replace(step(of), duration_s=each_s) for of in (0, 1) for _ in range(steps)]
+        return text(of_job(steps=made), cells=110).splitlines()[1].partition(", median")[0]
+
+    assert pace(0.5, 10) == "steps    2/s in 5.00 s of the last 10.0 s"
+    assert pace(0.5, 17) == pace(0.5, 20) == "steps    2/s"
+    assert pace(0.001, 1000) == "steps    1e+03/s"
+
+
 def test_golden() -> None:
     """A whole frame of 80 cells: shares against the 30% line, ranks, operations, and that they are sums over 10 s."""
     assert text(of_job()).splitlines() == [
         "commwatch top: train, running, 2 of 2 ranks                              q quits",
-        "steps    10/s, median 100 ms, p95 100 ms, number 7",
+        "steps    10/s in 100 ms of the last 10.0 s, median 100 ms, p95 100 ms, number 7",
         "comm     ████████│█················  40%",
         "         27% transfer, 13% waiting for late ranks; above 30% only because ranks",
         "         wait for one another",
