@@ -13,6 +13,10 @@ _FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)
 _COUNTED = re.compile(r"^thread \([^()]*\)(?:: MainThread)?;(?P<frames>.*) (?P<seen>\d+)$", re.MULTILINE)
 #: A place counts as that of a late rank if it spends so much more of its time there than another rank.
 _LEAST_MORE = 0.1
+#: Begins a thread.
+_THREAD = re.compile(r"^(?=Thread )", re.MULTILINE)
+#: Files whose frames are the outermost of each thread of ``threading``; and those of the probe.
+_STARTS, _OF_THE_PROBE = re.compile(r"/threading\.py$"), re.compile(r"/commwatch/(?:api|probe|wire)/[^/]")
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python3", "<frozen ", "/commwatch/probe/")
 
 
@@ -22,9 +26,22 @@ def main_thread(text: str) -> list[str]:
     Args:
         text: as ``py-spy dump`` prints it, the innermost frame of each thread first.
     """
-    threads = re.split(r"^Thread ", text, flags=re.MULTILINE)[1:]
+    threads = _THREAD.split(text)[1:]
     found = [thread for thread in threads if "MainThread" in thread.partition("\n")[0]] or threads[:1]
     return [line.strip() for line in "".join(found).splitlines()[1:] if _FRAME.match(line)]
+
+
+def of_trainer(text: str) -> str:
+    """Return stacks as ``py-spy dump`` prints them without the threads that the probe started."""
+    head, *threads = _THREAD.split(text)
+    return "".join([head, *(thread for thread in threads if not _is_of_the_probe(thread))]).rstrip()
+
+
+def _is_of_the_probe(thread: str) -> bool:
+    title, *lines = thread.splitlines()
+    files = [found["file"] for line in reversed(lines) if (found := _FRAME.match(line))]
+    first = next((file for file in files if not _STARTS.search(file)), "")
+    return "MainThread" not in title and bool(_OF_THE_PROBE.search(first))
 
 
 def place_of(text: str) -> str:

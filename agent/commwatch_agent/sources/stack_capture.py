@@ -18,6 +18,7 @@ from typing import Protocol
 from commwatch.wire import crossing
 from commwatch.wire.concurrency import at_once, wait_until
 from commwatch_agent.analysis.flight_recorder_analysis import RankDump, positions, take
+from commwatch_agent.incidents.stacks import of_trainer
 from commwatch_agent.model.views import RankView
 from commwatch_collectors.node.flight_recorder import BadDump
 
@@ -83,9 +84,9 @@ def evidence(
 
 
 def stack(pid: int) -> str | None:
-    """Return the Python stacks of a process by ``py-spy``; ``None`` where that is missing or fails."""
+    """Return the Python stacks of a trainer by ``py-spy``, without the probe's threads; ``None`` where that is missing or fails."""
     text = _by_py_spy("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
-    return None if text is None else text.rstrip()
+    return None if text is None else of_trainer(text)
 
 
 def stacks_over_time(pid: int) -> str | None:

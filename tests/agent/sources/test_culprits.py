@@ -16,7 +16,7 @@ from socket import gethostname
 import pytest
 
 from commwatch_agent.incidents.incident import EvidenceItem, Incident
-from commwatch_agent.incidents.stacks import counted, longer_at, main_thread, place_of, shares, stack_at
+from commwatch_agent.incidents.stacks import counted, longer_at, main_thread, of_trainer, place_of, shares, stack_at
 from commwatch_agent.sources.culprits import Culprits, doing, taken
 from commwatch_collectors.node.judged_activity import Activity
 from tests.agent.sources.test_stack_capture import rank_view
@@ -65,6 +65,25 @@ def test_place() -> None:
     assert place_of(STACK.replace("/home/me", "/venv/site-packages")) == "wait (threading.py:320)"
     assert place_of(STACK.replace("load (/home/me/", "noting (/run/x/commwatch/probe/")) == "<module> (train.py:120)"
     assert main_thread(STACK)[-2:] == ["load (/home/me/train.py:88)", "<module> (/home/me/train.py:120)"]
+
+
+def test_threads_of_the_trainer() -> None:
+    """Threads that the probe started are not among the stacks, however they were started; the trainer's are, also with frames of the probe in them."""
+    head = "Process 7: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
+    main = 'Thread 7 (idle): "MainThread"\n    noting (/v/site-packages/commwatch/probe/hooks.py:9)\n    <module> (/me/train.py:14)\n'
+    started = (
+        "    Thread.run (/l/python3.11/threading.py:982)\n    Thread._bootstrap (/l/python3.11/threading.py:1002)\n"
+    )
+    loader = f'Thread 9 (idle): "loader"\n    noting (/v/commwatch/wire/ring.py:9)\n    load (/me/commwatch/load.py:9)\n{started}'
+    watcher = (
+        "Thread 8 (idle)\n    loop (/v/commwatch/probe/x.py:5)\n    Watcher._main (/v/commwatch/probe/watcher.py:44)\n"
+    )
+    metrics = f'Thread 10 (idle): "commwatch-metrics"\n    wait (/l/python3.11/threading.py:320)\n    _run (/v/commwatch/api/training.py:90)\n{started}'
+    assert of_trainer(head + main + watcher + loader + metrics) == (head + main + loader).rstrip()
+    of_probe = 'Thread 7 (active): "MainThread"\n    <module> (/v/commwatch/probe/run.py:3)'
+    assert of_trainer(of_probe) == of_probe
+    assert of_trainer("") == ""
+    assert of_trainer("not as py-spy prints it") == "not as py-spy prints it"
 
 
 def test_longer_at_a_place() -> None:
@@ -199,7 +218,10 @@ def test_no_activity(incident: Incident) -> None:
 def test_stack() -> None:
     """py-spy's stack is there with its place."""
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
-    code = "import time\ndef saving():\n    print(flush=True)\n    time.sleep(1000)\nsaving()"
+    code = (
+        "import time; from commwatch.probe.watcher import Watcher; w = Watcher(lambda: w.sleep(1000)); w.start()\n"
+        "def saving():\n    print(flush=True)\n    time.sleep(1000)\nsaving()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -210,6 +232,7 @@ def test_stack() -> None:
             process.kill()
     assert items["stack"].text == "rank 3 is in saving (<string>:4)"
     assert "saving" in str(items["stack"].data["stack"])
+    assert "watcher.py" not in str(items["stack"].data["stack"])
     assert items["process"].text.startswith(f"rank 3: process {process.pid} is sleeping")
 
 
