@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from commwatch.wire import crossing, variables
 from commwatch.wire.identity import run_dir
 from commwatch_agent.config import REMOVED, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.text.nearest import nearest
 from commwatch_alerts.values import BadValue, TableOf
 
 if sys.version_info >= (3, 11):
@@ -123,8 +123,8 @@ def check_variables(env: Mapping[str, str]) -> None:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    near = nearest(name, known, "COMMWATCH_")
+    return f"did you mean {near}?" if near else f"known are {', '.join(known)}"
 
 
 def settings_file(env: Mapping[str, str], file: Path | None) -> Path | None:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from commwatch import __version__
@@ -38,6 +37,7 @@ from commwatch_agent.cli import (
     whatif,
 )
 from commwatch_agent.config import REMOVED
+from commwatch_agent.text.nearest import nearest
 from commwatch_agent.text.terminal_text import OneLine, complain, guard_output, line
 
 #: Positional arguments that take any number of values.
@@ -118,8 +118,8 @@ class _Command(_Parser):
 
 def _like(given: str, known: list[str]) -> str:
     """Return a suggestion for a word that is not known; empty if no known one looks like it."""
-    near = get_close_matches(given, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(given, known, "--")
+    return f"; did you mean {near}?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:

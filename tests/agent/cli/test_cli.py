@@ -85,6 +85,7 @@ def test_unknown_command() -> None:
         (["reprot"], "'reprot'", "report"),
         (["report", "--jsn"], "--jsn", "--json"),
         (["agent", "--colour"], "--colour", None),
+        (["whatif", "--scale", "2"], "--scale", None),
         (["run", "--nccl-debug", "inf", "--", "true"], "'inf'", "info"),
     ):
         done = commwatch(*arguments)

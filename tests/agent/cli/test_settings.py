@@ -118,6 +118,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
         ("[kinds.hangs]\nenabled = false", {}, "alerts: kinds: unknown 'hangs'; known are hang,"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
+        ("", {"COMMWATCH_SCALE": "1"}, "COMMWATCH_SCALE: no such variable; known are COMMWATCH_"),
         ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not 'much'"),
         ("", {"COMMWATCH_INSECURE": "maybe"}, "COMMWATCH_INSECURE: needs true or false, not 'maybe'"),
         ("", {"COMMWATCH_KEEP_DAYS": "week"}, "COMMWATCH_KEEP_DAYS: needs a number from 0.01 to 3650, not 'week'"),
