@@ -71,6 +71,8 @@ class Around:
     owners: Mapping[str, str] = field(default_factory=dict)
     #: Whether all sources have been looked at: otherwise a condition that is not found may still hold.
     is_settled: bool = True
+    #: Since when this agent has looked, in Unix time: before that, a condition may have held that it did not find.
+    looks_since: float = float("-inf")
 
 
 def advanced(
@@ -265,7 +267,8 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
 def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     """Return an incident that ends with its run, or that had recovered before; the agent may have been away when the run ended."""
     unseen_s = around.now - incident.last_at
-    had_ended = incident.kind in {"waiting", *STANDSTILLS} or unseen_s >= GAP_S
+    was_watched = incident.last_at >= around.looks_since
+    had_ended = incident.kind == "waiting" or (was_watched if unseen_s >= GAP_S else incident.kind in STANDSTILLS)
     if around.is_settled and had_ended and unseen_s > _LAST_LOOK_S:
         return ended(incident, incident.last_at, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)

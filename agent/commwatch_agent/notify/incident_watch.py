@@ -117,7 +117,8 @@ class IncidentWatch(Collector):
         settled = now_s - self._began_s >= SETTLED_S
         owners = {name: ", ".join(filter(None, (job.user, job.script))) for name, job in look.jobs.items()}
         ended = self._ended_runs(look, before, settled)
-        around = Around(now, ended, look.common, self._host, self.plan.instance, owners, settled)
+        since = now - (now_s - self._began_s)
+        around = Around(now, ended, look.common, self._host, self.plan.instance, owners, settled, since)
         with self._lock:
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]

@@ -215,7 +215,9 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
             (verdict,) = seen.verdicts
             assert (verdict.kind, verdict.group, verdict.ranks) == ("straggler", "world", [3])
             assert verdict.waiting == [0, 1, 2]
-            assert re.search(r"rank 3 is late in group world; in 4\.\d\d s .* (59|60|61)% of the time$", verdict.says)
+            assert re.search(
+                r"rank 3 is late in group world; in 4\.\d\d s .* (59|60|61)% of the time for it$", verdict.says
+            )
         done = commwatch("diagnose", a.url, b.url, "--json")
         assert (done.returncode, done.stderr) == (1, "")
         assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]

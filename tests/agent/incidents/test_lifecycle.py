@@ -239,7 +239,7 @@ def test_job_that_ended_while_the_agent_was_away() -> None:
     """An incident of a job whose end was not seen ends when its condition last held."""
     scene = Scene()
     scene.see(wait("hang", 1))
-    (ended,) = scene.see(after=600, ended_runs={"key"}, is_settled=False)
+    (ended,) = scene.see(after=600, ended_runs={"key"}, looks_since=T0 + 500)
     assert (ended.ended_at, ended.outcome) == (T0, "job_ended")
 
 
