@@ -165,7 +165,7 @@ def test_measured_link(asked: RunningAgent) -> None:
 def test_nothing_to_replay(asked: RunningAgent) -> None:
     """A change of what the job does not do, and a period without steps, each give a one-line error."""
     known = "whatif", "train", "--dir", asked.directory
-    assert "replication: the recorded steps have no exchange" in one_line(commwatch(*known, "--replicate"))
+    assert "replication: the job exchanges whole gradients already" in one_line(commwatch(*known, "--replicate"))
     assert "too few steps of all ranks were recorded: " in one_line(commwatch(*known, "--last", "0.1s"))
     assert "no job 'other'" in one_line(commwatch("whatif", "other", "--dir", asked.directory))
 

@@ -15,7 +15,6 @@ from commwatch.wire import events as ev
 from commwatch_agent.analysis.time_buckets import slots_of
 from commwatch_agent.ingest import step_accounting
 from commwatch_agent.ingest.step_accounting import (
-    LEAST_NEIGHBOURS,
     StepAccounting,
     StepTotals,
     comm_share,
@@ -23,6 +22,7 @@ from commwatch_agent.ingest.step_accounting import (
     of_known,
     total,
 )
+from commwatch_agent.ingest.stragglers import LEAST_PERIODS
 from commwatch_agent.model.cells import SHARE_WINDOW_NS, StepRecord
 from commwatch_agent.model.views import StepView
 from commwatch_agent.prometheus.exporter import Exporter
@@ -148,10 +148,10 @@ def test_share_needs_steps() -> None:
 
 
 def test_window() -> None:
-    """The share is that of the steps of the last minute, and at least of the last five."""
+    """The share is that of the steps of the last minute, and at least of as many as show who is late: five periods, and the two before."""
     book = stepped(*[100] * 700)
     assert 600 <= len(book.totals.recent) <= 602
-    assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_NEIGHBOURS
+    assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_PERIODS + 2
 
 
 seconds = st.integers(0, 30)

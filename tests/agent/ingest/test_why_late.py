@@ -145,7 +145,7 @@ def test_verdict() -> None:
         )
     (verdict,) = judged_now(aggregate.jobs.values(), now)
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
-    assert verdict.says.endswith(f"of the time; {verdict.why}")
+    assert verdict.says.endswith(f"of the time for it; {verdict.why}")
     assert verdict.why_code == NO_CORE
     shares = [view.core_wait_share for view in live_ranks.ranks(aggregate.jobs.values(), now)]
     assert shares == pytest.approx([0.0, 0.0, 0.8, 0.0])

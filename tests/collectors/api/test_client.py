@@ -25,6 +25,7 @@ SHARE = (2 * (5 + TRANSFER_MS) + LATE_MS) / 2 / PERIOD_MS
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """The agent of ``late_job``."""
     with late_job(tmp_path_factory.mktemp("run"), STEPS) as running:
+        wait_for(lambda: running.get("/api/v1/verdicts"), "the verdict on the late rank")
         yield running
 
 
