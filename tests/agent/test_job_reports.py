@@ -152,9 +152,8 @@ def of_nodes(job: str, advice: list[Any]) -> list[Any]:
 
 def bound(text: str) -> str:
     """A gain as it is without a replay."""
-    return re.sub(
-        r"would save (\d+%) of a step, by a replay of the recorded steps", r"would save up to \1 of a step", text
-    )
+    alike = r"would save (\d+%) of a step, by a replay of the recorded steps"
+    return re.sub(alike, r"would save up to \1 of a step", text).partition("; a replay")[0]
 
 
 def sources(advice: list[Any]) -> set[str]:

@@ -24,7 +24,7 @@ from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps
 from commwatch_agent.whatif.replay import Step, replay
 from commwatch_agent.whatif.runs import combined, measured
 
-#: Most ranks in a forecast that nobody asked for, as a multiple of those of the largest recorded run: far beyond it, nothing shows the network.
+#: Most ranks in a forecast without `--ranks`, as a multiple of those of the largest recorded run: far beyond it, nothing shows the network.
 _FORECAST_TIMES = 8
 #: About how many instructions are replayed for each number of ranks in a forecast.
 _FORECAST_MOST = 50_000
