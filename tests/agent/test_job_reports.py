@@ -143,11 +143,10 @@ def test_report(site: Site, job: str, number: int) -> None:
 
 
 def of_nodes(job: str, advice: list[Any]) -> list[Any]:
-    """Advice as several agents give it: the nodes of ``local`` share no collective by which their clocks could be compared, so gains are bounds."""
+    """Advice as several agents give it: the nodes of ``local`` share no collective by which their clocks could be compared, so gains are bounds there."""
     if job == "train":
         return advice
-    kept = [{name: each[name] for name in ("rule", "title", "because", "do", "gain")} for each in advice]
-    return [each | {"gain": bound(each["gain"])} for each in kept]
+    return [{name: each[name] for name in ("rule", "title", "because", "do")} for each in advice]
 
 
 def bound(text: str) -> str:
