@@ -77,19 +77,23 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
     Returns:
         The limit in effect, which is lower with many groups and ranks; and the parts.
     """
-    across = [(job, group_id, ranks) for job in jobs for group_id, ranks in _across(job).items()]
-    limit = max(1, min(limit, MOST_PARTS // max(1, sum(len(ranks) for _, _, ranks in across))))
+    across = [(job, groups) for job in jobs if (groups := _across(job))]
+    columns_of_all = sum(len(ranks) for _, groups in across for ranks in groups.values())
+    limit = max(1, min(limit, MOST_PARTS // max(1, columns_of_all)))
     found = []
-    for job, group_id, ranks in across:
-        join = job.joins[group_id]
-        steps = {totals.rank: _latest(totals, now_ns) for totals in job.rank_totals.values() if totals.alive}
-        marked = {totals.rank for totals in job.rank_totals.values() if totals.alive and totals.marked}
-        columns = {
-            rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], [], [], rank in marked, steps[rank])
-            for rank in ranks
-        }
-        _fill(columns, islice(join.waiting(), limit), now_ns)
-        found += [column for column in columns.values() if column.seq]
+    for job, groups in across:
+        alive = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
+        steps = {rank: _latest(totals, now_ns) for rank, totals in alive.items()}
+        for group_id, ranks in groups.items():
+            join = job.joins[group_id]
+            columns = {
+                rank: RankParts(
+                    job.id, group_id, join.size, rank, [], [], [], [], [], [], alive[rank].marked, steps[rank]
+                )
+                for rank in ranks
+            }
+            _fill(columns, islice(join.waiting(), limit), now_ns)
+            found += [column for column in columns.values() if column.seq]
     return limit, found
 
 
@@ -111,10 +115,11 @@ def _across(job: Job) -> dict[str, list[int]]:
 
 
 def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]]], now_ns: int) -> None:
+    window_ns = {rank: _window_ns(column) for rank, column in columns.items()}
     for seq, collective in waiting:
         for part in collective:
             column = columns.get(part.rank)
-            if column is not None and part.totals.owner.alive and now_ns - part.end_ns < _window_ns(column):
+            if column is not None and part.totals.owner.alive and now_ns - part.end_ns < window_ns[part.rank]:
                 column.seq.append(seq)
                 column.op.append(op_of(part)[0])
                 column.duration_s.append(round(part.duration_ns / 1e9, 7))

@@ -244,7 +244,7 @@ def test_what_a_forecast_assumes() -> None:
 
 
 def test_lateness_counts_as_compute_of_fewer_ranks() -> None:
-    """Where a rank is late, a forecast and an answer for fewer ranks say that its lateness counts as compute; where none is, nothing is said."""
+    """Where a rank is late, a forecast and an answer for fewer ranks mention that its lateness counts as compute; where none is, they do not."""
     late = study("job", model(2, late_ms=40), {})
     assert late.forecast is not None
     one = late.forecast.points[0]
