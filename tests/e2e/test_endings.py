@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, w
     indirect=["hook"],
 )
 def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
-    """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
+    """Around a job and beside it: the rank that failed first is named with how and when, around it with the exit code, beside it in a message."""
     arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
     job = preforked("ops.py", 2, *arguments)
     around = job if how else torchrun("ops.py", 2, *arguments)  # once by the launcher that people use
@@ -46,6 +47,13 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         assert (view["failed"], view["exit_code"]) == (True, None)
         assert re.fullmatch(rf"{says} at [\d:]{{8}} UTC(, first of 2)?", view["ending"])
         assert [rank["raised"] for rank in running.get("/api/v1/ranks")][1] == ("LookupError" if how else None)
+
+        def firing() -> list[dict[str, Any]]:
+            return [each for each in running.get("/api/v1/alerts")["active"] if each["state"] == "firing"]
+
+        (message,) = wait_for(firing, "the message on the loss that ended the job")
+        assert (message["name"], message["labels"]["rank"], message["labels"]["job_id"]) == ("RankLost", "1", "crashed")
+        assert re.match(says, message["annotations"]["cause"])
 
 
 @BOTH_HOOKS

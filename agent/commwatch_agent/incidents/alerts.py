@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from commwatch_agent.incidents.incident import AlertState, Incident
+from commwatch_agent.incidents.incident import JOB_ENDED, AlertState, Incident
 from commwatch_agent.model.api_views import AlertView
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
@@ -42,12 +42,16 @@ def alert_view(alert: Alert) -> AlertView:
 
 
 def is_explained(incident: Incident, by_id: Mapping[str, Incident]) -> bool:
-    """Return whether an open incident with an alert that is at least as severe explains this one: a message on that is enough."""
+    """Return whether an incident with an alert that is at least as severe explains this one: a message on that is enough.
+
+    That incident is open, or both ended with their job.
+    """
     cause = by_id.get(incident.consequence_of or "")
-    if cause is None or cause.ended_at is not None:
+    if cause is None or (cause.ended_at is not None and incident.ended_at is None):
         return False
     return any(
-        each.state == FIRING and SEVERITIES.index(each.labels["severity"]) >= SEVERITIES.index(incident.severity)
+        (each.state == FIRING or (each.state == RESOLVED and cause.outcome == JOB_ENDED))
+        and SEVERITIES.index(each.labels["severity"]) >= SEVERITIES.index(incident.severity)
         for each in alerts_of(cause)
     )
 

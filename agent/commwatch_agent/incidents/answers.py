@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from commwatch_agent.analysis.advice_facts import Whys
@@ -42,6 +42,8 @@ class IncidentView:
     seen_at: float
     last_at: float
     ended_at: float | None
+    #: Whether it has not ended, and its condition was found in the last 15 s; an alert may fire on for longer.
+    holds: bool = field(default=True, kw_only=True)
     #: ``recovered`` or ``job_ended``; ``None``: it has not ended.
     outcome: str | None
     #: Rank seconds lost so far, and the share of the time (0 to 1) while it lasted.
@@ -80,7 +82,7 @@ def details_of(incident: Incident) -> IncidentDetails:
 
 
 def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
-    found = {field.name: getattr(incident, field.name) for field in fields(kind) if hasattr(incident, field.name)}
+    found = {each.name: getattr(incident, each.name) for each in fields(kind) if hasattr(incident, each.name)}
     about = incident.kind, incident.cause, incident.job_id, incident.evidence
     found |= {
         "title": title(incident.kind, incident.ranks),

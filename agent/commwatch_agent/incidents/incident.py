@@ -17,6 +17,8 @@ WAITED_FOR = frozenset({*ONE_WAIT, "waiting", "init_incomplete"})
 LOST = frozenset({"dead", "gone"})
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost", "slow_link"}
+#: Kinds that are of one moment.
+MOMENTS = frozenset({"rank_lost"})
 #: While one of these lasts, ranks wait for a known reason, and not because their work is uneven.
 REASONS_TO_WAIT = OF_RANKS - {"corruption"}
 
@@ -121,6 +123,8 @@ class Incident:
     ended_at: float | None = None
     #: ``RECOVERED`` or ``JOB_ENDED``.
     outcome: str | None = None
+    #: Whether it is open and its condition was found lately.
+    holds: bool = True
     #: Number of earlier incidents with the same run, kind and subject.
     number: int = 0
     cause: str = ""

@@ -14,6 +14,7 @@ from typing import Any
 from commwatch_agent.incidents.incident import (
     JOB_ENDED,
     LOST,
+    MOMENTS,
     ONE_WAIT,
     RECOVERED,
     STANDSTILLS,
@@ -25,7 +26,7 @@ from commwatch_agent.incidents.incident import (
 )
 from commwatch_agent.incidents.words import what_to_do
 from commwatch_agent.text.units import IN_TEXTS
-from commwatch_alerts.model import SEVERITIES, Kind, Rule
+from commwatch_alerts.model import INFO, SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
 from commwatch_collectors.spans import ranks as named
 
@@ -35,6 +36,8 @@ COMES_BACK_S = 60.0
 GAP_S = 15.0
 #: A standstill that was not found for so long before the end of its run had ended before: looks are a second apart.
 _LAST_LOOK_S = 3.0
+#: A loss that ended its job so many seconds ago is no news: the agent did not run then.
+_NEWS_S = 300.0
 #: Most items of evidence, and most alerts, of an incident.
 MOST_EVIDENCE, MOST_ALERTS = 24, 16
 #: Begins that differ by less are the same: each look measures an age again.
@@ -112,7 +115,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     if known is not None and known.ended_at is not None:
         is_another = _is_another(conditions, known, around.now)
         if run_is_over and not is_another:
-            return known
+            return _over(known, table, around.now)
         if around.now - known.ended_at <= COMES_BACK_S and not is_another:
             known = replace(known, state="open", ended_at=None, outcome=None)
     incident = (
@@ -184,7 +187,7 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
     cost = known.cost_rank_s
     if condition.idle_ranks is not None:
         cost = (cost or 0.0) + condition.idle_ranks * _passed_s(known, condition, around.now)
-    known = replace(known, last_at=around.now, cost_rank_s=cost, job_id=condition.job_id)
+    known = replace(known, last_at=around.now, holds=True, cost_rank_s=cost, job_id=condition.job_id)
     if _rank_of(condition.kind) < _rank_of(known.kind) or _is_later(condition, known):  # what was known stays true
         return known
     facts = _facts(condition, around)
@@ -247,7 +250,7 @@ def _severity(incident: Incident, alerts: Iterable[AlertState], otherwise: str) 
 def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None:
     """Return an incident of which no condition holds; ``None``: it is dropped."""
     if incident.ended_at is not None:
-        return incident
+        return _over(incident, table, around.now)
     if (incident.run or incident.job_id) in around.ended_runs:
         return None if incident.state == "pending" else _ended_with_its_run(incident, around)
     if not around.is_settled:
@@ -259,9 +262,10 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     alerts = tuple(_without(incident.alerts, rules, around.now))
     firing = any(each.fired_at is not None and each.resolved_at is None for each in alerts)
     ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
-    if around.now - incident.last_at >= ends_after_s and not firing:
+    unseen_s = around.now - incident.last_at
+    if unseen_s >= ends_after_s and not firing:
         return ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
-    return replace(incident, alerts=alerts)
+    return replace(incident, alerts=alerts, holds=unseen_s < GAP_S)
 
 
 def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
@@ -275,13 +279,25 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
 
 
 def ended(incident: Incident, at: float, outcome: str) -> Incident:
-    """Return an incident that ends, and its alerts with it."""
+    """Return an incident that ends, and its alerts with it; those of a loss that ended its job fire on for a while (``_over``)."""
+    fires_on = outcome == JOB_ENDED and incident.kind in MOMENTS
     alerts = tuple(
-        replace(each, resolved_at=max(at, each.seen_at)) if each.resolved_at is None else each
+        replace(each, resolved_at=max(at, each.seen_at)) if each.resolved_at is None and not fires_on else each
         for each in incident.alerts
         if each.fired_at is not None
     )
-    return replace(incident, state="ended", ended_at=max(at, incident.began_at), outcome=outcome, alerts=alerts)
+    ended_at = max(at, incident.began_at)
+    return replace(incident, state="ended", holds=False, ended_at=ended_at, outcome=outcome, alerts=alerts)
+
+
+def _over(incident: Incident, table: Table, now: float) -> Incident:
+    """Return an ended incident; its last alerts end once they have fired for so long that Alertmanager has grouped and sent them."""
+    kind = table.kinds.get(incident.kind)
+    since_s = now - (incident.ended_at or now)
+    if since_s < (0.0 if kind is None else kind.ends_after_s):
+        return incident
+    alerts = (each if each.resolved_at is not None else replace(each, resolved_at=now) for each in incident.alerts)
+    return replace(incident, alerts=tuple(alerts))
 
 
 # -- alerts ----------------------------------------------------------------------------------------
@@ -331,7 +347,14 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
     """Return the state of an alert whose condition holds."""
     state = AlertState(rule.name, rule.severity, around.now) if known is None else known
     labels = labels_of(condition, rule, around)
-    fires = state.fired_at is None and around.now - state.active_at >= rule.for_s
+    # Nothing can change a loss that has ended its job.
+    is_final = (
+        condition.kind in MOMENTS
+        and rule.severity != INFO
+        and (condition.run or condition.job_id) in around.ended_runs
+        and around.now - condition.began_at < _NEWS_S
+    )
+    fires = state.fired_at is None and (is_final or around.now - state.active_at >= rule.for_s)
     texts = {
         name: render(text, labels, condition.value, condition.numbers, IN_TEXTS)
         for name, text in (("summary", rule.summary), ("description", rule.description))

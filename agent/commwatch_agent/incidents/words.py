@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from commwatch_agent.incidents.incident import JOB_ENDED, EvidenceItem
+from commwatch_agent.incidents.incident import JOB_ENDED, MOMENTS, EvidenceItem
 from commwatch_agent.text.units import seconds, time_of_day
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
-
-#: Kinds that are of one moment.
-_MOMENTS = frozenset({"rank_lost"})
 
 
 class Timed(Protocol):
@@ -25,6 +22,8 @@ class Timed(Protocol):
     def last_at(self) -> float: ...
     @property
     def ended_at(self) -> float | None: ...
+    @property
+    def holds(self) -> bool: ...
     @property
     def outcome(self) -> str | None: ...
     @property
@@ -49,9 +48,11 @@ def lasted_s(incident: Timed) -> float:
 
 def when(incident: Timed) -> str:
     """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until the job ended``; the loss of a rank is of one moment."""
-    if incident.kind in _MOMENTS:
+    if incident.kind in MOMENTS:
         return f"at {time_of_day(incident.began_at)}"
     since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
+    if incident.ended_at is None and not incident.holds:
+        return f"since {since}, for {lasted}; not seen since {time_of_day(incident.last_at)}"
     if incident.ended_at is None:
         return f"since {since}{f', for {lasted} so far' if lasted_s(incident) >= 1 else ''}"
     return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"

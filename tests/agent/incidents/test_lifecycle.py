@@ -38,7 +38,7 @@ RULES = {
         rule("Share", "comm_bound", 300, 300, INFO, variant="quiet", above=0.3),
         rule("ShareCritical", "comm_bound", 600, 300, CRITICAL, above=0.5),
     ],
-    "rank_lost": [rule("Lost", "rank_lost", 60, 0)],
+    "rank_lost": [rule("Lost", "rank_lost", 60, 0), rule("Lost", "rank_lost", 60, 0, INFO, variant="all")],
 }
 TABLE = Table({kind.name: kind for kind in KINDS}, RULES, runbook_url="http://agent/runbook#{}".format)
 
@@ -211,13 +211,15 @@ def test_pending_ones_are_forgotten() -> None:
 
 
 def test_alert_stays_for_a_while() -> None:
-    """An alert fires on for ``keep_firing_for``, and its incident is open for as long."""
+    """An alert fires on for ``keep_firing_for``, and its incident is open for as long, but no longer holds."""
     scene = Scene()
-    scene.last(wait("hang", 1), for_s=40)
-    assert fired(scene.last(for_s=119)[0]) == [("Hang", CRITICAL)]
+    (found,) = scene.last(wait("hang", 1), for_s=40)
+    assert [one.holds for one in (found, *scene.see(after=GAP_S - 1), *scene.see(after=1))] == [True, True, False]
+    assert [one.holds for one in (*scene.see(wait("hang", 1)), *scene.see(after=GAP_S))] == [True, False]
+    assert fired(scene.last(for_s=104)[0]) == [("Hang", CRITICAL)]
     (ended,) = scene.see(after=1)
-    assert (ended.state, ended.ended_at) == ("ended", T0 + 40)
-    assert [each.resolved_at for each in ended.alerts] == [T0 + 160]
+    assert (ended.state, ended.holds, ended.ended_at) == ("ended", False, T0 + 55)
+    assert [each.resolved_at for each in ended.alerts] == [T0 + 175]
 
 
 def test_ends_with_the_job() -> None:
@@ -233,6 +235,30 @@ def test_ends_with_the_job() -> None:
     assert found["hang"].alerts[0].resolved_at == T0 + 40
     assert scene.last(lost, for_s=300, ended_runs={"key"}) == scene.known
     assert all(each.state == "ended" for each in scene.known)
+
+
+def test_loss_that_ends_the_job() -> None:
+    """The alert of a loss that ended its job fires at once, and for as long as its kind lasts; that of a loss for information or of long ago does not."""
+    over: Any = {"ended_runs": {"key"}}
+
+    def lost(ago_s: float, **about: Any) -> Condition:
+        return Condition("rank_lost", ("1",), "died", T0 - ago_s, "train", "key", ranks=(1,), **about)
+
+    scene = Scene()
+    (first,) = scene.see(lost(2))
+    assert fired(first) == []
+    (ended,) = scene.see(lost(2), after=1, **over)
+    assert (ended.state, fired(ended)) == ("ended", [("Lost", WARNING)])
+    assert fired(scene.last(lost(2), for_s=30, **over)[0]) == [("Lost", WARNING)]
+    assert fired(scene.last(for_s=29, **over)[0]) == [("Lost", WARNING)]
+    (past,) = scene.see(lost(2), after=1, **over)
+    assert (fired(past), [each.resolved_at for each in past.alerts]) == ([], [T0 + 61])
+    assert scene.last(lost(2), for_s=30, **over) == [past]
+    (found_afterwards,) = Scene().see(lost(2), **over)
+    assert (found_afterwards.state, fired(found_afterwards)) == ("ended", [("Lost", WARNING)])
+    for quiet in (lost(3600), lost(2, variant="all")):
+        (one,) = Scene().see(quiet, **over)
+        assert (one.state, one.alerts) == ("ended", ())
 
 
 def test_job_that_ended_while_the_agent_was_away() -> None:

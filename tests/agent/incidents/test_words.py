@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceIte
 from commwatch_agent.incidents.words import cost, stack, title, what_to_do, when
 from commwatch_agent.report.incident_page import incident_page
 from commwatch_agent.report.what_happened import happened, lines
+from commwatch_agent.text.units import time_of_day
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.remedies import TITLES, remedy
 from tests.agent.commands.test_diagnosis import ENDED as JOB
@@ -67,8 +69,10 @@ def test_late_for_a_reason() -> None:
 
 
 def test_when_and_cost() -> None:
-    """An open incident has the time so far; an ended one its length, and whether its job ended with it; no cost is no text."""
+    """An open incident has the time so far, or since when it was not seen; an ended one its length, and whether its job ended with it; no cost is no text."""
     assert when(incident()).endswith(", for 60.0 s so far")
+    unseen = when(replace(incident(), holds=False))
+    assert unseen.partition(", ")[2] == f"for 60.0 s; not seen since {time_of_day(AT + 60)}"
     assert when(incident(ended_at=AT + 30, outcome=RECOVERED)).endswith(", for 30.0 s")
     assert when(incident(ended_at=AT + 30, outcome=JOB_ENDED)).endswith(", until the job ended")
     assert (cost(incident()), cost(incident(cost_rank_s=240.0))) == ("", "4m00s of rank time")

@@ -58,9 +58,10 @@ function itemOf(incident, depth, alerts) {
 }
 
 // As in agent/commwatch_agent/incidents/words.py.
-function when({ kind, began_at: began, last_at: last, ended_at: ended, outcome }) {
+function when({ kind, began_at: began, last_at: last, ended_at: ended, outcome, holds }) {
   if (kind === "rank_lost") return `at ${timeOrDate(began)}`;
   const lasted = seconds(Math.max(0, (ended ?? last) - began));
+  if (ended === null && holds === false) return `since ${timeOrDate(began)}, for ${lasted}; not seen since ${timeOrDate(last)}`;
   if (ended === null) return `since ${timeOrDate(began)}${last - began < 1 ? "" : `, for ${lasted} so far`}`;
   return `${timeOrDate(began)}, for ${lasted}${outcome === "job_ended" ? ", until the job ended" : ""}`;
 }
