@@ -66,7 +66,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
         seen = diagnose.ask(urls, job, keys)
     except diagnose.CannotDiagnose as error:
         if named:
-            raise
+            raise diagnose.CannotDiagnose(f"{error}{_no_jobs(named)}") from None
         seen = _stored(config, job, command, error if urls or job is None else None)
     now = time.time()
     found, taken = diagnosis.doubts(seen, now), _taken(seen)
@@ -92,6 +92,12 @@ def _job_and_agents(config: Config, arguments: argparse.Namespace, keys: Keys) -
     if len(jobs) > 1:
         raise UsageError(f"one job at a time; these are jobs: {', '.join(sorted(jobs))}")
     return next(iter(jobs), None), [name for name in arguments.agents if name not in known]
+
+
+def _no_jobs(named: list[str]) -> str:
+    """Return that names which may be those of jobs are none, for people who mistyped one."""
+    words = [f"'{name}'" for name in named if not set(name) & set(".:/")]
+    return f"; no job {' or '.join(words)} is known here: `commwatch jobs` lists them" if words else ""
 
 
 def _stored(config: Config, job: str | None, command: str, error: UsageError | None) -> Diagnosis:

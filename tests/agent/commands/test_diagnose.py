@@ -275,4 +275,11 @@ def test_job_or_address(tmp_path: Path) -> None:
     assert none.stderr.endswith("` shows what happened\n")
     unknown = commwatch("diagnose", "--job", "node3", "--dir", tmp_path)
     assert (unknown.returncode, "no job 'node3' in " in unknown.stderr) == (2, True)
-    assert "node3" in commwatch("diagnose", "http://node3.invalid:1", "--dir", tmp_path).stderr
+    for name, ends in (
+        ("http://node3.invalid:1", ""),
+        ("node3", "; no job 'node3' is known here: `commwatch jobs` lists them"),
+    ):
+        unknown = commwatch("diagnose", name, "--dir", tmp_path)
+        assert (unknown.returncode, "node3" in unknown.stderr) == (2, True)
+        assert unknown.stderr.endswith(f"{ends}\n")
+        assert ("commwatch jobs" in unknown.stderr) == bool(ends)
