@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from commwatch.wire.addresses import DNS, BadAddress, url_of
 from commwatch_agent.deploy.kubernetes import relabelings
 from commwatch_alerts.catalogue import Catalogue
-from commwatch_alerts.export import dumped, prometheus
+from commwatch_alerts.export import RUNBOOK_URL, dumped, prometheus
 
 #: The files, by the word for each.
 FILES = {"scrape": "prometheus.yml", "rules": "commwatch.rules.yaml", "alertmanager": "alertmanager.yml"}
@@ -39,25 +39,29 @@ class Scrape:
     server_name: str | None = None
 
 
-def files(scrape: Scrape, alertmanager: str, catalogue: Catalogue, runbook_url: str) -> dict[str, str]:
+def files(scrape: Scrape, alertmanager: str, catalogue: Catalogue, runbook_url: str | None) -> dict[str, str]:
     """Return the text of each of ``FILES``.
 
     Args:
         alertmanager: host and port of Alertmanager.
+        runbook_url: of the runbook; ``None``: the first agent with an address serves it.
 
     Raises:
         BadAddress: an agent's address is wrong, or some agents use TLS and others do not.
     """
+    job = _job(scrape)
+    named = [target for each in job.get("static_configs", ()) for target in each["targets"]]
+    served = f"{job.get('scheme', 'http')}://{named[0]}/runbook" if named else RUNBOOK_URL
     whole = {
         "global": {"evaluation_interval": f"{scrape.interval_s}s"},
         "rule_files": [FILES["rules"]],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
-        "scrape_configs": [_job(scrape)],
+        "scrape_configs": [job],
     }
     sample = resources.files("commwatch_alerts").joinpath("alertmanager.yml").read_text(encoding="utf-8")
     return {
         "scrape": _HEAD + dumped(whole),
-        "rules": prometheus(catalogue, runbook_url),
+        "rules": prometheus(catalogue, runbook_url or served),
         "alertmanager": sample,
     }
 

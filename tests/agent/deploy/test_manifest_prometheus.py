@@ -178,6 +178,21 @@ def test_prints_all() -> None:
     assert printed.partition("\n")[2] == exported_rules(rules, "https://example.com/r")
 
 
+@pytest.mark.parametrize(
+    ("agents", "runbook"),
+    [
+        (["dns+agents.example.com:9477", "node1", "node2"], "http://node1:9477/runbook#"),
+        (["https://node1:9478"], "https://node1:9478/runbook#"),
+        (["/etc/agents.json"], "http://localhost:9477/runbook#"),
+    ],
+)
+def test_runbook(agents: list[str], runbook: str) -> None:
+    """Alerts link to the runbook of the first agent that is named, which people can reach, and not to one of Prometheus' host."""
+    printed = commwatch("manifest", "prometheus", "--only", "rules", *agents).stdout
+    urls = set(re.findall(r"runbook_url: *(\S+#)", printed))
+    assert urls == {runbook}
+
+
 def test_edited_files(tmp_path: Path) -> None:
     """A file that the user has edited is replaced only on request, and then as a whole."""
     made = written(tmp_path, "node1")

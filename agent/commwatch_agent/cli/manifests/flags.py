@@ -30,11 +30,9 @@ def add_node_label(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_runbook_url(command: argparse.ArgumentParser) -> None:
+def add_runbook_url(command: argparse.ArgumentParser, served_by: str = "an agent on this host") -> None:
     """Add the flag for the runbook that alerts link to."""
-    command.add_argument(
-        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
-    )
+    command.add_argument("--runbook-url", metavar="URL", help=f"URL of the runbook (default: that of {served_by})")
 
 
 def node_labels(given: list[str]) -> dict[str, str]:

@@ -58,7 +58,7 @@ def add_parser(verbs: Any) -> None:
         metavar="HOST:PORT",
         help="Alertmanager for Prometheus (default: localhost:9093)",
     )
-    add_runbook_url(manifest)
+    add_runbook_url(manifest, "the first agent that is named")
     manifest.add_argument("--only", choices=_PARTS, help="print only this part")
     manifest.add_argument("--out", type=Path, metavar="DIR", help="write the files into this folder")
     manifest.add_argument("--force", action="store_true", help="also replace files there that have another content")
@@ -68,7 +68,6 @@ def add_parser(verbs: Any) -> None:
 def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.deploy.prometheus import FILES, Scrape, files
     from commwatch_agent.notify.alert_rules import catalogue
-    from commwatch_alerts.export import RUNBOOK_URL
 
     check_utf8(
         arguments, "namespace", "server_name", "alertmanager", "runbook_url", "token_file", "ca_file", "client_cert"
@@ -87,7 +86,7 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
         server_name=arguments.server_name,
         **{name: str(file) for name, file in given.items() if file is not None},
     )
-    made = files(scrape, arguments.alertmanager, catalogue(config), arguments.runbook_url or RUNBOOK_URL)
+    made = files(scrape, arguments.alertmanager, catalogue(config), arguments.runbook_url)
     chosen = {FILES[part]: text for part, text in made.items() if part == arguments.only or not arguments.only}
     if arguments.out is None:
         print("---\n".join(f"# {name}\n{text}" for name, text in chosen.items()), end="")
