@@ -82,7 +82,10 @@ def test_text_after_the_title() -> None:
     assert said["text"].count("read the end of that rank's log") == 0
     over = replace(lost, state=RESOLVED)
     assert payload.title(Batch((over,), ())).startswith("[RESOLVED] Rank 3 of job train-7b died")
+    assert payload.description(over).endswith(about["where"])
     assert "Use less memory" not in payload.description(over)
+    ended = replace(over, annotations={**about, "outcome": "Recovered after 67.5 s."})
+    assert payload.description(ended) == f"Recovered after 67.5 s. {about['where']}"
 
 
 def test_sample_for_alertmanager() -> None:

@@ -6,17 +6,20 @@ import math
 from collections.abc import Iterator, Mapping
 
 from commwatch_agent.incidents.incident import JOB_ENDED, AlertState, Incident
+from commwatch_agent.incidents.words import end
 from commwatch_agent.model.api_views import AlertView
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
 
 def alerts_of(incident: Incident) -> Iterator[Alert]:
-    """Yield the alerts of an incident."""
+    """Yield the alerts of an incident; those that are over have its end as the annotation ``outcome``."""
+    outcome = end(incident)
     for each in incident.alerts:
+        over = {"outcome": outcome} if outcome and each.resolved_at is not None else {}
         yield Alert(
             name=each.name,
             labels=each.labels,
-            annotations=each.annotations,
+            annotations={**each.annotations, **over},
             value=each.value,
             state=_state(each),
             active_at=each.active_at,

@@ -58,6 +58,17 @@ def when(incident: Timed) -> str:
     return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"
 
 
+def end(incident: Timed) -> str:
+    """Return how an incident ended, as ``Recovered after 67.5 s.``; empty: it has not ended."""
+    if incident.ended_at is None:
+        return ""
+    if incident.outcome != JOB_ENDED:
+        return f"Recovered after {seconds(lasted_s(incident))}."
+    if incident.kind in MOMENTS:
+        return "The job has ended; it did not recover."
+    return f"The job ended {seconds(lasted_s(incident))} later; it did not recover."
+
+
 def cost(incident: Timed) -> str:
     """Return what an incident costs, as ``4m00s of rank time``; empty: not known."""
     return f"{seconds(incident.cost_rank_s)} of rank time" if incident.cost_rank_s else ""

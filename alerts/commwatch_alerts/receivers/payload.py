@@ -110,11 +110,12 @@ def summary(alert: Alert) -> str:
 
 
 def description(alert: Alert) -> str:
-    """Return whom the alert is about, what to do unless it is over, and its description, in one line; empty: nothing.
+    """Return whom the alert is about, what to do, and its description, in one line; of one that is over, how it ended; empty: nothing.
 
     Names may have line breaks.
     """
-    shown = ("where", "description") if alert.state == RESOLVED else ("where", "remedy", "description")
+    end = ("outcome",) if alert.annotations.get("outcome") else ("description",)  # what it describes is over
+    shown = (*end, "where") if alert.state == RESOLVED else ("where", "remedy", "description")
     parts = (alert.annotations.get(name, "") for name in shown)
     return printable(" ".join(filter(None, parts)))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from commwatch_agent.commands.diagnosis import Diagnosis, text
 from commwatch_agent.incidents.answers import details_of, view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
-from commwatch_agent.incidents.words import cost, stack, title, what_to_do, when
+from commwatch_agent.incidents.words import cost, end, stack, title, what_to_do, when
 from commwatch_agent.report.incident_page import incident_page
 from commwatch_agent.report.what_happened import happened, lines
 from commwatch_agent.text.units import time_of_day
@@ -75,6 +76,13 @@ def test_when_and_cost() -> None:
     assert unseen.partition(", ")[2] == f"for 60.0 s; not seen since {time_of_day(AT + 60)}"
     assert when(incident(ended_at=AT + 30, outcome=RECOVERED)).endswith(", for 30.0 s")
     assert when(incident(ended_at=AT + 30, outcome=JOB_ENDED)).endswith(", until the job ended")
+    assert [end(each) for each in (incident(), incident(ended_at=AT + 30, outcome=RECOVERED))] == [
+        "",
+        "Recovered after 30.0 s.",
+    ]
+    over: Any = {"ended_at": AT + 30, "outcome": JOB_ENDED}
+    assert end(incident(**over)) == "The job ended 30.0 s later; it did not recover."
+    assert end(incident("rank_lost", "died", **over)) == "The job has ended; it did not recover."
     assert (cost(incident()), cost(incident(cost_rank_s=240.0))) == ("", "4m00s of rank time")
 
 
