@@ -64,7 +64,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--user",
         dest=AS_USER,
         metavar="NAME",
-        help="for root: check as this user, as which a unit runs the agent, with the secrets of receivers in files, and only with "
+        help="for root: check as this user, as which a unit runs the agent, and only with "
         "folders that the settings name (default: as the user who runs the command)",
     )
     check.set_defaults(command=_check)
@@ -160,7 +160,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
     else:  # the service manager makes the folders that the settings do not name
         named = explained(os.environ, arguments.config, **flags_of(arguments))[1]
         check(config, os.environ, [name for name in FOLDERS if name in named])
-        _check_secrets(config)
+    _check_secrets(config)
     file = settings_file(os.environ, arguments.config)
     print(
         f"the settings are valid: {line(str(file)) if file is not None else 'no settings file; flags, variables and defaults'}"
@@ -169,17 +169,11 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _check_secrets(config: Config) -> None:
-    """Read the files with secrets of receivers; raise ``ConfigError`` for one that cannot be used."""
-    from commwatch_alerts.receivers.sending import CannotSend
+    """Read the files with secrets of receivers; raise ``ConfigError`` for one that cannot be used. Variables may be those of the agent only."""
+    from commwatch_agent.notify.delivery_setup import unusable_secrets
 
-    for receiver in config.receivers:
-        for secret in receiver.secrets:
-            if secret.file is None:
-                continue
-            try:
-                secret.read()
-            except CannotSend as error:
-                raise ConfigError(f"receiver {receiver.name}: {error}") from None
+    for trouble in unusable_secrets(config.receivers, variables=False):
+        raise ConfigError(trouble)
 
 
 def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOLDERS) -> None:

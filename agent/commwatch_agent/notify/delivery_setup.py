@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, AI_NUMERICHOST, SOCK_DGRAM, getaddrinfo, gethostname, socket
 
 from commwatch_agent.config import Config
+from commwatch_agent.runtime.agent_log import about
 from commwatch_alerts.delivery import Delivery
 from commwatch_alerts.kept import KeptFile
 from commwatch_alerts.receivers.opening import receivers
+from commwatch_alerts.receivers.sending import CannotSend
+from commwatch_alerts.receivers.settings import ReceiverConfig
 from commwatch_collectors.registry import Reading
+
+log = logging.getLogger("commwatch")
 
 
 def delivery_of(config: Config, agent_url: str) -> Delivery:
@@ -19,7 +26,25 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
     Args:
         agent_url: base URL of the agent, for links in notifications.
     """
+    warn_of_secrets(config.receivers)
     return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.sent_alerts))
+
+
+def unusable_secrets(asked: Iterable[ReceiverConfig], *, variables: bool) -> Iterator[str]:
+    """Yield the receivers with a secret that cannot be read now, and why; ``variables``: also look at those in environment variables."""
+    for receiver in asked:
+        for secret in receiver.secrets:
+            try:
+                if variables or secret.file is not None:
+                    secret.read()
+            except CannotSend as error:
+                yield f"receiver {receiver.name}: {error}"
+
+
+def warn_of_secrets(asked: Iterable[ReceiverConfig]) -> None:
+    """Log the receivers to which no alert can be sent as things are; a secret is read at each use, so it may still come."""
+    for trouble in unusable_secrets(asked, variables=True):
+        log.warning("%s; no alert is sent there until it can be read", trouble, **about("no_secret"))
 
 
 def address_of(config: Config, port: int) -> str:

@@ -142,6 +142,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of commwatch"),
         ("host = '0.0.0.0'", {}, "host 0.0.0.0 can be reached from other machines"),
         ("tls_cert = '/no/cert'\ntls_key = '/no/key'", {}, "tls_cert /no/cert, tls_key /no/key: No such file"),
+        ("[[receivers]]\nkind = 'slack'\nurl_file = '/no/url'", {}, "receiver slack: url_file = /no/url: No such file"),
         ("token_file = '/no/token'", {}, "/no/token"), ("ca_file = '/no/ca'", {}, "ca_file /no/ca: No such file"),
         ("", {"COMMWATCH_CLIENT_CERT": "/no/cert"}, "client_cert /no/cert: No such file"),
     ],
@@ -180,7 +181,9 @@ def test_flags_are_shown() -> None:
 def test_right(tmp_path: Path) -> None:
     """What is right passes: the probe's variables, those that Kubernetes makes of a Service, and an empty environment."""
     file = tmp_path / "some.toml"
-    file.write_text(f"insecure = true\n{EVERYTHING}")
+    secret = tmp_path / "slack"
+    secret.write_text("https://chat.example.com/x")
+    file.write_text(f"insecure = true\n{EVERYTHING}".replace("/etc/slack", str(secret)))
     probe = {
         "COMMWATCH": "1",
         "COMMWATCH_JOB": "j",
