@@ -15,6 +15,8 @@ STANDSTILLS = frozenset({*ONE_WAIT, "desync", "init_incomplete"})
 WAITED_FOR = frozenset({*ONE_WAIT, "waiting", "init_incomplete"})
 #: Causes of a wait by which its culprit is lost.
 LOST = frozenset({"dead", "gone"})
+#: Variant of a wait for ranks that Ctrl-C has ended: it is no fault, and what was known of the wait before stays.
+BY_CTRL_C = "interrupted"
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost", "slow_link"}
 #: Kinds that are of one moment.

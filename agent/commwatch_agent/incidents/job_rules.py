@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import fmean
 
 from commwatch.wire import events as ev
@@ -11,7 +12,7 @@ from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.verdicts import Verdict, by_job
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
-from commwatch_agent.incidents.incident import STANDSTILLS, Condition, EvidenceItem
+from commwatch_agent.incidents.incident import BY_CTRL_C, LOST, STANDSTILLS, Condition, EvidenceItem
 from commwatch_agent.incidents.verdict_views import details_of, subject
 from commwatch_agent.model.endings import DIED, INTERRUPTED, Ending, first_to_fail
 from commwatch_agent.model.views import Failed, GroupView, RankView
@@ -40,13 +41,16 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
     """
     sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
     known = [each for each in evidence.verdicts if each.job_id in evidence.jobs]
+    interrupted = {(view.job_id, view.rank) for view in evidence.ranks if view.raised == INTERRUPTED}
     for verdict in sorted(_without_echoes(known), key=lambda each: -(each.cost_share or 0.0)):
         size = sizes.get((verdict.job_id, verdict.group_id))
         job = evidence.jobs[verdict.job_id]
         is_whole = len({*verdict.ranks, *verdict.waiting}) == size
         if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S and not is_whole and not job.ended:
             continue
-        yield _condition(verdict, job, size, evidence.now)
+        condition = _condition(verdict, job, size, evidence.now)
+        by_ctrl_c = verdict.cause in LOST and any((verdict.job_id, rank) in interrupted for rank in verdict.ranks)
+        yield replace(condition, variant=BY_CTRL_C, evidence=()) if by_ctrl_c else condition
 
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:

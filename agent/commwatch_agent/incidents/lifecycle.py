@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commwatch_agent.incidents.incident import (
+    BY_CTRL_C,
     JOB_ENDED,
     LOST,
     MOMENTS,
@@ -110,6 +111,10 @@ def advanced(
 
 def _seen(known: Incident | None, conditions: list[Condition], table: Table, around: Around) -> Incident | None:
     """Return an incident whose conditions hold; ``None``: its run ended before it was open."""
+    if known is None or known.ended_at is not None:
+        conditions = [each for each in conditions if each.variant != BY_CTRL_C]
+        if not conditions:
+            return known and _over(known, table, around.now)
     main = max(conditions, key=lambda each: _weight(each, table))
     run_is_over = (main.run or main.job_id) in around.ended_runs
     if known is not None and known.ended_at is not None:
@@ -207,7 +212,12 @@ def _passed_s(known: Incident, condition: Condition, now: float) -> float:
 
 
 def _is_later(condition: Condition, known: Incident) -> bool:
-    """Return whether ranks were lost after a wait was known: those that waited, or the culprit of a hang; their loss is an incident of its own."""
+    """Return whether ranks were lost after a wait was known: those that waited, or the culprit of a hang; their loss is an incident of its own.
+
+    Ranks that Ctrl-C ended say nothing of the wait.
+    """
+    if condition.variant == BY_CTRL_C:
+        return True
     if condition.cause not in LOST or not known.ranks:
         return False
     had_hung = known.kind == "hang" and known.cause not in LOST

@@ -51,6 +51,17 @@ def test_of_a_verdict() -> None:
     assert [(item.source, item.text) for item in one.evidence] == [("probe", HANG.says)]
 
 
+@pytest.mark.parametrize(("cause", "raised", "variant"), [
+    ("gone", "KeyboardInterrupt", "interrupted"), ("gone", "ValueError", ""), ("gone", None, ""), ("not_joined", "KeyboardInterrupt", ""),
+])  # fmt: skip
+def test_of_a_rank_that_was_interrupted(cause: str, raised: str | None, variant: str) -> None:
+    """A wait for a rank that Ctrl-C ended is marked, and no alert of the table holds for it."""
+    evidence = Evidence(NOW, JOBS, [replace(HANG, cause=cause)], [rank(1, "ended", raised=raised)], [GROUP])
+    (one,) = of_verdicts(evidence)
+    assert one.variant == variant
+    assert any(rule.holds(one.variant, 600.0) for rule in TABLE.rows["hang"]) == (not variant)
+
+
 @pytest.mark.parametrize(
     ("verdict", "says"),
     [

@@ -142,6 +142,19 @@ def test_ranks_that_are_lost_in_a_wait(before: tuple[str, str, int], after: int,
     assert found.last_at == scene.now
 
 
+def test_interrupted_in_a_wait() -> None:
+    """Ctrl-C, which ends one rank before another one, makes no wait, and changes nothing that was known of one."""
+    over = wait("hang", 1, cause="gone", variant="interrupted")
+    scene = Scene()
+    assert scene.see(over) == []
+    (stall,) = scene.last(wait("stalled", 1, cause="not_joined"), for_s=3)
+    (found,) = scene.see(over, after=1)
+    assert (found.id, found.kind, found.cause, found.last_at) == (stall.id, "stalled", "not_joined", scene.now)
+    (ended,) = scene.see(after=1, ended_runs={"key"})
+    assert (ended.kind, ended.outcome) == ("stalled", JOB_ENDED)
+    assert scene.see(over, after=1, ended_runs={"key"}) == [ended]
+
+
 def test_other_operations_are_other_incidents() -> None:
     """Two waits for two operations are two incidents."""
     found = Scene().see(wait("hang", 1, seq=7), wait("hang", 1, seq=8))
