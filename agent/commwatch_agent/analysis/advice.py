@@ -28,6 +28,7 @@ from commwatch_agent.text.units import percent, rate, seconds, size
 _MOST_MICRO_STEPS = 4
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.
 LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
+_FURTHER = "Compress the gradients further, with PowerSGD or a communication hook of your own. Check that training still converges."
 _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
@@ -78,11 +79,10 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     if needed is not None and needed <= 1:
         return
     steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
-    share = (steps * other + exchange) / (steps * rest + exposed)
     saves = facts.of_step(exposed * (1 - 1 / steps))
-    enough = "reduces" if share <= BOTTLENECK_SHARE + 1e-9 else "is not enough, but reduces"
     before, after = facts.of_step(facts.comm), facts.of_step(other + exchange / steps) / (1 - saves)
-    gain = f"accumulating over {steps} steps {enough} {_named(facts)} from {percent(before)} to {percent(after)}"
+    above = f", which is still above {percent(BOTTLENECK_SHARE)}," if after > BOTTLENECK_SHARE + 1e-9 else ""
+    gain = f"accumulating over {steps} steps reduces {_named(facts)} from {percent(before)} to {percent(after)}{above}"
     yield Found(
         _about(facts, kind),
         f"{gain} and saves {UP_TO}{percent(saves)} of the time per sample",
@@ -162,6 +162,8 @@ def _compression(facts: Facts) -> Iterator[Found]:
     if kind is None or kind.dtype is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     width = _WIDE.get(kind.dtype, 2)
+    if width == 2 and kind.role != framework_settings.REPLICATED:
+        return  # no framework has a setting that goes further for shards
     transport = kind.transport_s
     # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
@@ -172,11 +174,11 @@ def _compression(facts: Facts) -> Iterator[Found]:
         if part < 1
     ]
     worth = [each for each in every if each.saves_share >= LEAST_GAIN]
-    if worth:
+    if worth and worth[0] is every[0]:  # what the setting does is the first
         because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
         gain = f"would save {UP_TO}this share of a step: {shares(worth)}"
         most = max(each.saves_share for each in worth)
-        yield Found(because, gain, most, kind.knob("compression"), remedies=worth)
+        yield Found(because, gain, most, kind.knob("compression") if width > 2 else _FURTHER, remedies=worth)
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
@@ -212,7 +214,7 @@ def _full_links(facts: Facts) -> Iterator[Found]:
 
 
 def _below_the_link(facts: Facts) -> Iterator[Found]:
-    for kind in facts.kinds:
+    for kind in [] if facts.on_one_cpu else facts.kinds:
         if (
             kind.efficiency is None
             or kind.reference is None

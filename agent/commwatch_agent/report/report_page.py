@@ -30,7 +30,16 @@ from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
 from commwatch_agent.text.units import counted, percent, rate, seconds, size
 from commwatch_agent.whatif.answers import Study
-from commwatch_agent.whatif.pages import FORECAST_HEADS, HEADS, answer_rows, assumed, forecast_rows, remarks, unanswered
+from commwatch_agent.whatif.pages import (
+    FORECAST_HEADS,
+    HEADS,
+    answer_rows,
+    assumed,
+    basis,
+    forecast_rows,
+    remarks,
+    unanswered,
+)
 from commwatch_agent.whatif.pages import LEGEND as WHATIF_LEGEND
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import spans
@@ -53,8 +62,8 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         html_frame.table((), headlines(report)),
     ]
     if report.advice:
-        basis = f"<p>{about(report.advice_last_s).capitalize()}. “Up to” marks a bound by a formula.</p>"
-        body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
+        of_what = f"<p>{about(report.advice_last_s).capitalize()}. “Up to” marks a bound by a formula.</p>"
+        body += ["<h2>What to try</h2>", of_what, *map(_advice, report.advice)]
     body += [] if study is None else _section("what-if", partial(_study, study))
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
     body += _section("charts", lambda: [figures(material, report.late)])
@@ -106,11 +115,8 @@ def _advice(advice: Advice) -> str:
 
 def _study(study: Study) -> list[str]:
     """Return the answers of a replay as tables."""
-    basis = f"{counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
-    intro = (
-        f"<p>The replay of the latest {basis}; a recorded step takes {seconds(study.measured_s)}, replayed "
-        f"without changes {seconds(study.replayed_s)}. {html_frame.text(WHATIF_LEGEND)}; / 4 after a step time: the step has 4 micro-steps.</p>"
-    )
+    steps = f"{counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
+    intro = f"<p>The replay of the latest {steps}: {basis(study)}. {html_frame.text(WHATIF_LEGEND)}; / 4 after a step time: the step has 4 micro-steps.</p>"
     parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers changes")]
     parts += _list("Not answered:", unanswered(study))
     if study.forecast is not None:

@@ -11,7 +11,7 @@ from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
 from commwatch_agent.analysis.advice_facts import LEAST_GAIN, UP_TO
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.text.units import percent
-from commwatch_agent.whatif.answers import Outcome, answer, outcome
+from commwatch_agent.whatif.answers import Outcome, answer, is_close, outcome
 from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
 from commwatch_agent.whatif.questions import Question, changes_of
 
@@ -21,8 +21,6 @@ _MOST_INSTRUCTIONS = 100_000
 _DIFFERS = 0.005
 #: And by how much it is more, which is worth a word.
 _MUCH_MORE = 0.03
-#: A replay without changes may differ from the recorded step by this share of it.
-_CLOSE = 0.03
 
 
 def predicted(advice: Sequence[Advice], recorded: Callable[[], Model | None]) -> list[Advice]:
@@ -48,11 +46,11 @@ def _known(model: Model) -> Outcome | None:
     except CannotAnswer:
         return None
     measured_s = median(model.measured_s)
-    return known if known is not None and abs(known.step_s - measured_s) <= _CLOSE * measured_s else None
+    return known if known is not None and is_close(known.step_s, measured_s) else None
 
 
 def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
-    """Return advice with predicted gains; ``None``: it saves nothing.
+    """Return advice with predicted gains; ``None``: it saves nothing, or its first remedy, which is what it says to do, does not.
 
     That on late ranks has one number: what they cost, or what the replay gives if that is less. A gain of other advice that is above its bound
     shows that this is none: the text has both, and names the smaller one first, which counts.
@@ -67,7 +65,7 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     ]
     best = max(range(len(remedies)), key=lambda at: remedies[at].saves_share)
     share = remedies[best].saves_share
-    if share < LEAST_GAIN:
+    if min(share, remedies[0].saves_share) < LEAST_GAIN:
         return advice if advice.rule == LATE_RULE else None
     known_gains = [
         replace(remedy, saves_share=gain)

@@ -28,6 +28,8 @@ from commwatch_agent.whatif.runs import combined, measured
 _FORECAST_TIMES = 8
 #: About how many instructions are replayed for each number of ranks in a forecast.
 _FORECAST_MOST = 50_000
+#: A replay without changes may differ from the recorded step by this share of it.
+_CLOSE = 0.03
 #: Shares of the steps that are shorter than the lower and the upper end of the range.
 _LOW, _HIGH = 0.1, 0.9
 #: Lateness makes a difference if steps take so many times as long as without it.
@@ -121,6 +123,11 @@ class Study:
     forecast: Forecast | None
     #: What was assumed in all of it.
     assumed: list[str]
+
+
+def is_close(replayed_s: float, measured_s: float) -> bool:
+    """Return whether the replay of a step without changes takes as long as the recorded one, so that its gains can be relied on."""
+    return abs(replayed_s - measured_s) <= _CLOSE * measured_s
 
 
 def outcome(model: Model) -> Outcome:

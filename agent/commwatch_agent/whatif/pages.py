@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from commwatch_agent.text.plain_table import paragraph
 from commwatch_agent.text.units import counted, percent, rank_time, seconds
-from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study
+from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study, is_close
 
 #: Heads of the table of answers.
 HEADS = ("change", "step", "80% of steps", "comm", "exposed", "1,000 steps", "saves")
@@ -41,15 +41,24 @@ def text(study: Study) -> list[str]:
     """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
     steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     lines = [f"what if, job {study.job_id}: {steps} replayed"]
-    lines.append(
-        f"median step {seconds(study.measured_s)} as recorded, {seconds(study.replayed_s)} as replayed without changes"
-    )
+    lines.append(basis(study))
     lines += ["", *_table(HEADS, list(answer_rows(study.answers))), "", *paragraph(LEGEND)]
     lines += _listed("not answered", unanswered(study))
     if study.forecast is not None:
         rows = _table(FORECAST_HEADS, list(forecast_rows(study.forecast)))
         lines += ["", "scaling", study.forecast.assumes, *rows, *remarks(study.forecast)]
     return lines + _listed("assumed", assumed(study))
+
+
+def basis(study: Study) -> str:
+    """Return the median step as recorded and as replayed, and whether gains can be relied on."""
+    both = (
+        f"median step {seconds(study.measured_s)} as recorded, {seconds(study.replayed_s)} as replayed without changes"
+    )
+    if is_close(study.replayed_s, study.measured_s):
+        return both
+    off = abs(study.replayed_s / study.measured_s - 1)
+    return f"{both}: the replay is {percent(off)} off, so all gains are rough, and advice does not use them"
 
 
 def _listed(title: str, texts: Sequence[str]) -> list[str]:

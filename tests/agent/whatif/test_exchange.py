@@ -13,7 +13,7 @@ from commwatch_agent.whatif.answers import forecast, study
 from commwatch_agent.whatif.changes import FEWER, replica_ranks, with_ranks
 from commwatch_agent.whatif.exchange import accumulated, compressed, replicated, sharded, with_buckets
 from commwatch_agent.whatif.model import CannotAnswer, Do, Kind, Model, recosted
-from commwatch_agent.whatif.pages import text
+from commwatch_agent.whatif.pages import basis, text
 from commwatch_agent.whatif.replay import replay
 from tests.agent.whatif.scenes import grid, hybrid, model
 from tests.helpers import examples
@@ -259,3 +259,14 @@ def test_lateness_counts_as_compute_of_fewer_ranks() -> None:
     assert FEWER not in text(even)
     asked = study("job", model(2, late_ms=40), {"one": lambda job: with_ranks(job, 1)})
     assert FEWER in asked.assumed
+
+
+def test_replay_that_is_off() -> None:
+    """Where the replay without changes misses the recorded step by more than advice accepts, the answer gives by how much."""
+    job = study("job", model(2), {})
+    job = replace(job, measured_s=job.replayed_s)
+    assert text(job)[1].endswith(" as replayed without changes")
+    for times in (0.97, 1.03):
+        assert basis(replace(job, replayed_s=job.measured_s * times)).endswith(" as replayed without changes")
+    off = basis(replace(job, replayed_s=job.measured_s * 1.05))
+    assert off.endswith(": the replay is 5% off, so all gains are rough, and advice does not use them")
