@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import mean, median
@@ -127,7 +128,9 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit."""
     usual = [step for step in shown.steps if not step.long]
     if not usual:
-        why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
+        is_new = answers.about.at is not None and answers.about.at - shown.job.started_at < WINDOW_S
+        none = "no step has ended yet" if is_new else f"no step has ended in the last {WINDOW_S} s"
+        why = shown.job.steps_unavailable or none
         return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
     p95 = durations[int(0.95 * (len(durations) - 1))]
@@ -138,7 +141,9 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
     lines = [Text.assemble((name, "dim"), pace)]
     if comm is not None:
-        measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
+        covered_s = _covered_s(answers, shown, shown.by_rank)
+        # Time before the first step, and in which no step has ended, has none of these waits.
+        measured, messages = _waiting(shown, _in_steps_s(shown, covered_s) or covered_s)
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
         late = awaited_ranks(shown.verdicts, waiting)
@@ -164,9 +169,10 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
 
 
 def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
-    """Return the mean shares (0 to 1) of time that ranks wait for late ranks, and for messages; ``None``: not known."""
-    late = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
-    messages = [row.p2p_wait_s for row in shown.by_rank.rows if row.p2p_wait_s is not None]
+    """Return the mean shares (0 to 1) of step time that ranks wait for late ranks, and for messages; ``None``: not known."""
+    in_steps = [row for row in shown.by_rank.rows if not row.by["startup"]]
+    late = [row.wait_s for row in in_steps if row.wait_s is not None]
+    messages = [row.p2p_wait_s for row in in_steps if row.p2p_wait_s is not None]
     if not covered_s:
         return None, None
     return mean(late) / covered_s if late else None, mean(messages) / covered_s if messages else None
@@ -183,12 +189,17 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     since_s = 0.0 if answers.about.at is None else answers.about.at - ended
     if is_rate_stale(since_s, usual_s):
         return f"none for {seconds(since_s)}, before that "
-    sum_s = sum(step.duration_s for step in shown.steps)
-    of_rank_s = sum_s / len({step.rank for step in shown.steps})
     covered_s = _covered_s(answers, shown, shown.by_operation)
+    part_s = _in_steps_s(shown, covered_s)
+    when = "" if part_s is None else f" in {seconds(part_s)} of the last {seconds(covered_s or 0.0)}"
+    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s{when}, "
+
+
+def _in_steps_s(shown: OfJob, covered_s: float | None) -> float | None:
+    """Return how many of the seconds that a summary covers a rank was in the steps, if that is much less; else ``None``."""
+    of_rank_s = sum(step.duration_s for step in shown.steps) / len({step.rank for step in shown.steps})
     is_part = covered_s is not None and of_rank_s < _NEARLY_ALL * covered_s and len(shown.steps) < MOST_STEPS
-    when = f" in {seconds(of_rank_s)} of the last {seconds(covered_s)}" if is_part else ""
-    return f"{len(shown.steps) / sum_s:.3g}/s{when}, "
+    return of_rank_s if is_part else None
 
 
 def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:
@@ -303,7 +314,9 @@ def _rank_table(
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
     named, steps, covered_s = _blamed(shown), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
-    sums = {row.by["rank"]: row for row in shown.by_rank.rows}
+    sums = defaultdict[object, list[Row]](list)
+    for row in shown.by_rank.rows:
+        sums[row.by["rank"]].append(row)
     # By rank, because the cards of other nodes have the same numbers.
     used = {
         on.rank: view.gpu.measured.utilization
@@ -316,13 +329,13 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
         word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
         bad = {"running": "", "left": "dim", "ended": "dim"}.get(word, "bad")
         style = STYLES.get(blamed, "warn") if blamed else bad
-        row, op = sums.get(rank.rank), oldest(rank)
+        op = oldest(rank)
         shown_word = state_in_words(word) if blamed in (None, "rank_lost") else blamed
         texts = (
             "!" if blamed else "", str(rank.rank), shown_word, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
-            _part(_waited_of_rank(row), 1, covered_s),
+            _part(_waited_of_rank(sums[rank.rank]), 1, covered_s),
             NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(used.get(rank.rank))}",
             NOT_KNOWN if op is None else _named(op, len(begun(rank))),
             NOT_KNOWN if op is None else seconds(age(op)), clean(rank.host),
@@ -339,9 +352,9 @@ def _waited(row: Row) -> float | None:
     return row.wait_s if row.wait_s is not None else row.p2p_wait_s
 
 
-def _waited_of_rank(row: Row | None) -> float | None:
+def _waited_of_rank(rows: Iterable[Row]) -> float | None:
     """Return how long a rank waited, for late ranks and for messages, as far as it is known."""
-    known = [] if row is None else [waited for waited in (row.wait_s, row.p2p_wait_s) if waited is not None]
+    known = [waited for row in rows for waited in (row.wait_s, row.p2p_wait_s) if waited is not None]
     return sum(known) if known else None
 
 

@@ -42,6 +42,7 @@ class OfJob:
     ranks: list[RankView]
     #: Newest first.
     steps: list[StepView]
+    #: By rank, operations before its first step apart.
     by_rank: Summary
     by_operation: Summary
     verdicts: list[Verdict]
@@ -152,7 +153,7 @@ class Asker:
         every = self._ask_all(list[JobView], url, "jobs?")
         ranks = self._ask_all(list[RankView], url, f"ranks?{which}&")
         steps = self._ask_all(list[StepView], url, f"steps?{lately}&limit={MOST_STEPS}&")
-        by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank&")
+        by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank,startup&")
         by_operation = self._ask_all(Summary, url, f"summary?{lately}&by=group,op&")
         verdicts = self._ask_all(list[Verdict], url, f"verdicts?{which}&")
         incidents = self._ask_all(list[IncidentView], url, f"incidents?{which}&")

@@ -59,11 +59,14 @@ def in_flight(age_s: float, group: str = "dp", waited_s: float | None = None, op
 def of_job(**more: Any) -> OfJob:
     """Two ranks, of whom nothing is wrong: 40% communication, 30% exposed, over 10 s."""
     job = JobView("train", "running", 2, [0, 1], 0, NOW - 60, NOW, 0, None)
-    by_rank = [row({"rank": 0}, ranks=1, wait_s=0.5), row({"rank": 1}, ranks=1, wait_s=2.0)]
+    by_rank = [
+        row({"rank": 0, "startup": False}, ranks=1, wait_s=0.5),
+        row({"rank": 1, "startup": False}, ranks=1, wait_s=2.0),
+    ]
     made = OfJob(
         job=job,
         ranks=[rank(0), rank(1, in_flight=[in_flight(0.25)])],
-        steps=[step(0), step(1)],
+        steps=[step(of) for of in (0, 1) for _ in range(90)],
         by_rank=Summary(NOW - 10, NOW, ["rank"], by_rank),
         by_operation=Summary(NOW - 10, NOW, ["group", "op"], [row({"group": "dp", "op": "all_reduce"})]),
         verdicts=[],
@@ -106,7 +109,7 @@ def test_no_rates_in_a_hang() -> None:
     assert lines[1] == "steps    none for 42.0 s, before that median 100 ms, p95 100 ms, number 7"
     assert lines[-1].split()[3] == "0.385"  # 20 of each rank in 52 s
     moving = text(of_job(), about=replace(still, at=NOW + 2)).splitlines()
-    assert moving[1].startswith("steps    10/s in 100 ms of the last 12.0 s, median")
+    assert moving[1].startswith("steps    10/s in 9.00 s of the last 12.0 s, median")
     ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
     lines = text(of_job(job=ended), about=still).splitlines()
     assert lines[0].startswith("commwatch top: train, failed at ")
@@ -130,7 +133,7 @@ def test_golden() -> None:
     """A whole frame of 80 cells: shares against the 30% line, ranks, operations, and that they are sums over 10 s."""
     assert text(of_job()).splitlines() == [
         "commwatch top: train, running, 2 of 2 ranks                              q quits",
-        "steps    10/s in 100 ms of the last 10.0 s, median 100 ms, p95 100 ms, number 7",
+        "steps    10/s, median 100 ms, p95 100 ms, number 7",
         "comm     ████████│█················  40%",
         "         27% transfer, 13% waiting for late ranks; above 30% only because ranks",
         "         wait for one another",
@@ -148,7 +151,13 @@ def test_golden() -> None:
 def test_waiting_for_late_ranks() -> None:
     """Where more than half of the communication is waiting for late ranks (here 5 s of 10), the network is not blamed."""
     waits = Summary(
-        NOW - 10, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=0.5)]
+        NOW - 10,
+        NOW,
+        ["rank"],
+        [
+            row({"rank": 0, "startup": False}, ranks=1, wait_s=5.0),
+            row({"rank": 1, "startup": False}, ranks=1, wait_s=0.5),
+        ],
     )
     line = text(of_job(by_rank=waits), cells=200).splitlines()[2]
     assert line.endswith(
@@ -158,19 +167,45 @@ def test_waiting_for_late_ranks() -> None:
 
 def test_sums_of_other_times() -> None:
     """What the ranks waited is divided by the time of their own sums: a slot began after those of the operations had been asked for."""
+    steps = [step(of) for of in (0, 1) for _ in range(190)]
     waits = Summary(
-        NOW - 20, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=3.0)]
+        NOW - 20,
+        NOW,
+        ["rank"],
+        [
+            row({"rank": 0, "startup": False}, ranks=1, wait_s=5.0),
+            row({"rank": 1, "startup": False}, ranks=1, wait_s=3.0),
+        ],
     )
-    lines = text(of_job(by_rank=waits), cells=200).splitlines()
+    lines = text(of_job(by_rank=waits, steps=steps), cells=200).splitlines()
     assert "20% transfer, 20% waiting for late ranks" in lines[2]
     waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
     assert waited == ["25%", "15%"]
 
 
+def test_waits_in_steps() -> None:
+    """The split of a communication share is of the time in steps: what ranks waited before the first of them is in no step, nor is a standstill."""
+    rows = [
+        row({"rank": n, "startup": at_first}, ranks=1, wait_s=4.0 if at_first else 0.2)
+        for n in (0, 1)
+        for at_first in (True, False)
+    ]
+    part = of_job(
+        steps=[step(of) for of in (0, 1) for _ in range(10)], by_rank=Summary(NOW - 30, NOW, ["rank", "startup"], rows)
+    )
+    lines = text(part, cells=200).splitlines()
+    assert "20% transfer, 20% waiting for late ranks" in lines[2]  # 0.2 s of the 1 s of ten steps
+    waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
+    assert waited == ["14%", "14%"]  # 4.2 s of 30 s
+
+
 def test_waits_of_a_rank() -> None:
     """A rank's wait is that for late ranks and for messages together; one of the two that is not known is left out."""
     known = ((0.5, 2.0), (None, 2.0), (0.5, None), (None, None))
-    rows = [row({"rank": n}, ranks=1, wait_s=late, p2p_wait_s=messages) for n, (late, messages) in enumerate(known)]
+    rows = [
+        row({"rank": n, "startup": False}, ranks=1, wait_s=late, p2p_wait_s=messages)
+        for n, (late, messages) in enumerate(known)
+    ]
     sums = Summary(NOW - 10, NOW, ["rank"], rows)
     shown = of_job(ranks=[rank(n) for n in range(4)], steps=[step(n) for n in range(4)], by_rank=sums)
     lines = [line.split() for line in text(shown, cells=110).splitlines() if " running " in line and "node1" in line]
@@ -385,13 +420,15 @@ def test_unknown_is_absent() -> None:
     job = replace(of_job().job, steps_unavailable="two optimizers alternate")
     assert "steps    two optimizers alternate" in text(of_job(steps=[], job=job))
     assert "steps    no step has ended in the last 30 s" in text(of_job(steps=[]))
+    began = replace(answers().about, at=NOW - 40)
+    assert "steps    no step has ended yet" in text(of_job(steps=[]), about=began)
     nothing = Summary(None, None, ["group", "op"], [])
     assert "no operation has ended in the last 30 s" in text(of_job(by_operation=nothing, by_rank=nothing))
 
 
 def test_hidden_communication_is_no_alarm() -> None:
     """A share above 30% that is hidden behind compute is labelled as hidden, and is not red."""
-    lines = coloured(frame(Seen(answers(of_job(steps=[step(0, exposed_s=0.005)])), 0.5, None), 120, 24))
+    lines = coloured(frame(Seen(answers(of_job(steps=[step(0, exposed_s=0.005)] * 90)), 0.5, None), 120, 24))
     (at,) = [n for n, line in enumerate(lines) if "comm  " in line and "│" in line]
     assert "\x1b[32m" in lines[at]
     assert lines[at + 1].endswith("above 30%, but hidden behind compute")
