@@ -256,7 +256,7 @@ def _network(check: Callable[[Network], Iterable[NetworkFinding]]) -> Callable[[
 def _transport(facts: Facts) -> Iterator[Found]:
     for finding in facts.findings:
         if finding.severity != "info":
-            yield Found([finding.says], "not known: see the finding", None, do=finding.do, title=finding.title)
+            yield Found([finding.says], "gain not known; see the finding", None, do=finding.do, title=finding.title)
 
 
 def _nccl_choice(facts: Facts) -> Iterator[Found]:

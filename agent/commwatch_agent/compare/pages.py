@@ -38,6 +38,7 @@ _TITLES = {
     "exposed_share": "exposed share",
     "wait_share": "waiting for late ranks",
 }
+_INCLUDES = "Times and busbw of operations include waiting for late ranks: they change with it, too."
 NOTE = (
     f"Intervals: {percent(CONFIDENCE)} confidence, block bootstrap over the steps. A change under {percent(LEAST_CHANGE)}, or under"
     f" {100 * LEAST_POINTS:.0f} percentage point of a share, does not count as a difference."
@@ -153,6 +154,7 @@ def text(comparison: Comparison, cells: int = CELLS) -> str:
         lines += ["", f"  No intervals: {comparison.too_few}."]
     if comparison.kinds:
         lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells)]
+        lines += ["", *paragraph(_INCLUDES, cells, first="  ")]
     if comparison.incidents:
         rows = [_incident_cells(each) for each in comparison.incidents]
         lines += ["", *columns(_INCIDENT_HEAD, rows, 4, cells, keys=1), ""]

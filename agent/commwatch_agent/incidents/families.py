@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from commwatch_agent.incidents.answers import IncidentView
-from commwatch_agent.incidents.incident import ONE_WAIT
+from commwatch_agent.incidents.incident import ONE_WAIT, SHARES, STANDSTILLS
 
 _View = TypeVar("_View", bound=IncidentView)
 #: Most by which the begin of one wait differs between two incidents, in s.
@@ -66,7 +66,14 @@ def _is_one_wait(a: IncidentView, b: IncidentView) -> bool:
 
 
 def uncertain(incidents: Iterable[_View]) -> list[_View]:
-    """Return the pending incidents that no open one explains."""
+    """Return the pending incidents that no open one explains; while a job makes no progress, shares of its last steps are no news."""
     every = list(incidents)
     is_open = {each.id for each in every if each.state == "open"}
-    return [each for each in every if each.state == "pending" and each.consequence_of not in is_open]
+    stuck = {each.job_id for each in every if each.state == "open" and each.kind in STANDSTILLS}
+    return [
+        each
+        for each in every
+        if each.state == "pending"
+        and each.consequence_of not in is_open
+        and not (each.job_id in stuck and each.kind in SHARES)
+    ]

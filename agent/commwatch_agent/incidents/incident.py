@@ -12,6 +12,8 @@ RECOVERED, JOB_ENDED = "recovered", "job_ended"
 ONE_WAIT = ("stalled", "hang")
 #: While one of these lasts, the ranks of a group do nothing; others wait for the culprits all the time.
 STANDSTILLS = frozenset({*ONE_WAIT, "desync", "init_incomplete"})
+#: Kinds about what the steps of a job are spent on.
+SHARES = frozenset({"comm_bound", "exposed_comm"})
 WAITED_FOR = frozenset({*ONE_WAIT, "waiting", "init_incomplete"})
 #: Causes of a wait by which its culprit is lost.
 LOST = frozenset({"dead", "gone"})

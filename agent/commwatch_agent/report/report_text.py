@@ -252,6 +252,8 @@ def text(report: Report, cells: int = CELLS) -> str:
         shown.append(f"  * {each.title}: {each.gain}")
         shown += paragraph(each.do, cells, first="    ")
         shown += ["    because " + "; ".join(each.because), ""]
+    if len(report.advice) > _MOST_ADVICE:
+        shown += [f"  {len(report.advice) - _MOST_ADVICE} more with --json", ""]
     shown += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
     shown += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return terminal_text.lines(shown)

@@ -114,8 +114,13 @@ def lines(found: Sequence[Happened], cells: int, *, failed: bool) -> Iterator[st
 
 def _marked(one: Happened, found: Sequence[Happened], *, failed: bool) -> str:
     """Return the head of a fault with its severity, or that it ended the job."""
-    ended = _ended_it(one, found, failed=failed)
-    return f"{'ENDED THE JOB' if ended else one.cause.severity.upper()}  {_head(one.cause)}"
+    if not _ended_it(one, found, failed=failed):
+        return f"{one.cause.severity.upper()}  {_head(one.cause)}"
+    # Somebody may have ended a job that made no progress.
+    by_hand = any(
+        each.kind == "rank_lost" and each.cause in ("interrupted", "all") for one in found for each in one.every
+    )
+    return f"{'UNTIL THE END' if by_hand and one.cause.kind in STANDSTILLS else 'ENDED THE JOB'}  {_head(one.cause)}"
 
 
 def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:

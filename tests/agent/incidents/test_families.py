@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.incidents.answers import IncidentView
-from commwatch_agent.incidents.families import families
+from commwatch_agent.incidents.families import families, uncertain
 from tests.agent.commands.test_top import NOW, incident
 
 LATE = incident("straggler", 1, consequence_of="waiting(1,)")
@@ -46,3 +46,16 @@ def test_lost_rank() -> None:
     (family,) = families([lost, wait, hang])
     assert family.effects == ((1, hang),)
     assert [family.cause for family in families([wait])] == [wait]
+
+
+def test_uncertain() -> None:
+    """Pending incidents that nothing explains are listed, but no share of a job that makes no progress."""
+    pending = {"state": "pending"}
+    share, late = incident("comm_bound", **pending), incident("straggler", 1, **pending)
+    assert uncertain([share, late]) == [share, late]
+    assert uncertain([share, late, incident("hang", 2)]) == [late]
+    assert uncertain([share, incident("hang", 2, job_id="other")]) == [share]
+    assert (
+        uncertain([incident("hang", 2), incident("straggler", 1, **pending, consequence_of=incident("hang", 2).id)])
+        == []
+    )

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
 from commwatch_agent.report import charts, report, report_page, report_text
@@ -134,6 +136,17 @@ def test_what_ended_the_job_comes_first() -> None:
     assert html(found, failed=True)[1].startswith("<h3>ENDED THE JOB  Stall: rank 1, ")
     for shown in ("\n".join(lines(found, 200, failed=False)), "\n".join(html(found, failed=False))):
         assert shown.index("Corrupt data: rank 7") < shown.index("Stall: rank 1")
+
+
+@pytest.mark.parametrize("cause", ["interrupted", "all", "died"])
+def test_stall_that_was_ended_by_hand(cause: str) -> None:
+    """A stall lasted until the end of a job of which all ranks were ended at once; that of one ended it."""
+    found = [
+        fault("stall", "stalled", 1, severity="warning"),
+        fault("lost", "rank_lost", cause=cause, severity="info", after_s=60, consequence_of="stall"),
+    ]
+    head = "ENDED THE JOB" if cause == "died" else "UNTIL THE END"
+    assert text(*found).splitlines()[2].startswith(f"  * {head}  Stall: rank 1, ")
 
 
 def test_foreign_names_begin_no_line() -> None:
