@@ -22,7 +22,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid()), "SLURM_JOB_GID": 
 def written(place: Path, *flags: str | Path, env: dict[str, str] | None = None) -> Path:
     """The scripts, for folders in ``place``."""
     folders = ("--run-dir", place / "run", "--state-dir", place / "state")
-    done = commwatch("manifest", "slurm", "--dir", place / "made", *folders, *flags, env=env)
+    done = commwatch("manifest", "slurm", "--dir", place / "made", "--force", *folders, *flags, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return place / "made"
 
@@ -295,3 +295,16 @@ def test_job_without_an_agent(tmp_path: Path) -> None:
         _, said = job.communicate(timeout=60)
     assert job.returncode == 5
     assert "agents on 0 of 1 nodes: srun: no" in said
+
+
+def test_edited_scripts(tmp_path: Path) -> None:
+    """Scripts that the user has edited, or made with other flags, are replaced only on request."""
+    assert commwatch("manifest", "slurm", "--dir", tmp_path, "--run-dir", "/run/other").returncode == 0
+    assert commwatch("manifest", "slurm", "--dir", tmp_path, "--run-dir", "/run/other").returncode == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = commwatch("manifest", "slurm", "--dir", tmp_path)
+    assert (done.returncode, done.stderr.count("\n"), "--force" in done.stderr) == (2, 1, True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert commwatch("manifest", "slurm", "--dir", tmp_path, "--force").returncode == 0
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} != before
+    assert all(os.access(path, os.X_OK) for path in before)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.wire.addresses import DEFAULT_PORT, hosts_and_ports
-from commwatch.wire.errors import CommwatchError, UsageError
+from commwatch.wire.errors import UsageError
 from commwatch_agent.cli import common_flags
 from commwatch_agent.cli.manifests.flags import add_node_label, add_runbook_url, check_text, check_utf8, node_labels
+from commwatch_agent.cli.manifests.folder import add_force, write_into
 from commwatch_agent.config import Config
 from commwatch_agent.model.durations import parse_age
-from commwatch_agent.runtime.whole_files import write
 
 _PARTS = ("scrape", "rules", "alertmanager")
 
@@ -61,7 +61,7 @@ def add_parser(verbs: Any) -> None:
     add_runbook_url(manifest, "the first agent that is named")
     manifest.add_argument("--only", choices=_PARTS, help="print only this part")
     manifest.add_argument("--out", type=Path, metavar="DIR", help="write the files into this folder")
-    manifest.add_argument("--force", action="store_true", help="also replace files there that have another content")
+    add_force(manifest)
     manifest.set_defaults(command=_prometheus)
 
 
@@ -91,22 +91,8 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         print("---\n".join(f"# {name}\n{text}" for name, text in chosen.items()), end="")
         return 0
-    try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        edited = [name for name, text in chosen.items() if _has_other(arguments.out / name, text)]
-    except OSError as error:
-        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
-    if edited and not arguments.force:
-        names = ", ".join(str(arguments.out / name) for name in edited)
-        raise UsageError(f"{names}: exists, with another content; --force replaces it, --only chooses one file")
-    for name, text in chosen.items():
-        write(arguments.out / name, text)
+    write_into(arguments.out, chosen, force=arguments.force, choose="--only")
     return 0
-
-
-def _has_other(path: Path, text: str) -> bool:
-    """Whether a file is there that does not have this text."""
-    return path.exists() and path.read_bytes() != text.encode()
 
 
 def _check(arguments: argparse.Namespace) -> None:

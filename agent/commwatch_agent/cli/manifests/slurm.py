@@ -10,7 +10,7 @@ from shutil import which
 from typing import Any
 
 from commwatch.wire.addresses import DEFAULT_PORT
-from commwatch.wire.errors import CommwatchError, UsageError
+from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.manifests.flags import (
     check_host,
     check_utf8,
@@ -19,10 +19,10 @@ from commwatch_agent.cli.manifests.flags import (
     program,
     refuse_settings,
 )
+from commwatch_agent.cli.manifests.folder import add_force, write_into
 from commwatch_agent.config import FOLDERS, Config
 from commwatch_agent.config_sources import load
 from commwatch_agent.deploy.slurm import FILES, Site, scripts
-from commwatch_agent.runtime.whole_files import write
 
 
 def add_parser(verbs: Any) -> None:
@@ -35,6 +35,7 @@ def add_parser(verbs: Any) -> None:
     )
     slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only this script: {', '.join(FILES)} (default: all)")
     slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write the scripts into this folder")
+    add_force(slurm)
     slurm.add_argument(
         "--run-dir",
         default="/run/commwatch",
@@ -89,13 +90,7 @@ def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.to is None:
         print("\n".join(chosen.values()), end="")
         return 0
-    try:
-        for name, text in chosen.items():
-            arguments.to.mkdir(parents=True, exist_ok=True)
-            write(arguments.to / name, text)
-            (arguments.to / name).chmod(0o755)
-    except OSError as error:
-        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
+    write_into(arguments.to, chosen, force=arguments.force, choose="PART", mode=0o755)
     return 0
 
 
