@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
@@ -270,7 +271,9 @@ def _no_twins(names: Iterable[str], where: str) -> None:
 def _known_keys(given: Iterable[str], known: Collection[str], where: str, what: str = "") -> None:
     for name in given:
         if name not in known:
-            raise CatalogueError(f"{where}: unknown {what}'{name}'; known are {', '.join(known)}")
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise CatalogueError(f"{where}: unknown {what}'{name}'; {hint}")
 
 
 def _kinds(table: Any) -> dict[str, Kind]:

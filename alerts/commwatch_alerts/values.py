@@ -173,7 +173,7 @@ def number(low: float, high: float) -> Type:
 
 def whole_number(low: int, high: int) -> Type:
     """Return the type of the whole numbers in a range."""
-    return Type(f"a whole number from {low:g} to {high:g}", {"type": "integer", "minimum": low, "maximum": high})
+    return Type(f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high})
 
 
 def one_of(words: Collection[str]) -> Type:

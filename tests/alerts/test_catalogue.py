@@ -42,7 +42,7 @@ alerts:
 #: What is changed in it into what, and what the message must say.
 MISTAKES = [
     ("thresholds:", "thresholds", "not valid YAML"),
-    ("records:", "recrods:", "unknown key 'recrods'; known are thresholds, kinds, records, alerts"),
+    ("records:", "recrods:", "unknown key 'recrods'; did you mean records?"),
     (
         "job:commwatch_comm_share_ratio:avg > $much",
         '"a!\\nb"',

@@ -13,9 +13,10 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from commwatch import __version__
 from commwatch.api.client import get, keys_of, local_agents
@@ -46,7 +47,7 @@ _DROPPED = (
     "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE and NCCL_INSPECTOR_DUMP_P2P_RING_SIZE (1024), "
     "or lower NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
 )
-_NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build --python PATH, with the trainer's Python"
+_NATIVE = "build it with the trainer's Python: commwatch native build --python PATH (it is off where the trainer has COMMWATCH_HOOK=python)"
 _RAS = "use NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
@@ -77,6 +78,8 @@ def _remedy(error: Exception) -> str:
         return (
             "name the certificate of the authority that signed the agent's: --ca-file FILE, or ca_file in the settings"
         )
+    if isinstance(error, HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
+        return "give its token: --token-file FILE, or --config with the agent's settings"
     return "check its log, and start it again"
 
 
@@ -351,7 +354,10 @@ def _nccl(name: str, get: Get) -> Check:
         return Check(PASS, "nccl log", f"{name}: {counted(len(files), 'file')}")
     level = debug.in_force(os.environ).get("NCCL_DEBUG")
     says = f"{name}: none read{f' (NCCL_DEBUG={level} here)' if level else ''}"
-    remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"
+    backends = {each["backend"] for each in get(f"groups?job={urllib.parse.quote(name, safe='')}")}
+    if backends == {"gloo"}:
+        return Check(PASS, "nccl log", f"{name}: none, and none is needed: its groups use Gloo")
+    remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it"
     return Check(WARN, "nccl log", says, remedy)
 
 

@@ -189,6 +189,8 @@ class Gate:
             trouble = f"its file could not be read within {_TOKEN_S:g} s"
         if trouble and trouble != self._trouble:
             log.error("no token is accepted: %s", trouble)
+        if self._trouble and not trouble:
+            log.info("the token can be read again")
         self._trouble = trouble
         return token
 

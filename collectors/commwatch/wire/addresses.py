@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from urllib.parse import urlsplit
 
 from commwatch.wire.errors import UsageError
@@ -40,9 +41,9 @@ def url_of(name: str, secure: bool) -> str:
 
 def _port_of(url: str, name: str) -> int | None:
     """Return the port of a URL; ``None``: it has none. Raises ``BadAddress``, with the name, for what is no port."""
-    with contextlib.suppress(ValueError):  # a port that is no number, or too large; brackets that do not fit
+    with contextlib.suppress(ValueError):  # spaces, a port that is no number, or too large; brackets that do not fit
         port = urlsplit(url).port
-        if port != 0:
+        if port != 0 and not re.search(r"\s", url):
             return port
     raise BadAddress(f"{name}: needs a host, or HOST:PORT with a port from 1 to 65535; IPv6 addresses in brackets")
 

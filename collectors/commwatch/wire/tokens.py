@@ -47,7 +47,9 @@ def _read(path: Path, trust: crossing.Trust) -> str:
             raise BadToken(f"token file {path}: others may read or write it; chmod 600 {path}")
         content = crossing.read(path, _MOST_BYTES, trust)
     except OSError as error:
-        raise BadToken(f"token file {path}: {error.strerror}") from None
+        why = error.strerror or str(error)
+        remedy = "; run this as that user" if re.fullmatch(r"belongs to uid \d+", why) else ""
+        raise BadToken(f"token file {path}: {why}{remedy}") from None
     token = content.decode("latin-1").strip()
     if not _TOKEN.fullmatch(token):
         raise BadToken(f"token file {path}: needs one token of at least 16 ASCII characters, without spaces")

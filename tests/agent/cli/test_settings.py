@@ -116,7 +116,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("prot = 1", {}, "unknown key 'prot'; did you mean port?"),
         ("port = 70000", {}, "port: needs a whole number"),
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
-        ("[kinds.hangs]\nenabled = false", {}, "alerts: kinds: unknown 'hangs'; known are hang,"),
+        ("[kinds.hangs]\nenabled = false", {}, "alerts: kinds: unknown 'hangs'; did you mean hang?"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
         ("", {"COMMWATCH_SCALE": "1"}, "COMMWATCH_SCALE: no such variable; known are COMMWATCH_"),
         ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not 'much'"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.traffic import NOT_COUNTED
-from commwatch_agent.commands.doctor import _cost, _witnesses, examine
+from commwatch_agent.commands.doctor import _cost, _nccl, _witnesses, examine
 from commwatch_agent.commands.network_checks import Check, connections, network_checks
 from commwatch_agent.config_sources import load
 from tests.agent.sources.test_host import Watched
@@ -107,6 +107,15 @@ def test_all_well(tmp_path: Path) -> None:
     assert {entry["what"] for entry in json.loads(done.stdout)} >= {"agent", "probe", "records"}
 
 
+@pytest.mark.parametrize(
+    ("backends", "result"), [(["gloo"], "pass"), (["gloo", "nccl"], "warn"), ([None], "warn"), ([], "warn")]
+)
+def test_log_of_nccl(backends: list[str | None], result: str) -> None:
+    """A job whose groups all use Gloo needs no log of NCCL."""
+    answers: dict[str, Any] = {"topology": [], "groups": [{"backend": each} for each in backends]}
+    assert _nccl("job", lambda path: answers[path.partition("?")[0]]).result == result
+
+
 def test_what_is_wrong(tmp_path: Path) -> None:
     """A missing rank, a lack of records, the slower hook and a lack of scrapes are reported, each with a remedy."""
     with agent(tmp_path) as running:
@@ -129,7 +138,7 @@ def test_hook_that_is_too_dear() -> None:
     """Where Python's hook is above its budget, the native one is the remedy: built already and not wanted, or to be built."""
     rank = {"rank": 0, "state": "running", "probe_s": 1.0, "probe_budget": 0.005, "probe_mode": "counters"}
     of_python, of_native = (_cost("job", [], [{**rank, "hook": hook}], 2.0).remedy for hook in ("python", "native"))
-    assert "unset COMMWATCH_HOOK=python, or build it: commwatch native build" in of_python
+    assert "build it with the trainer's Python: commwatch native build" in of_python
     assert "commwatch native build" not in of_native
 
 

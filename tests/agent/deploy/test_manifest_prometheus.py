@@ -215,7 +215,7 @@ def test_edited_files(tmp_path: Path) -> None:
         (("node1", "--kubernetes"), "--kubernetes"), (("--namespace", "ml"), "--namespace needs --kubernetes"),
         (("--node-label", "a=b"), "--node-label needs --kubernetes"), (("--kubernetes", "--node-label", "zone"), "--node-label zone"),
         (("--interval", "fast"), "--interval fast"), (("--interval", "0.5s"), "--interval 0.5s"), (("--interval", "0s"), "--interval 0s"),
-        (("--alertmanager", "here"), "--alertmanager here"), (("ftp://node1",), "ftp://node1"),
+        (("--alertmanager", "here"), "--alertmanager here"), (("ftp://node1",), "ftp://node1"), (("node 1",), "node 1: needs a host"),
         (("https://node1", "http://node2"), "TLS"),
         (("--server-name", "/a\udcff"), "--server-name '/a�': needs text in UTF-8"),
         (("node\udcff",), "needs text in UTF-8"), (("--out", "/dev/null/x"), "/dev/null/x"),
