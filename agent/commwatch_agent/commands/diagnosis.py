@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
-from commwatch_agent.incidents.words import lasted, stack, when
+from commwatch_agent.incidents.words import NO_STACK, lasted, stack, when
 from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, happened
 from commwatch_agent.sources.stack_capture import Evidence
@@ -149,7 +149,7 @@ def _progress(job_id: str, running: list[RankView]) -> Iterator[Doubt]:
 # -- text --------------------------------------------------------------------------------------------
 
 
-def text(seen: Diagnosis, found: list[Doubt], taken: Iterable[Evidence], again: str) -> str:
+def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again: str) -> str:
     """Return the diagnosis as text for people.
 
     Args:
@@ -164,7 +164,7 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Iterable[Evidence], again: 
     if seen.ended is not None:
         parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
     else:
-        parts = [*blocks(seen.open), [*_present(seen, found, again)]]
+        parts = [*blocks(seen.open, {(each.job_id, each.rank) for each in taken}), [*_present(seen, found, again)]]
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
         head = f"rank {each.rank} of {each.job_id}, {_EVIDENCE[each.kind]}:"
         parts.append([head, *(f"  {line}" for line in each.text.splitlines())])
@@ -204,22 +204,24 @@ def _ending(job: JobView) -> str:
     return f"{job.job_id} {'failed' if job.failed else 'ended'}{at}{how}"
 
 
-def blocks(incidents: list[IncidentDetails]) -> Iterator[list[str]]:
-    """Yield the lines of each incident, with its consequences."""
+def blocks(incidents: list[IncidentDetails], taken: Collection[tuple[str, int]] = frozenset()) -> Iterator[list[str]]:
+    """Yield the lines of each incident, with its consequences; ``taken``: the ranks, by job and number, of which this command has a stack."""
     for one in families(incidents):
         each = one.cause
         effects = [f"{'  ' * depth}Consequence: {effect.title}, {lasted(effect)}" for depth, effect in one.effects]
         head = f"{each.severity.upper()}  {each.title} ({_where(each)})"
-        yield [head, *(f"  {line}" for line in _about(each)), *effects]
+        has_stack = any((each.job_id, rank) in taken for rank in each.ranks)
+        yield [head, *(f"  {line}" for line in _about(each, has_stack=has_stack)), *effects]
 
 
-def _about(incident: IncidentDetails) -> Iterator[str]:
+def _about(incident: IncidentDetails, *, has_stack: bool) -> Iterator[str]:
     yield incident.says
     if incident.place and incident.place not in incident.says:
         yield f"in {incident.place}"
     yield lasted(incident)
-    if incident.remedy:
-        yield f"To do: {incident.remedy}"
+    remedy = incident.remedy.partition(f" {NO_STACK}")[0] if has_stack else incident.remedy
+    if remedy:
+        yield f"To do: {remedy}"
     if taken := stack(incident.evidence):
         yield "Python stack:"
         yield from (f"  {line}" for line in taken.splitlines())

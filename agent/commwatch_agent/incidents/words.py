@@ -10,6 +10,9 @@ from commwatch_agent.text.units import seconds, time_of_day
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
 
+#: Begin of the sentence on a stack that could not be taken; the last one of a remedy.
+NO_STACK = "No Python stack of rank"
+
 
 class Timed(Protocol):
     """The kind, times and costs of an ``Incident`` or a view of it."""
@@ -97,9 +100,7 @@ def no_stack(evidence: Iterable[EvidenceItem]) -> str:
     """Return what to install or to permit where no stack of a culprit could be taken; empty: the place is known, or it was not looked for."""
     items = list(evidence)
     missing = [item.data for item in items if item.source == "stack" and item.data.get("needs")]
-    return (
-        f"No Python stack of rank {missing[0]['rank']}: {missing[0]['needs']}." if missing and not place(items) else ""
-    )
+    return f"{NO_STACK} {missing[0]['rank']}: {missing[0]['needs']}." if missing and not place(items) else ""
 
 
 def why_late(evidence: Iterable[EvidenceItem]) -> str:

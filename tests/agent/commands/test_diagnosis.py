@@ -12,6 +12,7 @@ from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text.units import time_of_day
 from tests.agent.commands.test_top import NOW, SINCE, incident, of_job, rank
 
@@ -209,6 +210,16 @@ def test_json() -> None:
     assert found.keys() == {"verdicts", "incidents", "silent", "evidence"}
     assert found["incidents"][0]["evidence"][0]["text"] == "a sentence"
     assert json.loads(as_json(Diagnosis(ended=ENDED), []))["job"]["ending"] == "exit code 137 (SIGKILL)"
+
+
+def test_stack_of_this_command() -> None:
+    """Where the agent could take no stack, but this command can, the remedy does not say that there is none."""
+    hang = details("hang", 1, remedy="Look at it. No Python stack of rank 1: py-spy could not read the process.")
+    of = seen(two(), hang)
+    taken = Evidence(hang.job_id, 1, "python_stack", "wait (a.py:1)")
+    assert "No Python stack" in text(of, [], [], COMMAND)
+    shown = text(of, [], [taken], COMMAND)
+    assert ("To do: Look at it.\n" in shown, "No Python stack" in shown) == (True, False)
 
 
 def test_words_of_others() -> None:
