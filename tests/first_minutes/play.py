@@ -109,7 +109,7 @@ class Player:
         hook = "python" if self.hooks is None else "native"
         shows = (
             "rank 1 is the bottleneck, not the network",
-            r"of its time in <module> \(train\.py:12\)",
+            r"was in <module> \(train\.py:12\)",
             f"hook {hook}\n",
         )
         self.does("first job to report", *watched("train.py"), shows=shows)

@@ -183,7 +183,7 @@ def longer(
         yield EvidenceItem("stack", at, f"rank {rank} spends its time at the same places as another rank", about)
         return
     beside = f", another rank {percent(other.get(place, 0.0))}" if other else ""
-    text = f"rank {rank} spends {percent(own[place])} of its time in {place}{beside}"
+    text = f"in {sum(stacks.values())} samples, rank {rank} was in {place} {percent(own[place])} of the time{beside}"
     stack = "\n    ".join([f'Thread {pid}: "MainThread"', *stack_at(stacks, place)])
     yield EvidenceItem("stack", at, text, {**about, "place": place, "part": round(own[place], 3), "stack": stack})
 
