@@ -68,7 +68,7 @@ def end(incident: Timed) -> str:
     if incident.outcome != JOB_ENDED:
         return f"Recovered after {seconds(lasted_s(incident))}."
     if incident.kind in MOMENTS:
-        return "The job has ended; it did not recover."
+        return "All ranks of the job ended with it."
     return f"The job ended {seconds(lasted_s(incident))} later; it did not recover."
 
 
