@@ -125,7 +125,9 @@ def test_late_rank() -> None:
                 process.kill()
     ((_, (item,)),) = scene.added
     assert item.data["place"] == "load (<string>:3)"
-    assert re.fullmatch(r"in \d+ samples, rank 1 was in load \(<string>:3\) \d+% of the time, another rank \d+%", item.text)
+    assert re.fullmatch(
+        r"in \d+ samples, rank 1 was in load \(<string>:3\) \d+% of the time, another rank \d+%", item.text
+    )
     assert main_thread(str(item.data["stack"]))[0] == "load (<string>:3)"
 
 
