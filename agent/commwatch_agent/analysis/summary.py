@@ -10,8 +10,8 @@ from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted, sum_of
 from commwatch_agent.model.sketch import quantile
 
-#: What a summary can be split by.
-DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
+#: What a summary can be split by; ``startup``: whether operations were before the first step of their rank.
+DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size", "startup")
 #: Cells that are added up at once; more would take much memory.
 _AT_ONCE = 16
 

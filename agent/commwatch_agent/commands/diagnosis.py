@@ -164,7 +164,10 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again
     if seen.ended is not None:
         parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
     else:
-        parts = [*blocks(seen.open, {(each.job_id, each.rank) for each in taken}), [*_present(seen, found, again)]]
+        parts = [
+            *blocks(seen.open, {(each.job_id, each.rank) for each in taken if each.kind == "python_stack"}),
+            [*_present(seen, found, again)],
+        ]
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
         head = f"rank {each.rank} of {each.job_id}, {_EVIDENCE[each.kind]}:"
         parts.append([head, *(f"  {line}" for line in each.text.splitlines())])

@@ -141,9 +141,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
     lines = [Text.assemble((name, "dim"), pace)]
     if comm is not None:
-        covered_s = _covered_s(answers, shown, shown.by_rank)
-        # Time before the first step, and in which no step has ended, has none of these waits.
-        measured, messages = _waiting(shown, _in_steps_s(shown, covered_s) or covered_s)
+        measured, messages = _waiting(shown, _in_steps_s(answers, shown, median(durations)))
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
         late = awaited_ranks(shown.verdicts, waiting)
@@ -169,8 +167,8 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
 
 
 def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
-    """Return the mean shares (0 to 1) of step time that ranks wait for late ranks, and for messages; ``None``: not known."""
-    in_steps = [row for row in shown.by_rank.rows if not row.by["startup"]]
+    """Return the mean shares (0 to 1) of ``covered_s`` that ranks wait in steps, for late ranks and for messages; ``None``: not known."""
+    in_steps = [row for row in shown.by_rank.rows if not row.by.get("startup")]
     late = [row.wait_s for row in in_steps if row.wait_s is not None]
     messages = [row.p2p_wait_s for row in in_steps if row.p2p_wait_s is not None]
     if not covered_s:
@@ -189,17 +187,29 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     since_s = 0.0 if answers.about.at is None else answers.about.at - ended
     if is_rate_stale(since_s, usual_s):
         return f"none for {seconds(since_s)}, before that "
+    sum_s = sum(step.duration_s for step in shown.steps)
+    of_rank_s = sum_s / len({step.rank for step in shown.steps})
     covered_s = _covered_s(answers, shown, shown.by_operation)
-    part_s = _in_steps_s(shown, covered_s)
-    when = "" if part_s is None else f" in {seconds(part_s)} of the last {seconds(covered_s or 0.0)}"
-    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s{when}, "
-
-
-def _in_steps_s(shown: OfJob, covered_s: float | None) -> float | None:
-    """Return how many of the seconds that a summary covers a rank was in the steps, if that is much less; else ``None``."""
-    of_rank_s = sum(step.duration_s for step in shown.steps) / len({step.rank for step in shown.steps})
     is_part = covered_s is not None and of_rank_s < _NEARLY_ALL * covered_s and len(shown.steps) < MOST_STEPS
-    return of_rank_s if is_part else None
+    when = f" in {seconds(of_rank_s)} of the last {seconds(covered_s)}" if is_part else ""
+    return f"{len(shown.steps) / sum_s:.3g}/s{when}, "
+
+
+def _in_steps_s(answers: Answers, shown: OfJob, usual_s: float) -> float | None:
+    """Return the seconds in which the waits of the ranks were: those of their sums, without the time before the first step and without a
+    standstill, whose waits have not ended. ``None``: not known.
+    """
+    covered_s, sums = _covered_s(answers, shown, shown.by_rank), shown.by_rank
+    if covered_s is None:
+        return None
+    if any(row.by.get("startup") for row in sums.rows):
+        if len(shown.steps) >= MOST_STEPS:  # the first step may not be one of them
+            return None
+        covered_s -= max(0.0, min(step.start_at for step in shown.steps) - max(sums.since or 0.0, shown.job.started_at))
+    if answers.about.at is not None and shown.job.state == "running":
+        since_s = answers.about.at - max(step.end_at for step in shown.steps)
+        covered_s -= since_s if is_rate_stale(since_s, usual_s) else 0.0
+    return covered_s if covered_s > 0 else None
 
 
 def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -153,7 +154,7 @@ class Asker:
         every = self._ask_all(list[JobView], url, "jobs?")
         ranks = self._ask_all(list[RankView], url, f"ranks?{which}&")
         steps = self._ask_all(list[StepView], url, f"steps?{lately}&limit={MOST_STEPS}&")
-        by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank,startup&")
+        by_rank = self._by_rank(url, lately)
         by_operation = self._ask_all(Summary, url, f"summary?{lately}&by=group,op&")
         verdicts = self._ask_all(list[Verdict], url, f"verdicts?{which}&")
         incidents = self._ask_all(list[IncidentView], url, f"incidents?{which}&")
@@ -171,6 +172,15 @@ class Asker:
             findings=findings,
             nodes=Nodes(min(answer.nodes.answered for answer in answers), silent),
         )
+
+    def _by_rank(self, url: str, lately: str) -> JobWide[Summary]:
+        """Return the sums by rank; those of an agent of an earlier version have all operations together."""
+        try:
+            return self._ask_all(Summary, url, f"summary?{lately}&by=rank,startup&")
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.BAD_REQUEST:
+                raise
+            return self._ask_all(Summary, url, f"summary?{lately}&by=rank&")
 
     def _seldom(self, url: str, job: str, which: str) -> _Insights:
         """Return advice and findings: the first time those of now, later the latest, and start a request for newer ones if it is time."""

@@ -183,20 +183,32 @@ def test_sums_of_other_times() -> None:
     assert waited == ["25%", "15%"]
 
 
-def test_waits_in_steps() -> None:
-    """The split of a communication share is of the time in steps: what ranks waited before the first of them is in no step, nor is a standstill."""
+@pytest.mark.parametrize("since_s", [0.0, 42.0])
+def test_waits_in_steps(since_s: float) -> None:
+    """The split of a communication share is of the time in steps: neither that before the first of them nor a standstill counts."""
     rows = [
         row({"rank": n, "startup": at_first}, ranks=1, wait_s=4.0 if at_first else 0.2)
         for n in (0, 1)
         for at_first in (True, False)
     ]
-    part = of_job(
-        steps=[step(of) for of in (0, 1) for _ in range(10)], by_rank=Summary(NOW - 30, NOW, ["rank", "startup"], rows)
-    )
-    lines = text(part, cells=200).splitlines()
-    assert "20% transfer, 20% waiting for late ranks" in lines[2]  # 0.2 s of the 1 s of ten steps
-    waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
-    assert waited == ["14%", "14%"]  # 4.2 s of 30 s
+    steps = [step(of, start_at=NOW - 1) for of in (0, 1) for _ in range(10)]
+    shown = of_job(steps=steps, by_rank=Summary(NOW - 30, NOW, ["rank", "startup"], rows))
+    lines = text(shown, cells=200, about=replace(answers().about, at=NOW + since_s)).splitlines()
+    assert "20% transfer, 20% waiting for late ranks" in lines[2]  # 0.2 s of 1 s
+    if not since_s:
+        waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
+        assert waited == ["14%", "14%"]  # 4.2 s of 30 s
+    many = replace(shown, steps=steps * 100)  # not all since the first one
+    assert "waiting for late ranks is not known" in text(many, cells=200)
+
+
+def test_steps_that_take_long() -> None:
+    """Of steps that take nearly as long as the time of the sums, the waits are divided by all of that time, however many of them have ended."""
+    rows = [row({"rank": n, "startup": False}, ranks=1, wait_s=6.0) for n in (0, 1)]
+    by_rank = Summary(NOW - 30, NOW, ["rank", "startup"], rows)
+    for number in (1, 2):
+        long = [step(of, duration_s=20.0, comm_s=9.0) for of in (0, 1) for _ in range(number)]
+        assert "25% transfer, 20% waiting" in text(of_job(steps=long, by_rank=by_rank), cells=200)
 
 
 def test_waits_of_a_rank() -> None:

@@ -160,8 +160,8 @@ def test_odd_words(watched: RunningAgent) -> None:
     assert done.stderr.startswith(f"commwatch: query: {watched.url}: ")
     assert "'no such jöb #1'" in done.stderr
     done = commwatch("query", "jobs", "no host")
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("commwatch: query: http://no host:9477: ")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("commwatch: query: no host: needs a host")
 
 
 def test_tables() -> None:
