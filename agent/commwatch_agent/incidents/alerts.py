@@ -53,10 +53,15 @@ def is_explained(incident: Incident, by_id: Mapping[str, Incident]) -> bool:
     if cause is None or (cause.ended_at is not None and incident.ended_at is None):
         return False
     return any(
-        (each.state == FIRING or (each.state == RESOLVED and cause.outcome == JOB_ENDED))
+        (each.state == FIRING or (each.state == RESOLVED and cause.outcome == JOB_ENDED and _lasted(each)))
         and SEVERITIES.index(each.labels["severity"]) >= SEVERITIES.index(incident.severity)
         for each in alerts_of(cause)
     )
+
+
+def _lasted(alert: Alert) -> bool:
+    """Return whether an alert that is over fired for long enough to be delivered."""
+    return (alert.resolved_at or 0.0) > (alert.fired_at or 0.0)
 
 
 def _state(each: AlertState) -> str:

@@ -85,6 +85,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     found = {each.name: getattr(incident, each.name) for each in fields(kind) if hasattr(incident, each.name)}
     about = incident.kind, incident.cause, incident.job_id, incident.evidence
     found |= {
+        "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks),
         "place": place(incident.evidence),
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),

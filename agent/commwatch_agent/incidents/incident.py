@@ -59,6 +59,8 @@ class Condition:
     cause: str = ""
     #: Which rows of the table apply; empty: those without a variant.
     variant: str = ""
+    #: Nothing can change it, so its alerts do not wait: a loss that has ended its job, and its reason.
+    is_final: bool = False
     #: The number that the rows compare with their thresholds.
     value: float = 0.0
     #: The culprits, which may be unknown; and those that wait.

@@ -41,7 +41,7 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
     """
     sizes = {(group.job_id, group.group_id): group.size for group in evidence.groups}
     known = [each for each in evidence.verdicts if each.job_id in evidence.jobs]
-    interrupted = {(view.job_id, view.rank) for view in evidence.ranks if view.raised == INTERRUPTED}
+    interrupted = {(view.job_id, view.rank) for view in evidence.ranks if _is_interrupted(view, evidence)}
     for verdict in sorted(_without_echoes(known), key=lambda each: -(each.cost_share or 0.0)):
         size = sizes.get((verdict.job_id, verdict.group_id))
         job = evidence.jobs[verdict.job_id]
@@ -51,6 +51,13 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
         condition = _condition(verdict, job, size, evidence.now)
         by_ctrl_c = verdict.cause in LOST and any((verdict.job_id, rank) in interrupted for rank in verdict.ranks)
         yield replace(condition, variant=BY_CTRL_C, evidence=()) if by_ctrl_c else condition
+
+
+def _is_interrupted(view: RankView, evidence: Evidence) -> bool:
+    """Return whether Ctrl-C has ended a rank with its job, or just now: ranks that still wait for it later hang."""
+    job = evidence.jobs.get(view.job_id)
+    over = job is None or job.ended
+    return view.raised == INTERRUPTED and (over or evidence.now - (view.ended_at or evidence.now) < _RESTARTS_S)
 
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
@@ -174,7 +181,8 @@ def _left_early(
         says = f"{named(left)} had ended and did not join ({named(waiting)} raised in {where})"
         about = (first.job_id, each.group_id, group.group, each.seq, each.op)
         since_s = max(0.0, now - (first.ended_after or now))
-        yield _condition(Verdict("hang", "gone", *about, left, waiting, since_s, says), job, group.size, now)
+        found = _condition(Verdict("hang", "gone", *about, left, waiting, since_s, says), job, group.size, now)
+        yield replace(found, is_final=True)
 
 
 def _had_ended(view: RankView, at: float) -> bool:
@@ -206,9 +214,22 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
         return
     first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
     if len(first) == 1 and not interrupted:
-        yield _of_ranks(job_id, job, _with_alike(lost[first[0]], lost.values()), now)
+        view = lost[first[0]]
+        found = _of_ranks(job_id, job, _with_alike(view, lost.values()), now)
+        yield replace(found, is_final=_ended_the_job(view, lost.values()))
     elif lost and (interrupted or now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S):
         yield _of_all(job_id, job, list(lost.values()), now)
+
+
+def _ended_the_job(first: RankView, lost: Iterable[RankView]) -> bool:
+    """Return whether the loss of the first rank to fail has ended its job for certain, and users have not: they may kill ranks, too.
+
+    An exception of its own has. After a death, others raised for want of that rank, or a launcher of the same host ended them.
+    """
+    if first.raised:
+        return not first.failed_in_operation
+    others = [view for view in lost if view is not first]
+    return any(view.failed_in_operation or view.host == first.host for view in others)
 
 
 def _ending(view: RankView) -> Ending | None:

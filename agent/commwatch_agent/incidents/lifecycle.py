@@ -15,7 +15,6 @@ from commwatch_agent.incidents.incident import (
     BY_CTRL_C,
     JOB_ENDED,
     LOST,
-    MOMENTS,
     ONE_WAIT,
     RECOVERED,
     STANDSTILLS,
@@ -39,6 +38,8 @@ GAP_S = 15.0
 _LAST_LOOK_S = 3.0
 #: A loss that ended its job so many seconds ago is no news: the agent did not run then.
 _NEWS_S = 300.0
+#: An alert that begins to fire as its job ends fires for so long: Alertmanager sends nothing that ends while it groups.
+_FIRES_ON_S = 60.0
 #: Most items of evidence, and most alerts, of an incident.
 MOST_EVIDENCE, MOST_ALERTS = 24, 16
 #: Begins that differ by less are the same: each look measures an age again.
@@ -103,7 +104,7 @@ def advanced(
         is_earlier = before is not None and before.ended_at is not None and (seen is None or before.id != seen.id)
         earlier += [before] if before is not None and is_earlier else []
         after.append(seen)
-    return [*earlier, *(each for each in after if each is not None)]
+    return [*(_over(each, table, around.now) for each in earlier), *(each for each in after if each is not None)]
 
 
 # -- conditions that hold ---------------------------------------------------------------------------
@@ -289,10 +290,11 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
 
 
 def ended(incident: Incident, at: float, outcome: str) -> Incident:
-    """Return an incident that ends, and its alerts with it; those of a loss that ended its job fire on for a while (``_over``)."""
-    fires_on = outcome == JOB_ENDED and incident.kind in MOMENTS
+    """Return an incident that ends, and its alerts with it; those that begin to fire as their job ends fire on for a while (``_over``)."""
     alerts = tuple(
-        replace(each, resolved_at=max(at, each.seen_at)) if each.resolved_at is None and not fires_on else each
+        each
+        if each.resolved_at is not None or (outcome == JOB_ENDED and each.fired_at >= at)
+        else replace(each, resolved_at=max(at, each.seen_at))
         for each in incident.alerts
         if each.fired_at is not None
     )
@@ -301,10 +303,10 @@ def ended(incident: Incident, at: float, outcome: str) -> Incident:
 
 
 def _over(incident: Incident, table: Table, now: float) -> Incident:
-    """Return an ended incident; its last alerts end once they have fired for so long that Alertmanager has grouped and sent them."""
+    """Return an ended incident; its last alerts end once they have fired for a while."""
     kind = table.kinds.get(incident.kind)
-    since_s = now - (incident.ended_at or now)
-    if since_s < (0.0 if kind is None else kind.ends_after_s):
+    fires_on_s = _FIRES_ON_S if kind is not None and kind.enabled else 0.0
+    if incident.ended_at is None or 0 <= now - incident.ended_at < fires_on_s:
         return incident
     alerts = (each if each.resolved_at is not None else replace(each, resolved_at=now) for each in incident.alerts)
     return replace(incident, alerts=tuple(alerts))
@@ -357,13 +359,7 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
     """Return the state of an alert whose condition holds."""
     state = AlertState(rule.name, rule.severity, around.now) if known is None else known
     labels = labels_of(condition, rule, around)
-    # Nothing can change a loss that has ended its job.
-    is_final = (
-        condition.kind in MOMENTS
-        and rule.severity != INFO
-        and (condition.run or condition.job_id) in around.ended_runs
-        and around.now - condition.began_at < _NEWS_S
-    )
+    is_final = condition.is_final and rule.severity != INFO and around.now - condition.began_at < _NEWS_S
     fires = state.fired_at is None and (is_final or around.now - state.active_at >= rule.for_s)
     texts = {
         name: render(text, labels, condition.value, condition.numbers, IN_TEXTS)

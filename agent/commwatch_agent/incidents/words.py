@@ -69,7 +69,7 @@ def end(incident: Timed) -> str:
         return f"Recovered after {seconds(lasted_s(incident))}."
     if incident.kind in MOMENTS:
         return "All ranks of the job ended with it."
-    return f"The job ended {seconds(lasted_s(incident))} later; it did not recover."
+    return f"It lasted until the job ended, for {seconds(lasted_s(incident))}."
 
 
 def cost(incident: Timed) -> str:

@@ -56,9 +56,12 @@ def test_of_a_verdict() -> None:
 ])  # fmt: skip
 def test_of_a_rank_that_was_interrupted(cause: str, raised: str | None, variant: str) -> None:
     """A wait for a rank that Ctrl-C ended is marked, and no alert of the table holds for it."""
-    evidence = Evidence(NOW, JOBS, [replace(HANG, cause=cause)], [rank(1, "ended", raised=raised)], [GROUP])
+    ended = rank(1, "ended", raised=raised, ended_at=NOW - 5)
+    evidence = Evidence(NOW, JOBS, [replace(HANG, cause=cause)], [ended], [GROUP])
     (one,) = of_verdicts(evidence)
     assert one.variant == variant
+    (later,) = of_verdicts(replace(evidence, ranks=[replace(ended, ended_at=NOW - 15)]))
+    assert later.variant == ""  # the others hang
     assert any(rule.holds(one.variant, 600.0) for rule in TABLE.rows["hang"]) == (not variant)
 
 
@@ -232,6 +235,25 @@ def test_whole_job_in_place_of_this_node() -> None:
     (one,) = conclude(evidence, [], TABLE, Around(NOW))
     assert (one.kind, one.ranks) == ("hang", (3,))
     assert [each.kind for each in conclude(replace(evidence, whole={}), [], TABLE, Around(NOW))] == ["stalled"]
+
+
+def test_loss_that_ended_the_job() -> None:
+    """A loss is final if an exception of its own ended the rank, or if others raised for want of it or were ended after it on its host."""
+    jobs = {"train": JOBS["train"]._replace(ended=True)}
+    died = rank(1, "gone", ended_at=NOW - 5, ended_after=NOW - 5)
+    later, elsewhere = (
+        replace(died, rank=2, ended_at=NOW - 3, ended_after=NOW - 3, host=host) for host in ("node", "far")
+    )
+    left = rank(2, "ended", ended_at=NOW - 3, ended_after=NOW - 3)
+
+    def finals(*views: RankView) -> list[bool]:
+        return [each.is_final for each in lost_ranks(Evidence(NOW, jobs, ranks=list(views)))]
+
+    assert finals(died, later) == finals(died, _ended_by_an_error(2, 3.0)) == [True]
+    assert finals(replace(died, state="ended", raised="ValueError")) == [True]
+    assert finals(died) == finals(died, left) == finals(died, elsewhere) == [False]
+    (running,) = lost_ranks(Evidence(NOW, JOBS, ranks=[died, rank(0)]))
+    assert not running.is_final
 
 
 def test_kinds_are_those_of_the_table() -> None:

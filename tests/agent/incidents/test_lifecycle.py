@@ -255,10 +255,11 @@ def test_loss_that_ends_the_job() -> None:
     over: Any = {"ended_runs": {"key"}}
 
     def lost(ago_s: float, **about: Any) -> Condition:
-        return Condition("rank_lost", ("1",), "died", T0 - ago_s, "train", "key", ranks=(1,), **about)
+        final = {"is_final": True, **about}
+        return Condition("rank_lost", ("1",), "died", T0 - ago_s, "train", "key", ranks=(1,), **final)
 
     scene = Scene()
-    (first,) = scene.see(lost(2))
+    (first,) = scene.see(lost(2, is_final=False))
     assert fired(first) == []
     (ended,) = scene.see(lost(2), after=1, **over)
     assert (ended.state, fired(ended)) == ("ended", [("Lost", WARNING)])
@@ -269,9 +270,41 @@ def test_loss_that_ends_the_job() -> None:
     assert scene.last(lost(2), for_s=30, **over) == [past]
     (found_afterwards,) = Scene().see(lost(2), **over)
     assert (found_afterwards.state, fired(found_afterwards)) == ("ended", [("Lost", WARNING)])
-    for quiet in (lost(3600), lost(2, variant="all")):
+    for quiet in (lost(3600), lost(2, variant="all"), lost(2, is_final=False)):
         (one,) = Scene().see(quiet, **over)
         assert (one.state, one.alerts) == ("ended", ())
+
+
+def test_lost_twice_within_a_minute() -> None:
+    """The alert of the first loss of a rank that its launcher starts again ends, also if the rank is lost again while it fires."""
+
+    def lost() -> Condition:
+        return Condition("rank_lost", ("1",), "died", scene.now - 2, "train", "key", ranks=(1,), is_final=True)
+
+    scene = Scene()
+    scene.see(lost(), ended_runs={"key"})
+    scene.last(for_s=20)
+    first, second = scene.see(lost(), after=1, ended_runs={"key"})
+    assert (second.number, fired(first), fired(second)) == (1, [("Lost", WARNING)], [("Lost", WARNING)])
+    first, second = scene.last(for_s=45)
+    assert (fired(first), fired(second)) == ([], [("Lost", WARNING)])
+    assert [fired(each) for each in scene.last(for_s=20)] == [[], []]
+
+
+def test_fires_as_its_job_ends() -> None:
+    """An alert that begins to fire in the look in which its job ends fires on, so that it is sent; one that fired before ends with the job."""
+    differ = Condition("desync", ("g", "7"), "sizes", T0 - 1, "train", "key", ranks=(1,))
+    kinds = {**TABLE.kinds, "desync": Kind("desync", CRITICAL, 0, 900, "", "Desync")}
+    found = replace(TABLE, kinds=kinds, rows={**RULES, "desync": [rule("Desync", "desync", 0, 0, CRITICAL)]})
+
+    def see(known: Iterable[Incident], after: float, *conditions: Condition, over: bool) -> list[Incident]:
+        return advanced(conditions, known, found, Around(T0 + after, ended_runs={"key"} if over else ()))
+
+    (new,) = see([], 0, differ, over=True)
+    assert (new.state, fired(new)) == ("ended", [("Desync", CRITICAL)])
+    assert [fired(*see([new], after, over=True)) for after in (59, 60)] == [[("Desync", CRITICAL)], []]
+    known = see(see([], 0, differ, over=False), 1, differ, over=True)
+    assert [(each.state, fired(each)) for each in known] == [("ended", [])]
 
 
 def test_job_that_ended_while_the_agent_was_away() -> None:

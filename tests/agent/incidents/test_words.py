@@ -81,7 +81,7 @@ def test_when_and_cost() -> None:
         "Recovered after 30.0 s.",
     ]
     over: Any = {"ended_at": AT + 30, "outcome": JOB_ENDED}
-    assert end(incident(**over)) == "The job ended 30.0 s later; it did not recover."
+    assert end(incident(**over)) == "It lasted until the job ended, for 30.0 s."
     assert end(incident("rank_lost", "died", **over)) == "All ranks of the job ended with it."
     assert (cost(incident()), cost(incident(cost_rank_s=240.0))) == ("", "4m00s of rank time")
 
