@@ -28,7 +28,6 @@ from commwatch_agent.text.units import percent, rate, seconds, size
 _MOST_MICRO_STEPS = 4
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.
 LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
-_FURTHER = "Compress the gradients further, with PowerSGD or a communication hook of your own. Check that training still converges."
 _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
@@ -149,7 +148,7 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
         time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
         because = [*_about(facts, kind), f"no more than {kind.local} of its {kind.group_size} ranks are on one node"]
         if time is None:
-            yield Found(because, "not known: there is no group within the node to compare with", None)
+            yield Found(because, "gain not known; there is no group within the node to compare with", None)
             continue
         saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
         if saves >= LEAST_GAIN:
@@ -162,8 +161,9 @@ def _compression(facts: Facts) -> Iterator[Found]:
     if kind is None or kind.dtype is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     width = _WIDE.get(kind.dtype, 2)
-    if width == 2 and kind.role != framework_settings.REPLICATED:
-        return  # no framework has a setting that goes further for shards
+    do = kind.knob("compression" if width > 2 else "further_compression")
+    if width == 2 and not do:
+        return  # its framework has no setting for that
     transport = kind.transport_s
     # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
@@ -178,7 +178,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
         because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
         gain = f"would save {UP_TO}this share of a step: {shares(worth)}"
         most = max(each.saves_share for each in worth)
-        yield Found(because, gain, most, kind.knob("compression") if width > 2 else _FURTHER, remedies=worth)
+        yield Found(because, gain, most, do, remedies=worth)
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:

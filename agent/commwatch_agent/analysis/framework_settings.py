@@ -94,9 +94,14 @@ KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             PLAIN: "Convert the gradients to float16 or bfloat16 before they are exchanged.",
         },
     },
+    # Of gradients that have 16 bits already.
+    "further_compression": {
+        REPLICATED: {PLAIN: "Compress the gradients further, with PowerSGD or a communication hook of your own."},
+        SHARDED: {DEEPSPEED: "DeepSpeed: `zero_quantized_gradients` of ZeRO++."},
+    },
 }  # fmt: skip
 #: What follows the settings of a rule about gradients.
-_THEN = {"accumulate_gradients": _RATE, "compression": _CONVERGES}
+_THEN = {"accumulate_gradients": _RATE, "compression": _CONVERGES, "further_compression": _CONVERGES}
 #: What limits an overlap where the CPU communicates.
 _ON_CPU = " Gloo communicates on the CPU: what it takes there, compute cannot use."
 

@@ -116,11 +116,11 @@ def _marked(one: Happened, found: Sequence[Happened], *, failed: bool) -> str:
     """Return the head of a fault with its severity, or that it ended the job."""
     if not _ended_it(one, found, failed=failed):
         return f"{one.cause.severity.upper()}  {_head(one.cause)}"
-    # Somebody may have ended a job that made no progress.
-    by_hand = any(
+    # Users, or a machine without memory, may have ended all ranks of a job that made no progress.
+    together = any(
         each.kind == "rank_lost" and each.cause in ("interrupted", "all") for one in found for each in one.every
     )
-    return f"{'UNTIL THE END' if by_hand and one.cause.kind in STANDSTILLS else 'ENDED THE JOB'}  {_head(one.cause)}"
+    return f"{'UNTIL THE END' if together and one.cause.kind in STANDSTILLS else 'ENDED THE JOB'}  {_head(one.cause)}"
 
 
 def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:

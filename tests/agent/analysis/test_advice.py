@@ -306,7 +306,11 @@ def test_compression_by_what_a_setting_does() -> None:
     """Where fp16, which the settings give, saves nothing, there is no advice for the sake of int8; nor for shards that are bfloat16 already."""
     little = kind(dtype="float32", seconds=0.0315, curve=CURVE, per_step=100, size_bytes=1e4)
     assert given("compression", facts(little)) is None
-    assert given("compression", facts(kind(op="reduce_scatter", sharded=True, dtype="bfloat16"))) is None
+    shards = kind(op="reduce_scatter", sharded=True, dtype="bfloat16", frameworks=frozenset({"fsdp2"}))
+    assert given("compression", facts(shards)) is None
+    zero = given("compression", facts(shards._replace(frameworks=frozenset({"deepspeed"}))))
+    assert zero is not None
+    assert "zero_quantized_gradients" in zero.do
     assert given("compression", facts(kind(op="reduce_scatter", sharded=True, dtype="float32"))) is not None
 
 

@@ -24,7 +24,7 @@ def write_into(folder: Path, texts: Mapping[str, str], *, force: bool, choose: s
         mode: of the files.
 
     Raises:
-        UsageError: a file has another content, which somebody may have edited.
+        UsageError: a file has another content, perhaps a user's.
         CommwatchError: the folder or a file cannot be written.
     """
     try:
@@ -32,7 +32,7 @@ def write_into(folder: Path, texts: Mapping[str, str], *, force: bool, choose: s
         edited = [folder / name for name, text in texts.items() if _has_other(folder / name, text)]
         if edited and not force:
             raise UsageError(
-                f"{', '.join(map(str, edited))}: exists, with another content; --force replaces it, {choose} writes only one file"
+                f"already there, with another content: {', '.join(map(str, edited))}; --force replaces them, {choose} writes only one file"
             )
         for name, text in texts.items():
             write(folder / name, text)
