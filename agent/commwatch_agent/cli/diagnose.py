@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,18 +81,26 @@ def _job_and_agents(config: Config, arguments: argparse.Namespace, keys: Keys) -
     from commwatch_agent.cli.stored import LATEST, reading
     from commwatch_agent.commands.diagnose import jobs_of
 
-    known = {LATEST}
+    every, known = {LATEST}, {LATEST: LATEST}
     if arguments.agents:
-        known |= jobs_of(client.local_agents(config.dir), keys)
+        every |= jobs_of(client.local_agents(config.dir), keys)
         try:
             with reading(config) as agent:
-                known |= {name for name in arguments.agents if agent.has_job(name)}
+                every |= {name for name in arguments.agents if agent.has_job(name)}
+                every |= {job.job_id for job in agent.jobs()}
         except CommwatchError:  # without a history
             pass
-    jobs = {name for name in arguments.agents if name in known} | ({arguments.job} if arguments.job else set())
+        known |= {name: job for name in arguments.agents if (job := _meant(name, every)) is not None}
+    jobs = {known[name] for name in arguments.agents if name in known} | ({arguments.job} if arguments.job else set())
     if len(jobs) > 1:
         raise UsageError(f"one job at a time; these are jobs: {', '.join(sorted(jobs))}")
     return next(iter(jobs), None), [name for name in arguments.agents if name not in known]
+
+
+def _meant(name: str, jobs: Collection[str]) -> str | None:
+    """Return the job that has a name, or the only one whose name begins so; ``None``: there is none."""
+    begin_so = [job for job in jobs if job.startswith(name)]
+    return name if name in jobs else begin_so[0] if len(begin_so) == 1 else None
 
 
 def _no_jobs(named: list[str]) -> str:

@@ -39,8 +39,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         type=last_seconds,
         default=LAST,
         metavar="AGE",
-        help="the part of the job's end whose steps are replayed, at most the latest 50, such as 90s or 2h; all: the whole job "
-        "(default: %(default)s)",
+        help="the part of the job's end whose steps are replayed, at most the latest 50, such as 90s or 2h; all: these 50, however "
+        "old (default: %(default)s)",
     )
     add_node(whatif)
     whatif.add_argument("--json", action="store_true", help="print JSON")

@@ -13,7 +13,7 @@ from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
-from commwatch_agent.incidents.words import NO_STACK, lasted, stack, when
+from commwatch_agent.incidents.words import NO_STACK, lasted, no_place, stack, when
 from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, happened
 from commwatch_agent.sources.stack_capture import Evidence
@@ -221,6 +221,7 @@ def _about(incident: IncidentDetails, *, has_stack: bool) -> Iterator[str]:
     yield incident.says
     if incident.place and incident.place not in incident.says:
         yield f"in {incident.place}"
+    yield from filter(None, [no_place(incident.evidence)])
     yield lasted(incident)
     remedy = incident.remedy.partition(f" {NO_STACK}")[0] if has_stack else incident.remedy
     if remedy:

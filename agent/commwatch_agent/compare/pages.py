@@ -153,7 +153,7 @@ def text(comparison: Comparison, cells: int = CELLS) -> str:
     if comparison.too_few:
         lines += ["", f"  No intervals: {comparison.too_few}."]
     if comparison.kinds:
-        lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells)]
+        lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells, keys=3)]
         lines += ["", *paragraph(_INCLUDES, cells, first="  ")]
     if comparison.incidents:
         rows = [_incident_cells(each) for each in comparison.incidents]

@@ -103,6 +103,13 @@ def no_stack(evidence: Iterable[EvidenceItem]) -> str:
     return f"{NO_STACK} {missing[0]['rank']}: {missing[0]['needs']}." if missing and not place(items) else ""
 
 
+def no_place(evidence: Iterable[EvidenceItem]) -> str:
+    """Return what stacks of a culprit showed that show no place of its own; empty: the place is known, or none was taken."""
+    items = list(evidence)
+    taken = [item for item in items if item.source == "stack" and not item.data.get("needs")]
+    return taken[-1].text if taken and not place(items) else ""
+
+
 def why_late(evidence: Iterable[EvidenceItem]) -> str:
     """Return why a straggler is late, as a code of ``ingest.why_late``; empty: not known, or no straggler."""
     return next((str(item.data["why"]) for item in reversed([*evidence]) if item.data.get("why")), "")

@@ -8,7 +8,7 @@ from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
-from commwatch_agent.incidents.words import lasted, lasted_s, stack, when
+from commwatch_agent.incidents.words import lasted, lasted_s, no_place, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.report import html_frame
 from commwatch_agent.text.plain_table import paragraph
@@ -179,6 +179,7 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
     if incident.place and incident.place not in incident.says:
         over_time = (item.text for item in incident.evidence if item.source == "stack" and "part" in item.data)
         yield next(over_time, f"{named(incident.ranks[:1])} was in {incident.place}")
+    yield from filter(None, [no_place(incident.evidence)])
 
 
 def _frames(incident: IncidentDetails) -> Iterator[str]:

@@ -180,7 +180,8 @@ def longer(
     own = shares(stacks)
     place = longer_at(own, other)
     if not place:
-        yield EvidenceItem("stack", at, f"rank {rank} spends its time at the same places as another rank", about)
+        says = f"in {sum(stacks.values())} samples, rank {rank} was at no place longer than another rank"
+        yield EvidenceItem("stack", at, says, about)
         return
     beside = f", another rank {percent(other.get(place, 0.0))}" if other else ""
     text = f"in {sum(stacks.values())} samples, rank {rank} was in {place} {percent(own[place])} of the time{beside}"

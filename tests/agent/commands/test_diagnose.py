@@ -247,12 +247,13 @@ def test_verdicts_count_once(tmp_path: Path) -> None:
 
 def test_job_or_address(tmp_path: Path) -> None:
     """An argument that is the name of a job known here is that job, with or without its agent; anything else is an address; two jobs are too many."""
-    for job in ("node1", "node2"):
+    for job in ("node1", "node2", "other-20261130"):
         writer = write_ring(rings_of(tmp_path), [operation(start_ns=MS, end_ns=2 * MS)], [group_entry()], job=job)
         writer.close(1)
         end_rank(writer)
     with agent(tmp_path) as running:
-        wait_for(lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"] * 2, "the jobs")
+        wait_for(lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"] * 3, "the jobs")
+        assert commwatch("diagnose", "other", "--dir", tmp_path).stdout.startswith("other-20261130 ended at ")
         done = commwatch("diagnose", "node1", "--dir", tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("node1 ended at ")
@@ -260,6 +261,7 @@ def test_job_or_address(tmp_path: Path) -> None:
             json.loads(commwatch("diagnose", running.url, "node1", "--dir", tmp_path, "--json").stdout)["job"]["job_id"]
             == "node1"
         )
+        assert "node" in commwatch("diagnose", "node", "--dir", tmp_path).stderr  # of two jobs
         done = commwatch("diagnose", "--dir", tmp_path)
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "no running job")
         assert f"`commwatch diagnose --dir {tmp_path} node" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from commwatch_agent.commands.diagnosis import Diagnosis, text
 from commwatch_agent.incidents.answers import details_of, view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
-from commwatch_agent.incidents.words import cost, end, stack, title, what_to_do, when
+from commwatch_agent.incidents.words import cost, end, no_place, stack, title, what_to_do, when
 from commwatch_agent.report.incident_page import incident_page
 from commwatch_agent.report.what_happened import happened, lines
 from commwatch_agent.text.units import time_of_day
@@ -57,6 +57,17 @@ def test_disagreements(cause: str) -> None:
 def test_names_are_filled_in(about: Mapping[str, str], text: str) -> None:
     """A remedy has the process that it is about, and no clause on one that is not known."""
     assert remedy("hang", "stopped", about).endswith(text)
+
+
+def test_stacks_without_a_place() -> None:
+    """Where stacks of a late rank show no place of its own, report and diagnosis say that; a known place, or what a stack needs, counts instead."""
+    alike = EvidenceItem("stack", AT, "in 98 samples, rank 2 was at no place longer", {"rank": 2, "pid": 71})
+    known = EvidenceItem("stack", AT, "rank 2 was in load", {"rank": 2, "place": "load (a.py:1)"})
+    needs = EvidenceItem("stack", AT, "no stack", {"rank": 2, "needs": "install py-spy"})
+    assert [no_place(each) for each in ((alike,), (alike, known), (needs,), ())] == [alike.text, "", "", ""]
+    one = details_of(incident("straggler", "late", evidence=(alike,)))
+    assert alike.text in text(Diagnosis(incidents=[one], ended=JOB), [], [], "commwatch diagnose")
+    assert alike.text in "\n".join(lines(happened([one]), 200, failed=False))
 
 
 def test_late_for_a_reason() -> None:
