@@ -221,7 +221,8 @@ def _about(incident: IncidentDetails, *, has_stack: bool) -> Iterator[str]:
     yield incident.says
     if incident.place and incident.place not in incident.says:
         yield f"in {incident.place}"
-    yield from filter(None, [no_place(incident.evidence)])
+    if not incident.place and (showed := no_place(incident.evidence)):
+        yield showed
     yield lasted(incident)
     remedy = incident.remedy.partition(f" {NO_STACK}")[0] if has_stack else incident.remedy
     if remedy:

@@ -105,9 +105,8 @@ def no_stack(evidence: Iterable[EvidenceItem]) -> str:
 
 def no_place(evidence: Iterable[EvidenceItem]) -> str:
     """Return what stacks of a culprit showed that show no place of its own; empty: the place is known, or none was taken."""
-    items = list(evidence)
-    taken = [item for item in items if item.source == "stack" and not item.data.get("needs")]
-    return taken[-1].text if taken and not place(items) else ""
+    taken = [item for item in evidence if item.source == "stack" and not item.data.get("needs")]
+    return "" if not taken or any(item.data.get("place") for item in taken) else taken[-1].text
 
 
 def why_late(evidence: Iterable[EvidenceItem]) -> str:

@@ -179,7 +179,8 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
     if incident.place and incident.place not in incident.says:
         over_time = (item.text for item in incident.evidence if item.source == "stack" and "part" in item.data)
         yield next(over_time, f"{named(incident.ranks[:1])} was in {incident.place}")
-    yield from filter(None, [no_place(incident.evidence)])
+    if not incident.place and (showed := no_place(incident.evidence)):
+        yield showed
 
 
 def _frames(incident: IncidentDetails) -> Iterator[str]:
