@@ -21,6 +21,8 @@ LOST = frozenset({"dead", "gone"})
 BY_CTRL_C = "interrupted"
 #: Kinds about what ranks of a job do, which the agents of all its nodes know only together.
 OF_RANKS = STANDSTILLS | {"waiting", "straggler", "corruption", "rank_lost", "slow_link"}
+#: Kinds whose conditions stay when their reason is over: a log never revokes a message.
+STANDING = frozenset({"nccl_fault"})
 #: Kinds that are of one moment.
 MOMENTS = frozenset({"rank_lost"})
 #: While one of these lasts, ranks wait for a known reason, and not because their work is uneven.
@@ -165,6 +167,12 @@ def with_new(known: Iterable[EvidenceItem], found: Iterable[EvidenceItem]) -> li
         if all((each.source, each.data) != (item.source, item.data) for each in kept):
             kept.append(item)
     return kept
+
+
+def is_known(known: Iterable[EvidenceItem], found: Iterable[EvidenceItem]) -> bool:
+    """Return whether evidence has nothing new."""
+    before = list(known)
+    return len(with_new(before, found)) == len(before)
 
 
 def family(kind: str) -> str:

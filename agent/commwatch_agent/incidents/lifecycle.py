@@ -17,11 +17,13 @@ from commwatch_agent.incidents.incident import (
     LOST,
     ONE_WAIT,
     RECOVERED,
+    STANDING,
     STANDSTILLS,
     AlertState,
     Condition,
     Incident,
     incident_id,
+    is_known,
     with_new,
 )
 from commwatch_agent.incidents.words import what_to_do
@@ -90,10 +92,14 @@ def advanced(
         known: as returned for the moment before. Ended ones serve to number later ones with their key.
     """
     found: dict[tuple[str, ...], list[Condition]] = {}
+    latest = {each.key: each for each in sorted(known, key=lambda each: each.number)}
+    # Logs of a job outlive what is known of its run.
+    runs = {(each.job_id, *each.key[1:]): each.run for each in latest.values() if each.ended_at is not None}
     for condition in conditions:
         if condition.kind in table.kinds and table.kinds[condition.kind].enabled:
-            found.setdefault(condition.key, []).append(condition)
-    latest = {each.key: each for each in sorted(known, key=lambda each: each.number)}
+            run = condition.run or runs.get((condition.job_id, *condition.key[1:]), "")
+            of_run = condition if run == condition.run else replace(condition, run=run)
+            found.setdefault(of_run.key, []).append(of_run)
     earlier = [each for each in known if latest[each.key] is not each]
     after = [_unseen(incident, table, around) for key, incident in latest.items() if key not in found]
     for key, of_key in found.items():
@@ -120,7 +126,7 @@ def _seen(known: Incident | None, conditions: list[Condition], table: Table, aro
     run_is_over = (main.run or main.job_id) in around.ended_runs
     if known is not None and known.ended_at is not None:
         is_another = _is_another(conditions, known, around.now)
-        if run_is_over and not is_another:
+        if (run_is_over or _is_of_the_past(conditions, known)) and not is_another:
             return _over(known, table, around.now)
         if around.now - known.ended_at <= COMES_BACK_S and not is_another:
             known = replace(known, state="open", ended_at=None, outcome=None)
@@ -151,6 +157,12 @@ def _is_another(conditions: Iterable[Condition], known: Incident, now: float) ->
     """
     since = known.last_at + _EQUAL_S
     return known.kind == "rank_lost" and all(since < each.began_at < now for each in conditions)
+
+
+def _is_of_the_past(conditions: Iterable[Condition], known: Incident) -> bool:
+    """Return whether conditions show only what an incident has that ended with its job, whose launcher has started it again."""
+    shown = (item for each in conditions for item in each.evidence)
+    return known.kind in STANDING and known.outcome == JOB_ENDED and is_known(known.evidence, shown)
 
 
 def _weight(condition: Condition, table: Table) -> tuple[int, int]:

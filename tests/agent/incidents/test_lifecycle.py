@@ -307,6 +307,24 @@ def test_fires_as_its_job_ends() -> None:
     assert [(each.state, fired(each)) for each in known] == [("ended", [])]
 
 
+def test_error_in_the_log_of_an_earlier_life() -> None:
+    """An error in a log ends with its job: it is none of the job that its launcher starts again, nor of a job that is no longer in memory; a new line is."""
+    kinds = {**TABLE.kinds, "nccl_fault": Kind("nccl_fault", WARNING, None, 300, "", "Errors")}
+    found = replace(TABLE, kinds=kinds, rows={**RULES, "nccl_fault": [rule("Errors", "nccl_fault", 0, 0)]})
+    known: list[Incident] = []
+
+    def see(after: float, *numbers: int, run: str = "key", over: bool = False) -> list[tuple[int, str]]:
+        nonlocal known
+        lines = tuple(EvidenceItem("nccl_log", T0, "closed", {"line": number}) for number in numbers)
+        error = Condition("nccl_fault", ("peer_lost",), "closed", T0 + after, "train", run, value=1.0, evidence=lines)
+        known = advanced([error], known, found, Around(T0 + after, ended_runs={"key"} if over else ()))
+        return [(each.number, each.state) for each in known]
+
+    assert see(0, 7, over=True) == [(0, "ended")]
+    assert see(5, 7) == see(300, 7) == see(600, 7, run="") == [(0, "ended")]
+    assert see(610, 7, 9) == [(0, "ended"), (1, "open")]
+
+
 def test_job_that_ended_while_the_agent_was_away() -> None:
     """An incident of a job whose end was not seen ends when its condition last held."""
     scene = Scene()
