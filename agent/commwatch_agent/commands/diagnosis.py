@@ -13,7 +13,7 @@ from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
-from commwatch_agent.incidents.words import NO_STACK, lasted, no_place, stack, when
+from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
 from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, happened
 from commwatch_agent.sources.stack_capture import Evidence
@@ -90,7 +90,9 @@ def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
         fatal = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
         wrong = fatal or (seen.ended.failed is not False and bool(ended_by(happened(seen.incidents))))
     else:
-        wrong = any(each.severity != INFO for each in seen.open) or any(doubt.is_wrong for doubt in found)
+        wrong = any(each.severity != INFO and not is_over(each) for each in seen.open) or any(
+            doubt.is_wrong for doubt in found
+        )
     return 1 if wrong else INCOMPLETE if seen.silent else 0
 
 
@@ -179,7 +181,7 @@ def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
         yield "no running job"
         if seen.latest is not None:
             yield last_job(seen.latest, again)
-    elif not seen.open:
+    elif all(map(is_over, seen.open)):
         running = sum(view.state == "running" for view in seen.ranks)
         size = sum(job.world_size for job in seen.jobs)
         ranks = counted(running, "rank") if running >= size else f"{running} of {counted(size, 'rank')}"
@@ -212,7 +214,7 @@ def blocks(incidents: list[IncidentDetails], taken: Collection[tuple[str, int]] 
     for one in families(incidents):
         each = one.cause
         effects = [f"{'  ' * depth}Consequence: {effect.title}, {lasted(effect)}" for depth, effect in one.effects]
-        head = f"{each.severity.upper()}  {each.title} ({_where(each)})"
+        head = f"{'OVER' if is_over(each) else each.severity.upper()}  {each.title} ({_where(each)})"
         has_stack = any((each.job_id, rank) in taken for rank in each.ranks)
         yield [head, *(f"  {line}" for line in _about(each, has_stack=has_stack)), *effects]
 
@@ -225,7 +227,7 @@ def _about(incident: IncidentDetails, *, has_stack: bool) -> Iterator[str]:
         yield showed
     yield lasted(incident)
     remedy = incident.remedy.partition(f" {NO_STACK}")[0] if has_stack else incident.remedy
-    if remedy:
+    if remedy and not is_over(incident):
         yield f"To do: {remedy}"
     if taken := stack(incident.evidence):
         yield "Python stack:"

@@ -12,7 +12,7 @@ from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.incidents.answers import IncidentView, in_order
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.incident import STANDSTILLS
-from commwatch_agent.incidents.words import lasted
+from commwatch_agent.incidents.words import is_over, lasted
 from commwatch_agent.text.terminal_text import clean
 from commwatch_agent.text.text_table import wrap
 
@@ -51,7 +51,9 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
 
 def _to_do(shown: OfJob) -> list[tuple[str, str]]:
     """Return what to do about a job that makes no progress, else the first advice on making it faster."""
-    stands = [each for each in shown.incidents if each.state == "open" and each.kind in STANDSTILLS]
+    stands = [
+        each for each in shown.incidents if each.state == "open" and each.kind in STANDSTILLS and not is_over(each)
+    ]
     if shown.job.state == "running" and stands:
         return [(f"DO {each.remedy}", "") for each in in_order(stands)[:1] if each.remedy]
     return [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
@@ -66,7 +68,7 @@ def worth_showing(shown: OfJob | None, of_node: list[IncidentView]) -> list[Inci
 
 def _incidents(incidents: list[IncidentView]) -> Iterator[tuple[str, str]]:
     for one in families(incidents):
-        severity = one.cause.severity
+        severity = "over" if is_over(one.cause) else one.cause.severity
         yield f"{severity.upper()} {_about(one.cause)}: {one.cause.says}", STYLES.get(severity, "")
         for _, effect in one.effects:
             yield f"Consequence: {_about(effect)}", "dim"

@@ -54,11 +54,16 @@ def when(incident: Timed) -> str:
     if incident.kind in MOMENTS:
         return f"at {time_of_day(incident.began_at)}"
     since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
-    if incident.ended_at is None and not incident.holds:
+    if is_over(incident):
         return f"since {since}, for {lasted}; not seen since {time_of_day(incident.last_at)}"
     if incident.ended_at is None:
         return f"since {since}{f', for {lasted} so far' if lasted_s(incident) >= 1 else ''}"
     return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"
+
+
+def is_over(incident: Timed) -> bool:
+    """Return whether an incident is only open because its alert fires on."""
+    return incident.ended_at is None and not incident.holds
 
 
 def end(incident: Timed) -> str:

@@ -212,6 +212,16 @@ def test_json() -> None:
     assert json.loads(as_json(Diagnosis(ended=ENDED), []))["job"]["ending"] == "exit code 137 (SIGKILL)"
 
 
+def test_over() -> None:
+    """A fault that is over while its alert fires is no reason for exit code 1, and there is nothing to do about it."""
+    hang = details("hang", 1, remedy="Let it continue.", holds=False)
+    of = seen(two(), hang)
+    shown = text(of, [], [], COMMAND)
+    assert shown.startswith(f"OVER  {hang.title} (")
+    assert ("To do" in shown, "healthy: " in shown, exit_code(of, [])) == (False, True, 0)
+    assert exit_code(seen(two(), replace(hang, holds=True)), []) == 1
+
+
 def test_stack_of_this_command() -> None:
     """Where the agent could take no stack, but this command can, the remedy does not say that there is none."""
     hang = details("hang", 1, remedy="Look at it. No Python stack of rank 1: py-spy could not read the process.")

@@ -102,6 +102,15 @@ def incident(kind: str, *ranks: int, says: str = "a sentence", **more: Any) -> I
     return IncidentView(**{**values, **more})
 
 
+def test_over() -> None:
+    """A fault that is over while its alert fires is shown as that, without what to do."""
+    hang = incident("hang", 1, holds=False, remedy="Let it continue.")
+    shown = text(of_job(incidents=[hang]), cells=200)
+    assert "OVER Hang: rank 1" in shown
+    assert "DO Let" not in shown
+    assert "DO Let" in text(of_job(incidents=[replace(hang, holds=True)]), cells=200)
+
+
 def test_no_rates_in_a_hang() -> None:
     """Where nothing moves for long there is no rate of steps but how long that is, and operations are counted over all the time."""
     still = replace(answers().about, at=NOW + 42)

@@ -46,10 +46,11 @@ function becameFault(wait, incidents) {
 // One that is pending has not lasted for long enough to be sure of. What to do about a consequence is to end its cause.
 function itemOf(incident, depth, alerts) {
   const pending = incident.state === "pending";
+  const over = incident.ended_at === null && incident.holds === false; // only its alert fires on
   const firing = alerts.filter(({ state, annotations }) => state === "firing" && annotations.incident === incident.id);
   return {
-    head: `${incident.title}${pending ? " (pending)" : ""}`, text: incident.says, kind: pending ? "" : kindOf(incident), depth,
-    place: incident.place && `in ${incident.place}`, when: `${when(incident)}${cost(incident)}`, remedy: pending || depth ? "" : incident.remedy,
+    head: `${incident.title}${pending ? " (pending)" : over ? " (over)" : ""}`, text: incident.says, kind: pending || over ? "" : kindOf(incident), depth,
+    place: incident.place && `in ${incident.place}`, when: `${when(incident)}${cost(incident)}`, remedy: pending || over || depth ? "" : incident.remedy,
     links: [
       ...firing.map(({ name }) => [`/runbook#${name.toLowerCase()}`, `alert ${name}`]),
       [`/incidents/${encodeURIComponent(incident.id)}`, "evidence"],
