@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,15 @@ def _state_home(env: Mapping[str, str]) -> Path:
         raise ConfigError("this user has no home directory for the history; choose a directory with --state") from None
 
 
+def _misplaced(value: Any, table: str) -> Iterator[str]:
+    """Yield the settings in a table of a file, which end up there if they are written below its head; a label may have any name."""
+    for entry in value if isinstance(value, list) else [value]:
+        for key, inner in entry.items() if isinstance(entry, dict) else ():
+            if key in SETTINGS and not (table == "labels" and isinstance(inner, str)):
+                yield key
+            yield from _misplaced(inner, table)
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(crossing.read(file, _MOST_BYTES, crossing.operator()).decode())
@@ -161,4 +170,6 @@ def _read(file: Path) -> dict[str, Any]:
             raise ConfigError(f"{file}: {key}: {REMOVED[key]}")
         if key not in SETTINGS:
             raise ConfigError(f"{file}: unknown key '{key}'; {_nearest(key, SETTINGS)}")
+        for setting in _misplaced(table[key], key):
+            raise ConfigError(f"{file}: {setting}: is below [{key}]; write it above the first table")
     return {key: checked(key, value, f"{file}: {key}") for key, value in table.items()}

@@ -36,7 +36,7 @@ from commwatch_agent.model.runs import renamed
 from commwatch_agent.model.views import RankView
 from commwatch_agent.notify.alert_rules import plan_of
 from commwatch_agent.notify.bundles import Bundles, Sources
-from commwatch_agent.notify.delivery_setup import address_of, delivery_of, readings, url_of, warn_of_secrets
+from commwatch_agent.notify.delivery_setup import address_of, delivery_of, readings, url_of, warn_of_unusable
 from commwatch_agent.notify.incident_watch import IncidentWatch, Plan
 from commwatch_agent.notify.look import NodeLook, RankLook
 from commwatch_agent.otlp.opening import pushes
@@ -398,7 +398,7 @@ class Daemon:
             self._ranks.named = config.job_info
             self._exporter.relabel(config.labels, config.node_name if "node" in config.job_info else "")
             self._delivery.change(new_receivers, _FAREWELL_S)
-            warn_of_secrets(config.receivers)
+            warn_of_unusable(config.receivers)
             self._peers.change(config)
             self._incidents.change(plan)
 

@@ -84,7 +84,10 @@ def test_text_after_the_title() -> None:
     assert payload.title(Batch((over,), ())).startswith("[RESOLVED] Rank 3 of job train-7b died")
     assert payload.description(over).endswith(about["where"])
     assert "Use less memory" not in payload.description(over)
+    with_job = replace(over, annotations={**about, "outcome": "All ranks of the job ended with it."})
+    assert payload.title(Batch((with_job,), ())).startswith("[ENDED] Rank 3 of job train-7b died")
     ended = replace(over, annotations={**about, "outcome": "Recovered after 67.5 s."})
+    assert payload.title(Batch((ended,), ())).startswith("[RESOLVED] ")
     assert payload.description(ended) == f"Recovered after 67.5 s. {about['where']}"
 
 

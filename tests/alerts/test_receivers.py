@@ -171,7 +171,7 @@ def test_slack_message() -> None:
         annotations={"summary": "<!here> *x*", "description": "42% & more", "runbook_url": "https://r/?a=1&b=<x>|y"},
     )
     (said,) = slack(batch(bad, *(alert(rank=str(n)) for n in range(14))), AGENT)["attachments"]
-    assert said["title"] == "[FIRING:15] CommShareHigh train"
+    assert said["title"] == "[WARNING:15] CommShareHigh train"
     assert "&lt;!here&gt; *x*" in said["text"]
     assert "42% &amp; more" in said["text"]
     assert "<https://r/?a=1&amp;b=%3Cx%3E%7Cy|runbook>" in said["text"]

@@ -160,7 +160,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
     else:  # the service manager makes the folders that the settings do not name
         named = explained(os.environ, arguments.config, **flags_of(arguments))[1]
         check(config, os.environ, [name for name in FOLDERS if name in named])
-    _check_secrets(config)
+    _check_receivers(config)
     file = settings_file(os.environ, arguments.config)
     print(
         f"the settings are valid: {line(str(file)) if file is not None else 'no settings file; flags, variables and defaults'}"
@@ -168,11 +168,11 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_secrets(config: Config) -> None:
-    """Read the files with secrets of receivers; raise ``ConfigError`` for one that cannot be used. Variables may be those of the agent only."""
-    from commwatch_agent.notify.delivery_setup import unusable_secrets
+def _check_receivers(config: Config) -> None:
+    """Raise ``ConfigError`` for a receiver whose secret cannot be read, or whose program is missing. Variables may be those of the agent only."""
+    from commwatch_agent.notify.delivery_setup import unusable
 
-    for trouble in unusable_secrets(config.receivers, variables=False):
+    for trouble in unusable(config.receivers, variables=False):
         raise ConfigError(trouble)
 
 

@@ -172,7 +172,7 @@ def _scraping(about: dict[str, Any]) -> Check:
     age = None if about["scraped_at"] is None else time.time() - about["scraped_at"]
     if age is None or age > _SCRAPED_S:
         since = "never fetched" if age is None else f"last fetched {age / 60:.0f} min ago"
-        remedy = "add this address to a scrape_config; from another host the agent needs --host, and TLS or --insecure (docs/security.md)"
+        remedy = "add the agent to a scrape_config; it must listen beyond this host (--host, TLS or --insecure) for a Prometheus elsewhere (docs/security.md)"
         return Check(WARN, "prometheus", f"/metrics was {since}", remedy)
     return Check(
         PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"

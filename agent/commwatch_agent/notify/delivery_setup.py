@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
+from shutil import which
 from socket import AF_INET, AF_INET6, AI_NUMERICHOST, SOCK_DGRAM, getaddrinfo, gethostname, socket
 
 from commwatch_agent.config import Config
@@ -26,13 +27,19 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
     Args:
         agent_url: base URL of the agent, for links in notifications.
     """
-    warn_of_secrets(config.receivers)
+    warn_of_unusable(config.receivers)
     return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.sent_alerts))
 
 
-def unusable_secrets(asked: Iterable[ReceiverConfig], *, variables: bool) -> Iterator[str]:
-    """Yield the receivers with a secret that cannot be read now, and why; ``variables``: also look at those in environment variables."""
+def unusable(asked: Iterable[ReceiverConfig], *, variables: bool) -> Iterator[str]:
+    """Yield the receivers with a secret that cannot be read now, or a program that is not there, and why.
+
+    Args:
+        variables: also look at secrets in environment variables.
+    """
     for receiver in asked:
+        if receiver.command and which(receiver.command[0]) is None:
+            yield f"receiver {receiver.name}: command: {receiver.command[0]}: no such program"
         for secret in receiver.secrets:
             try:
                 if variables or secret.file is not None:
@@ -41,10 +48,10 @@ def unusable_secrets(asked: Iterable[ReceiverConfig], *, variables: bool) -> Ite
                 yield f"receiver {receiver.name}: {error}"
 
 
-def warn_of_secrets(asked: Iterable[ReceiverConfig]) -> None:
+def warn_of_unusable(asked: Iterable[ReceiverConfig]) -> None:
     """Log the receivers to which no alert can be sent as things are; a secret is read at each use, so it may still come."""
-    for trouble in unusable_secrets(asked, variables=True):
-        log.warning("%s; no alert is sent there until it can be read", trouble, **about("no_secret"))
+    for trouble in unusable(asked, variables=True):
+        log.warning("%s; no alert is sent there until that is mended", trouble, **about("no_secret"))
 
 
 def address_of(config: Config, port: int) -> str:

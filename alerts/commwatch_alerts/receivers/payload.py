@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from commwatch_alerts.model import FIRING, RESOLVED, Alert, printable
+from commwatch_alerts.model import FIRING, RESOLVED, SEVERITIES, Alert, printable
 from commwatch_alerts.outbox import Batch, Labels
 from commwatch_alerts.receivers.sending import began, fingerprint, labels_of, rfc3339
 
@@ -85,18 +85,26 @@ def _common(sets: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def title(batch: Batch) -> str:
-    """Return the title of a message: severity and summary of its only alert, else such as ``[FIRING:2] CommShareHigh train``.
+    """Return the title of a message: severity and summary of its only alert, else such as ``[WARNING:2] CommShareHigh train``.
 
     On a phone it is all that is seen at first, so it has what, where and what to do.
     """
     if is_of_one(batch):
         (alert,) = batch.alerts
-        is_over = alert.state == RESOLVED
-        return f"[{printable(RESOLVED if is_over else alert.labels.get('severity', FIRING)).upper()}] {summary(alert)}"
-    firing = sum(alert.state == FIRING for alert in batch.alerts + batch.truncated)
+        status_of = _end(alert) if alert.state == RESOLVED else alert.labels.get("severity", FIRING)
+        return f"[{printable(status_of).upper()}] {summary(alert)}"
+    every = batch.alerts + batch.truncated
+    firing = sum(alert.state == FIRING for alert in every)
+    found = [alert.labels.get("severity", "") for alert in every if alert.state == FIRING]
+    worst = max(filter(SEVERITIES.__contains__, found), key=SEVERITIES.index, default=FIRING)
     group = dict(batch.group) or dict(batch.alerts[0].labels)
     names = " ".join(group[name] for name in ("alertname", "job_id") if group.get(name))
-    return printable(f"[{f'FIRING:{firing}' if firing else 'RESOLVED'}] {names}")
+    return printable(f"[{f'{worst.upper()}:{firing}' if firing else 'RESOLVED'}] {names}")
+
+
+def _end(alert: Alert) -> str:
+    """Return ``resolved``, or ``ended`` if the job ended before its fault did."""
+    return RESOLVED if alert.annotations.get("outcome", "Recovered").startswith("Recovered") else "ended"
 
 
 def is_of_one(batch: Batch) -> bool:

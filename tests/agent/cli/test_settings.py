@@ -142,6 +142,10 @@ def test_no_secret(tmp_path: Path) -> None:
         ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of commwatch"),
         ("host = '0.0.0.0'", {}, "host 0.0.0.0 can be reached from other machines"),
         ("tls_cert = '/no/cert'\ntls_key = '/no/key'", {}, "tls_cert /no/cert, tls_key /no/key: No such file"),
+        ("[thresholds]\ncomm_share = 0.4\ntoken_file = '/t'", {}, "token_file: is below [thresholds]; write it above the first table"),
+        ("[labels]\nhost = 'rack7'\npeers = ['node1']", {}, "peers: is below [labels]; write it above"),
+        ("[kinds.hang]\nenabled = true\nport = 1", {}, "port: is below [kinds]; write it above"),
+        ("[[receivers]]\nkind = 'command'\ncommand = ['/no/pager']", {}, "receiver command: command: /no/pager: no such program"),
         ("[[receivers]]\nkind = 'slack'\nurl_file = '/no/url'", {}, "receiver slack: url_file = /no/url: No such file"),
         ("token_file = '/no/token'", {}, "/no/token"), ("ca_file = '/no/ca'", {}, "ca_file /no/ca: No such file"),
         ("", {"COMMWATCH_CLIENT_CERT": "/no/cert"}, "client_cert /no/cert: No such file"),
@@ -183,7 +187,9 @@ def test_right(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
     secret = tmp_path / "slack"
     secret.write_text("https://chat.example.com/x")
-    file.write_text(f"insecure = true\n{EVERYTHING}".replace("/etc/slack", str(secret)))
+    file.write_text(
+        f"insecure = true\n{EVERYTHING}".replace("/etc/slack", str(secret)).replace("/bin/notify", "/bin/true")
+    )
     probe = {
         "COMMWATCH": "1",
         "COMMWATCH_JOB": "j",
