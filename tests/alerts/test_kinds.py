@@ -127,7 +127,7 @@ def test_prometheus_takes_it(tmp_path: Path, settings: KindSettings) -> None:
 
 def test_unknown_kind() -> None:
     """A kind in the settings that does not exist is refused, with those that do."""
-    with pytest.raises(CatalogueError, match="kinds: unknown 'hangs'; known are hang, stalled"):
+    with pytest.raises(CatalogueError, match="kinds: unknown 'hangs'; did you mean hang"):
         read(shipped("rules.yaml"), None, {"hangs": KindSettings()})
 
 

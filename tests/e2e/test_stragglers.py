@@ -48,7 +48,7 @@ def test_straggler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "lasts_s"), [("plain", 12), *(pytest.param(each, 20, marks=pytest.mark.long) for each in ("ddp", "pipe"))]
+    ("shape", "lasts_s"), [("plain", 20), *(pytest.param(each, 20, marks=pytest.mark.long) for each in ("ddp", "pipe"))]
 )
 def test_report_names_the_same_rank(tmp_path: Path, shape: str, lasts_s: int) -> None:
     """A rank that sleeps 40 ms in each step is named while the job runs, and first in the report of the ended job, in its headline, too."""

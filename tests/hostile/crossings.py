@@ -40,8 +40,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
     "agent/commwatch_agent/analysis/flight_recorder_analysis.py": {"open": [OPENED]},
     "collectors/commwatch/api/watching.py": {"Popen": [PROGRAM]},
     "agent/commwatch_agent/cli/command_line.py": {"open": [KERNEL, KERNEL]},
-    "agent/commwatch_agent/cli/manifests/slurm.py": {"chmod": [TYPED]},
-    "agent/commwatch_agent/cli/manifests/prometheus.py": {"read_bytes": [TYPED]},
+    "agent/commwatch_agent/cli/manifests/folder.py": {"read_bytes": [TYPED], "chmod": [TYPED]},
     "agent/commwatch_agent/proof/bench.py": {
         "bind": [NETWORK],
         "open": [TYPED],
