@@ -224,12 +224,12 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
 def _ended_the_job(first: RankView, lost: Iterable[RankView]) -> bool:
     """Return whether the loss of the first rank to fail has ended its job for certain, and users have not: they may kill ranks, too.
 
-    An exception of its own has. After a death, others raised for want of that rank, or a launcher of the same host ended them.
+    An exception of its own has, and a death for want of which others raised. That others ended later shows nothing: on a busy machine, so
+    do ranks that were killed at once.
     """
     if first.raised:
         return not first.failed_in_operation
-    others = [view for view in lost if view is not first]
-    return any(view.failed_in_operation or view.host == first.host for view in others)
+    return any(view.failed_in_operation for view in lost if view is not first)
 
 
 def _ending(view: RankView) -> Ending | None:
