@@ -159,6 +159,11 @@ class Incident:
         """As of a ``Condition``."""
         return (self.run or self.job_id, family(self.kind), *self.subject)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it and all its alerts have ended."""
+        return self.ended_at is not None and all(each.resolved_at is not None for each in self.alerts)
+
 
 def with_new(known: Iterable[EvidenceItem], found: Iterable[EvidenceItem]) -> list[EvidenceItem]:
     """Return evidence with what is new: the same data is kept once, as it was first seen."""

@@ -316,6 +316,8 @@ def ended(incident: Incident, at: float, outcome: str) -> Incident:
 
 def _over(incident: Incident, table: Table, now: float) -> Incident:
     """Return an ended incident; its last alerts end once they have fired for a while."""
+    if incident.is_closed:
+        return incident
     kind = table.kinds.get(incident.kind)
     fires_on_s = _FIRES_ON_S if kind is not None and kind.enabled else 0.0
     if incident.ended_at is None or 0 <= now - incident.ended_at < fires_on_s:

@@ -137,7 +137,7 @@ class IncidentWatch(Collector):
         delta_s, self._offset_s = offset_s - self._offset_s, offset_s
         if abs(delta_s) < _STEP_S:
             return self._incidents
-        return [each if _is_over(each) else _shifted(each, delta_s) for each in self._incidents]
+        return [each if each.is_closed else _shifted(each, delta_s) for each in self._incidents]
 
     def _ended_runs(self, look: Evidence, known: Iterable[Incident], settled: bool) -> set[str]:
         """Return the keys of the runs that are over: none of their ranks is alive, or they are no longer in memory."""
@@ -297,11 +297,6 @@ def _shifted(incident: Incident, by_s: float) -> Incident:
     times = {name: getattr(incident, name) + by_s for name in ("began_at", "seen_at", "last_at")}
     ended_at = None if incident.ended_at is None else incident.ended_at + by_s
     return replace(incident, alerts=alerts, ended_at=ended_at, **times)
-
-
-def _is_over(incident: Incident) -> bool:
-    """Return whether an incident and its alerts have ended."""
-    return incident.ended_at is not None and all(each.resolved_at is not None for each in incident.alerts)
 
 
 def _pruned(incidents: list[Incident]) -> list[Incident]:
