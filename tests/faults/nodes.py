@@ -70,10 +70,8 @@ class Cluster(NamedTuple):
         judged = judge(scenario, polls)
         # A job of which nothing was recorded has no straggler either.
         silent = [] if len(seen) == scenario.size else [f"Prometheus has periods of {len(seen)} ranks"]
-        # Agents do not compare the waits for messages over nodes.
-        expected = [scenario.named if scenario.kinds else frozenset()]
-        expected += [frozenset()] if scenario.shape == "pipe" else []
-        named = [] if late in expected else [f"the agents name {sorted(late)}"]
+        expected = scenario.named if scenario.kinds else frozenset()
+        named = [] if late == expected else [f"the agents name {sorted(late)}"]
         return judged._replace(wrong=(*judged.wrong, *silent, *named))
 
     def late(self, name: str) -> frozenset[int]:

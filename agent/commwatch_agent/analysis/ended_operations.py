@@ -1,6 +1,6 @@
 """What ended operations show of groups whose ranks are all on this node: stragglers and disagreements. Pure.
 
-``nodes.rank_parts`` has the groups with ranks on several nodes; ``verdicts.verdicts`` judges the operations in flight.
+``job.rank_parts`` and ``job.message_parts`` have the groups with ranks on several nodes; ``verdicts.verdicts`` judges the operations in flight.
 """
 
 from __future__ import annotations
@@ -98,23 +98,22 @@ def _late_senders(
     rank_totals: Mapping[int, RankTotals], ends: Mapping[int, list[int]], now_ns: int
 ) -> Iterator[tuple[str, Late]]:
     """Yield (``group_id``, straggler) for groups in which every rank both sends and receives; ``ends`` of steps are by rank."""
-    for group_id, ranks in _senders(rank_totals).items():
+    for group_id, (members, ranks) in senders(rank_totals).items():
         of_group = [rank_totals[rank] for rank in ranks]
-        if all(_waits_are_known(totals, rank_totals, now_ns) for totals in of_group):
+        here = set(members) == ranks and all(_groups_are_here(totals, rank_totals) for totals in of_group)
+        if here and all(waits_are_known(totals, now_ns) for totals in of_group):
             from commwatch_agent.analysis.straggler_search import waiting_least  # brings in numpy
 
             waited_ns = {totals.rank: totals.binned_waits_ns for totals in of_group}
             stepping = _are_stepping(ranks, rank_totals)
             for late in waiting_least(waited_ns, now_ns, steps_of(ends, ranks), stepping=stepping):
-                # Where no step is marked, the first rank may wait for requests that it hands on.
-                if stepping or late.rank != min(ranks):
-                    yield group_id, late
+                yield group_id, late
 
 
-def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of groups in which every rank sends and receives, by ``group_id``.
+def senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[tuple[int, ...], set[int]]]:
+    """Return the members of groups with messages, and those of them here that both send and receive, by ``group_id``.
 
-    Other groups are left out, because a rank that only sends waits for none, and would seem to be the straggler.
+    Only a group of which all ranks do both shows who is late: a rank that only sends waits for none, and would seem to be the straggler.
     """
     both: dict[GroupInfo, set[int]] = {}
     for rank, totals in rank_totals.items():
@@ -122,17 +121,20 @@ def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]
         for group in {group for group, _ in ops}:
             if {(group, "send"), (group, "recv")} <= ops:
                 both.setdefault(totals.group(group), set()).add(rank)
-    return {info.group_id: info.ranks for info, ranks in both.items() if info.ranks and set(info.ranks) == ranks}
+    return {info.group_id: (info.ranks, ranks) for info, ranks in both.items() if info.ranks}
 
 
-def _waits_are_known(totals: RankTotals, rank_totals: Mapping[int, RankTotals], now_ns: int) -> bool:
-    """Return whether all recent waits of a rank are known. Otherwise it would seem to wait least.
+def waits_are_known(totals: RankTotals, now_ns: int) -> bool:
+    """Return whether all recent waits of a rank in groups of this node are known. Otherwise it would seem to wait least.
 
-    They are not known on a GPU, while the rank records only some operations, and if it has groups with ranks on other nodes.
+    They are not known on a GPU, and while the rank records only some operations.
     """
     shed = totals.mode != FULL or (totals.mode_since_ns and totals.mode_since_ns > now_ns - WINDOWS_NS[-1])
-    here = all(info.ranks is not None and rank_totals.keys() >= set(info.ranks) for info in totals.groups.values())
-    return not shed and not totals.on_device and here
+    return not shed and not totals.on_device
+
+
+def _groups_are_here(totals: RankTotals, rank_totals: Mapping[int, RankTotals]) -> bool:
+    return all(info.ranks is not None and rank_totals.keys() >= set(info.ranks) for info in totals.groups.values())
 
 
 def steps_of(ends: Mapping[int, list[int]], ranks: Collection[int]) -> list[int]:

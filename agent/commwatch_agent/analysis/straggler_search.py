@@ -147,7 +147,8 @@ def waiting_least(
 
     Messages do not show which rank was late for which. But a step takes equally long on all ranks, so the rank that works longest
     waits least. It must wait less than two thirds as long as the others, as stages are never quite even. Even the slowest stage waits while
-    a step's first and last messages pass through the others.
+    a step's first and last messages pass through the others. Where no step is marked, the first rank may wait for requests that it hands on:
+    it is no straggler.
 
     Args:
         waited_ns: how long each rank waited in operations, in ns, by rank and bin of time.
@@ -157,7 +158,8 @@ def waiting_least(
     waits = [list(map(of_rank.get, numbers, repeat(0))) for of_rank in waited_ns.values()]
     early_ns = -np.minimum(np.array(waits, np.float64), _MOST_NS).astype(np.int64)
     bins = LateBins(list(waited_ns), np.array(numbers, np.int64), early_ns)
-    return _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS, stepping))
+    found = _found(bins, steps, now_ns, _Rules(LEAST_NS, _WAITS, stepping))
+    return [late for late in found if stepping or late.rank != min(waited_ns)]
 
 
 def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> list[Late]:

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from commwatch_agent.analysis import live_ranks
+from commwatch_agent.analysis.ended_operations import once
 from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
 from commwatch_agent.analysis.verdicts import Verdict, combined, merged_groups, straggler_verdict, verdicts
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.job.merging import Seen
-from commwatch_agent.job.rank_parts import RankParts, late_across
+from commwatch_agent.job.message_parts import late_senders
+from commwatch_agent.job.rank_parts import late_across
 from commwatch_agent.job.replica_parts import corruptions_across
 from commwatch_agent.model.views import GroupView
 
@@ -51,7 +53,7 @@ def with_waits(seen: Seen) -> list[Verdict]:
     reported: dict[tuple[object, ...], Verdict] = {}
     for verdict in (
         *seen.reported,
-        *_across(seen.parts, groups),
+        *_across(seen, groups),
         *corruptions_across(seen.replicas, groups),
     ):  # drop duplicates from an agent that was queried under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
@@ -72,7 +74,7 @@ def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
             yield verdict
 
 
-def _across(parts: Iterable[RankParts], groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
-    for job, group_id, late in late_across(parts):
+def _across(seen: Seen, groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
+    for job, group_id, late in once([*late_across(seen.parts), *late_senders(seen.messages, seen.parts)]):
         if (job, group_id) in groups:
             yield straggler_verdict(late, groups[job, group_id])

@@ -243,6 +243,11 @@ class GroupJoin:
                 else:
                     self.add_rooted(seq, part)
 
+    def is_rooted_since(self, since_ns: int) -> bool:
+        """Return whether an incomplete operation with a root ended on a rank of this node since then."""
+        self._add_kept()
+        return any(part.end_ns >= since_ns for parts in self._rooted.values() for part in parts.values())
+
     def restart(self) -> None:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
         self._add_kept()

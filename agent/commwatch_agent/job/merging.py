@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from commwatch_agent.analysis.verdicts import Verdict, latest_life
+from commwatch_agent.job.message_parts import MessageParts
 from commwatch_agent.job.rank_parts import RankParts
 from commwatch_agent.job.replica_parts import RankChecks
 from commwatch_agent.model.runs import free_name
@@ -65,6 +66,8 @@ class Seen:
     parts: list[RankParts] = field(default_factory=list)
     #: The latest checks of replicas that have ranks on several nodes, by rank.
     replicas: list[RankChecks] = field(default_factory=list)
+    #: The latest waits of ranks that send messages to other nodes.
+    messages: list[MessageParts] = field(default_factory=list)
 
 
 def own_records(found: Iterable[Verdict]) -> list[Verdict]:

@@ -7,7 +7,7 @@ agents by (``group_id``, ``seq``) and by ages, because clocks of nodes differ.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -83,7 +83,7 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
     found = []
     for job, groups in across:
         alive = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
-        steps = {rank: _latest(totals, now_ns) for rank, totals in alive.items()}
+        steps = {rank: latest_steps(totals, now_ns) for rank, totals in alive.items()}
         for group_id, ranks in groups.items():
             join = job.joins[group_id]
             columns = {
@@ -97,7 +97,7 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
     return limit, found
 
 
-def _latest(totals: RankTotals, now_ns: int) -> list[float]:
+def latest_steps(totals: RankTotals, now_ns: int) -> list[float]:
     """Return the seconds since the ends of the latest steps or iterations of a rank, newest first: of 30 s, or at least a few."""
     ages = [max(0, now_ns - end_ns) for end_ns in reversed(ends_of(totals))]
     some = max(_LEAST_STEPS, bisect_right(ages, WINDOW_NS))
@@ -130,7 +130,7 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
 
 def _window_ns(column: RankParts) -> int:
     """Return how old parts of a rank may be."""
-    return max([WINDOW_NS, *map(_ns, column.steps_s[-1:])])
+    return max([WINDOW_NS, *map(to_ns, column.steps_s[-1:])])
 
 
 def _s(age_ns: int) -> float:
@@ -158,8 +158,8 @@ def _join(ranks: list[RankParts]) -> LateWindow:
     for column in ranks:
         rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
         for seq, op, duration_s, age_s, own_s, run in rows:
-            own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
-            part = op, _ns(duration_s), own, NO_RUN if run is None else run, -_ns(age_s)
+            own = NOT_KNOWN_NS if own_s is None else to_ns(own_s)
+            part = op, to_ns(duration_s), own, NO_RUN if run is None else run, -to_ns(age_s)
             collectives.setdefault(seq, []).append(part)
     joined = [
         list(zip(*collective, strict=True))
@@ -179,8 +179,14 @@ def _join(ranks: list[RankParts]) -> LateWindow:
     return join.window
 
 
-def _ns(seconds: float) -> int:
+def to_ns(seconds: float) -> int:
+    """Return seconds as nanoseconds."""
     return round(seconds * 1e9)
+
+
+def ends_from(steps_s: Sequence[float]) -> list[int]:
+    """Return when steps ended that agents report as ages, newest first: in order, in ns before now, which is 0."""
+    return [-to_ns(age_s) for age_s in reversed(steps_s)]
 
 
 def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
@@ -203,7 +209,7 @@ def _late(window: LateWindow, ranks: frozenset[int], of_job: Mapping[int, RankPa
     from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
 
     known = [of_job[rank] for rank in sorted(ranks) if rank in of_job]
-    ends = {part.rank: [-_ns(age_s) for age_s in reversed(part.steps_s)] for part in known}
+    ends = {part.rank: ends_from(part.steps_s) for part in known}
     marks = {part.rank: ends[part.rank] for part in known if part.stepping}
     turns = {part.rank: ends[part.rank] for part in known if not part.stepping}
     # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.

@@ -26,10 +26,12 @@ from commwatch_agent.incidents.incident import EvidenceItem, Incident
 from commwatch_agent.incidents.judging import with_waits
 from commwatch_agent.incidents.stored import incidents_of, of_run
 from commwatch_agent.incidents.verdict_views import merged_verdicts
+from commwatch_agent.job import rank_parts
 from commwatch_agent.job.merging import Heard, Nodes, Seen
+from commwatch_agent.job.message_parts import MessageParts, message_parts
 from commwatch_agent.job.queries import JobQueries, NodePart
 from commwatch_agent.job.rank_parts import RankParts
-from commwatch_agent.job.replica_parts import RankChecks
+from commwatch_agent.job.replica_parts import RankChecks, rank_checks
 from commwatch_agent.model.api_views import AlertsView, AlertView
 from commwatch_agent.model.views import GroupView, RankView
 from commwatch_agent.questions.answer import ApiError, Scoped, Text
@@ -131,7 +133,7 @@ def incident_page(
 
 @dataclass(frozen=True)
 class Parts:
-    """Collectives of groups that also have ranks on other nodes; joined with the parts of those, they show late ranks."""
+    """What an agent has in memory of its ranks in groups that also have ranks on other nodes; joined with their parts, it shows late ranks."""
 
     #: Collectives reported per group, at most: the latest. Fewer than requested where there are many groups and ranks.
     limit: int
@@ -140,18 +142,17 @@ class Parts:
     replicas: list[RankChecks] = field(default_factory=list)
     #: Verdicts that need this agent's own records.
     reported: list[Verdict] = field(default_factory=list)
+    #: How long ranks that send messages to other nodes waited lately.
+    messages: list[MessageParts] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class LiveRecords:
-    """What this agent has in memory of a job."""
-
-    #: Verdicts that need its own records.
-    reported: list[Verdict]
-    #: Its collectives of groups that also have ranks on other nodes.
-    parts: list[RankParts]
-    #: Its checks of replicas that also have ranks on other nodes.
-    replicas: list[RankChecks]
+def parts(agent: QueryService, job: str | None, limit: int, reported: list[Verdict]) -> Parts:
+    """Return what this agent has in memory of a job, or of all jobs; ``reported`` as in ``Parts``."""
+    with agent.live(job) as (live, now_ns):
+        jobs = list(live)
+        limit, columns = rank_parts.parts(jobs, now_ns, limit)
+        messages = message_parts(jobs, columns, limit, now_ns)
+        return Parts(limit, columns, rank_checks(jobs, now_ns), reported, messages)
 
 
 def verdicts(agent: QueryService, job: str, *, own: list[Verdict], heard: Heard) -> Scoped[list[Verdict]]:
@@ -161,9 +162,7 @@ def verdicts(agent: QueryService, job: str, *, own: list[Verdict], heard: Heard)
     return Scoped(nodes, merged_verdicts([own, *(there for there, _ in found)], job, (view.rank for view in seen)))
 
 
-def conditions(
-    agent: QueryService, job: str, *, own: LiveRecords, heard: Heard, known: KnownJob, now: float
-) -> WholeJob:
+def conditions(agent: QueryService, job: str, *, own: Parts, heard: Heard, known: KnownJob, now: float) -> WholeJob:
     """Return the conditions that hold right now; ``known``: the job on this node, ``now``: Unix time in s."""
     seen, nodes = _seen(agent, job, own, heard)
     ended = is_ended(seen.ranks, known.world_size)
@@ -176,7 +175,7 @@ def conditions(
     return WholeJob(found, ended)
 
 
-def _seen(agent: QueryService, job: str, own: LiveRecords, heard: Heard) -> tuple[Seen, Nodes]:
+def _seen(agent: QueryService, job: str, own: Parts, heard: Heard) -> tuple[Seen, Nodes]:
     found, nodes = read(heard, list[RankView], list[GroupView], Parts)
     every = JobQueries(agent, [NodePart(ranks=tuple(views)) for views, *_ in found])
     seen = Seen(
@@ -185,6 +184,7 @@ def _seen(agent: QueryService, job: str, own: LiveRecords, heard: Heard) -> tupl
         [*own.reported, *(verdict for *_, answer in found for verdict in answer.reported)],
         [*own.parts, *(part for *_, answer in found for part in answer.parts)],
         [*own.replicas, *(part for *_, answer in found for part in answer.replicas)],
+        [*own.messages, *(part for *_, answer in found for part in answer.messages)],
     )
     return seen, nodes
 

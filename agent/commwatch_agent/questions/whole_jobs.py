@@ -15,13 +15,12 @@ from urllib.parse import quote
 
 from commwatch_agent.incidents.evidence import KnownJob, WholeJob
 from commwatch_agent.incidents.incident import STANDSTILLS, EvidenceItem
-from commwatch_agent.job import rank_parts
+from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.job.merging import Heard
-from commwatch_agent.job.rank_parts import RankParts
-from commwatch_agent.job.replica_parts import rank_checks
+from commwatch_agent.job.rank_parts import most_collectives
 from commwatch_agent.questions.answer import ApiError
 from commwatch_agent.questions.heard import read
-from commwatch_agent.questions.incidents import LiveRecords, conditions
+from commwatch_agent.questions.incidents import Parts, conditions, parts
 from commwatch_agent.questions.services import Services
 from commwatch_agent.runtime.peers import ANSWERS, MOST_AGENTS, Peers
 
@@ -38,22 +37,12 @@ _STACKS_S = 30.0
 _COLUMNS = 64
 
 
-def records_of_job(services: Services, job: str) -> tuple[LiveRecords, Heard]:
+def records_of_job(services: Services, job: str) -> tuple[Parts, Heard]:
     """Return what this node and the others know of a job right now; waits for the agents of other nodes, at most 2 s."""
-    parts, theirs = parts_of_job(services, job)
+    own = parts(services.queries, job, MOST_PENDING, services.ranks.of_records(job))
     which = f"job={quote(job, safe='')}"
-    with services.queries.live(job) as (jobs, now_ns):
-        replicas = rank_checks(jobs, now_ns)
-    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups")), theirs)
-    return LiveRecords(services.ranks.of_records(job), parts, replicas), heard
-
-
-def parts_of_job(services: Services, job: str) -> tuple[list[RankParts], str]:
-    """Return this node's latest collectives of groups that span nodes, and the path of the question for those of other nodes."""
-    with services.queries.live(job) as (jobs, now_ns):
-        _, parts = rank_parts.parts(jobs, now_ns)
-    limit = rank_parts.most_collectives(_COLUMNS * len(services.peers.views()))
-    return parts, f"parts?job={quote(job, safe='')}&limit={limit}"
+    limit = most_collectives(_COLUMNS * len(services.peers.views()))
+    return own, services.peers.ask(f"ranks?{which}", f"groups?{which}", f"parts?{which}&limit={limit}")
 
 
 def culprits_elsewhere(peers: Peers, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:

@@ -59,10 +59,10 @@ def test_whole_group() -> None:
     assert (job, group_id, late.rank) == ("job", "w", 2)
 
 
-def pipeline(slow: int, size: int = 3) -> JobTable:
+def pipeline(slow: int, size: int = 3, ranks: Iterable[int] | None = None) -> JobTable:
     """The totals of stages that send and receive in each step of 100 ms; the slow one waits 5 ms for it, the others 50."""
     aggregate = JobTable()
-    for rank in range(size):
+    for rank in range(size) if ranks is None else ranks:
         waited_us = 5_000 if rank == slow else 50_000
         steps = [
             record

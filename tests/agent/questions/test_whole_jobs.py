@@ -10,7 +10,7 @@ import pytest
 
 from commwatch_agent.incidents.evidence import KnownJob
 from commwatch_agent.job.merging import Heard
-from commwatch_agent.questions.incidents import LiveRecords, conditions
+from commwatch_agent.questions.incidents import Parts, conditions
 from commwatch_agent.runtime.peers import MOST_AGENTS, Peers
 from tests.agent.incidents.test_job_rules import HANG, NOW
 from tests.agent.runtime.test_peers import settings
@@ -26,7 +26,7 @@ def test_agents_that_do_not_answer(tmp_path: Path, silent: dict[str, str]) -> No
     found = conditions(
         watch.agent,
         "job",
-        own=LiveRecords([replace(HANG, job_id="job", source="ras")], [], []),
+        own=Parts(1, [], reported=[replace(HANG, job_id="job", source="ras")]),
         heard=Heard({}, silent),
         known=KnownJob("key", 4, ended=False),
         now=NOW,

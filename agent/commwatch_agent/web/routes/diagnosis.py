@@ -10,9 +10,7 @@ from commwatch_agent.analysis.pipelines import Pipeline, pipelines
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
-from commwatch_agent.job import rank_parts
 from commwatch_agent.job.merging import JobWide
-from commwatch_agent.job.replica_parts import rank_checks
 from commwatch_agent.questions import incidents, operations
 from commwatch_agent.questions import jobs as questions
 from commwatch_agent.questions.answer import job_exists, text_of
@@ -66,10 +64,7 @@ def parts(
 ) -> Parts:
     """Latest symmetric operations of groups that also have ranks on other nodes, and checks of their replicas; the agent of another node joins them."""
     job_exists(agent, job)
-    reported = services.ranks.of_records(job)
-    with agent.live(job) as (live, now_ns):
-        jobs = list(live)
-        return Parts(*rank_parts.parts(jobs, now_ns, limit), rank_checks(jobs, now_ns), reported)
+    return incidents.parts(agent, job, limit, services.ranks.of_records(job))
 
 
 @router.get("/culprits")
