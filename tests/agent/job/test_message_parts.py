@@ -40,7 +40,7 @@ def reports(*agents: JobTable, limit: int = 1024) -> Iterator[tuple[list[Message
 def named(*agents: JobTable, limit: int = 1024) -> list[tuple[str, int]]:
     """Group and rank of the late ones."""
     found = list(reports(*agents, limit=limit))
-    messages, columns = ([each for answer in found for each in answer[at]] for at in (0, 1))
+    messages, columns = [each for some, _ in found for each in some], [each for _, some in found for each in some]
     return [(group, late.rank) for _, group, late in late_senders(messages, columns)]
 
 
@@ -132,4 +132,4 @@ def test_numbers_out_of_range() -> None:
         {"known_s": -1.0},
     ):
         with pytest.raises(ValueError, match="out of range"):
-            replace(messages[0], **wrong)  # type: ignore[arg-type]
+            replace(messages[0], **wrong)
