@@ -19,7 +19,14 @@ from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.waits.links import links, sending
-from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, longer, waited_share
+from commwatch_agent.analysis.waits.uneven_work import (
+    ENOUGH_S,
+    ENOUGH_STEPS,
+    Beyond,
+    Comm,
+    beyond_usual,
+    waited_share,
+)
 from commwatch_agent.history.operations import Operation
 from commwatch_agent.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
@@ -290,14 +297,16 @@ def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
     than their usual steps took, because part of that waiting was outside these steps.
     """
     waits = {}
+    beyond = beyond_usual(
+        {rank: [Comm(step.seq, step.comm_s, step.long) for step in steps] for rank, steps in counts.steps_of.items()}
+    )
     for row in counts.in_steps.by_rank:
         rank = int(row.by["rank"] or 0)
         usual, for_messages = counts.usual_of[rank], row.p2p_wait_s if messages else None
         if row.wait_s is None and for_messages is None:
             continue
-        long = [step.comm_s for step in counts.steps_of[rank] if step.long]
         waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
-        share = waited_share(waited_s, [step.duration_s for step in usual], [step.comm_s for step in usual], long)
+        share = waited_share(waited_s, [step.duration_s for step in usual], beyond[rank])
         if share is not None:
             waits[rank] = share
     return waits
@@ -338,22 +347,29 @@ def _waits_by_step(counts: Counts, *, messages: bool) -> tuple[dict[int, list[fl
     return waited_s, [mean(steps[seq].duration_s for steps in of_ranks.values()) for seq in common]
 
 
-def longer_of_groups(counts: Counts) -> dict[str, tuple[float, float]]:
-    """Return by group label, summed over all ranks and as far as it is known: ``longer`` in s, and how much of it can have been waiting.
+def beyond_of_groups(counts: Counts) -> dict[str, Beyond]:
+    """Return ``beyond_usual`` by group label in s, summed over all ranks and as far as it is known; empty: no step was long.
 
     A rank cannot have waited longer in its long steps than in the whole time.
     """
     waited_s = {row.by["rank"]: row.wait_s or 0.0 for row in counts.in_steps.by_rank}
-    more: dict[str, tuple[float, float]] = {}
-    for rank, usual in counts.usual_of.items():
-        long = [step for step in counts.steps_of[rank] if step.long]
-        for label in counts.group_shares if long and usual else ():
-            of_steps = (
-                [step.group_shares.get(label, 0.0) * step.duration_s for step in each] for each in (long, usual)
-            )
-            longer_s, before = longer(*of_steps) or 0.0, more.get(label, (0.0, 0.0))
-            more[label] = before[0] + longer_s, before[1] + min(longer_s, waited_s.get(rank, 0.0))
+    if not any(step.long for step in counts.steps):
+        return {}
+    more = {}
+    for label in counts.group_shares:
+        ranks = {rank: [_comm(step, label) for step in steps] for rank, steps in counts.steps_of.items()}
+        of_ranks = [(rank, beyond) for rank, beyond in beyond_usual(ranks).items() if beyond is not None]
+        more[label] = Beyond(
+            sum(beyond.longer for _, beyond in of_ranks),
+            sum(min(beyond.waited, waited_s.get(rank, 0.0)) for rank, beyond in of_ranks),
+        )
     return more
+
+
+def _comm(step: StepView, label: str) -> Comm:
+    """Return the communication of a step in groups of one label, in s."""
+    known_s = None if step.comm_s is None else step.group_shares.get(label, 0.0) * step.duration_s
+    return Comm(step.seq, known_s, step.long)
 
 
 def _is_sharded(operations: Iterable[Row]) -> bool:
@@ -377,6 +393,27 @@ def most_on_a_host(groups: Iterable[GroupView], hosts: Mapping[int, str]) -> dic
     return found
 
 
+def _waiting_parts(counts: Counts) -> dict[tuple[str, str], float]:
+    """Return which part (0 to 1) of the operations of each group and op in the usual steps was waiting for late ranks, as far as it is known.
+
+    Steps know their communication by group only. So the part of a group counts, and each op has as much of it as it waited in all, if it was that long.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in counts.in_steps.operations:
+        groups.setdefault(str(row.by["group"]), []).append(row)
+    beyond, parts = beyond_of_groups(counts), {}
+    for group, rows in groups.items():
+        more = beyond.get(group, Beyond(0.0, 0.0))
+        lasted_s, waited_s = sum(row.seconds for row in rows), sum(row.wait_s or 0.0 for row in rows)
+        part = min(1.0, max(0.0, waited_s - more.waited) / max(lasted_s - more.longer, 1e-9))
+        own_s = [min(row.seconds, part * lasted_s * (row.wait_s or 0.0) / (waited_s or 1.0)) for row in rows]
+        # What is more than some of them lasted is of the others.
+        rest = (part * lasted_s - sum(own_s)) / max(lasted_s - sum(own_s), 1e-9)
+        for row, own in zip(rows, own_s, strict=True):
+            parts[group, str(row.by["op"])] = (own + rest * (row.seconds - own)) / row.seconds if row.seconds else 0.0
+    return parts
+
+
 def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operation]) -> list[Kind]:
     steps = counts.usual
     curves = agent.curves(job_id)
@@ -386,7 +423,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks
-    more, sharded, kinds = longer_of_groups(counts), _is_sharded(counts.in_steps.operations), []
+    waiting, sharded, kinds = _waiting_parts(counts), _is_sharded(counts.in_steps.operations), []
     for row in counts.in_steps.operations:
         group, op = str(row.by["group"]), str(row.by["op"])
         share = counts.group_shares.get(group, 0.0)
@@ -394,8 +431,6 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
         if not share or not row.seconds or row.group_size is None or row.group_size < 2:
             continue
         seconds = share * row.seconds / of_group * total / len(steps)
-        longer_s, waited_s = (each * row.seconds / of_group for each in more.get(group, (0.0, 0.0)))
-        waiting_s = max(0.0, (row.wait_s or 0.0) - waited_s) / max(row.seconds - longer_s, 1e-9)
         kinds.append(
             Kind(
                 group=group,
@@ -409,7 +444,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
                 reference=row.reference,
                 local=local.get(group, 0),
                 dtype=dtypes.get((group, op)),
-                waiting_s=seconds * min(1.0, waiting_s),
+                waiting_s=seconds * waiting[group, op],
                 sharded=sharded,
                 frameworks=frameworks,
                 backend=backends.get(group),

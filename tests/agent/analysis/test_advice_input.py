@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.analysis.advice_input import Counts, Sums, longer_of_groups, most_on_a_host
+from commwatch_agent.analysis.advice_input import Counts, Sums, beyond_of_groups, most_on_a_host
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.verdicts import merged_groups
 from commwatch_agent.model.api_views import Row
@@ -42,12 +42,12 @@ def counts(long: int, waits_s: dict[int, float]) -> Counts:
 @pytest.mark.parametrize(("waits_s", "waited_s"), [({0: 9.0, 1: 0.5}, 0.5), ({0: 0.5, 1: 9.0}, 4.0), ({0: 9.0}, 0.0)])
 def test_no_more_than_it_waited(waits_s: dict[int, float], waited_s: float) -> None:
     """Long communication of a rank in its long steps is waiting only as far as this rank waited: the rest is not taken from what others waited."""
-    assert longer_of_groups(counts(4, waits_s))["data"] == pytest.approx((4.0, waited_s))
+    assert beyond_of_groups(counts(4, waits_s))["data"] == pytest.approx((4.0, waited_s))
 
 
 def test_without_long_steps() -> None:
     """Without long steps there is nothing to leave out."""
-    assert longer_of_groups(counts(0, {0: 9.0, 1: 0.5})) == {}
+    assert beyond_of_groups(counts(0, {0: 9.0, 1: 0.5})) == {}
 
 
 def used(label: str, members: list[int], here: list[int]) -> GroupView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -10,11 +10,19 @@ from commwatch.wire.modes import FULL
 from commwatch_agent.analysis.advice_facts import LEAST_GAIN
 from commwatch_agent.analysis.live_ranks import of_this_run
 from commwatch_agent.analysis.pipelines import have_pipeline
-from commwatch_agent.analysis.waits.uneven_work import ENOUGH_S, ENOUGH_STEPS, StepWaits, waited_share
+from commwatch_agent.analysis.waits.uneven_work import (
+    ENOUGH_S,
+    ENOUGH_STEPS,
+    Beyond,
+    Comm,
+    StepWaits,
+    beyond_usual,
+    waited_share,
+)
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch_agent.ingest.why_late import waited_for_core
-from commwatch_agent.model.cells import SLOT_NS
+from commwatch_agent.model.cells import SLOT_NS, StepRecord
 
 
 class _Waited(NamedTuple):
@@ -35,7 +43,12 @@ def step_waits(job: Job, now_ns: int) -> StepWaits | None:
         now_ns: the monotonic clock.
     """
     alive = [totals for totals in of_this_run(job) if totals.alive]
-    known = {totals.rank: waited for totals in alive if (waited := _waited(totals, now_ns)) is not None}
+    steps = {totals.rank: _steps(totals, now_ns) for totals in alive}
+    beyond = beyond_usual(
+        {rank: [Comm(step.seq, step.comm_ns, step.long) for step in of_rank] for rank, of_rank in steps.items()}
+    )
+    waits = {totals.rank: _waited(totals, now_ns, steps[totals.rank], beyond[totals.rank]) for totals in alive}
+    known = {rank: waited for rank, waited in waits.items() if waited is not None}
     if len(known) < 2 or have_pipeline(alive):
         return None
     late = fmean(each.late for each in known.values())
@@ -54,13 +67,23 @@ def waited_for_cores(ranks: Iterable[RankTotals]) -> float | None:
     return fmean(shares) if shares else None
 
 
-def _waited(totals: RankTotals, now_ns: int) -> _Waited | None:
-    """Return how a rank waited in the complete slots of the last minute, and the one in progress."""
+def _began_ns(totals: RankTotals, now_ns: int) -> int:
+    """Return when the complete slots of the last minute began, by the clock of the rank."""
+    return -(-(now_ns + totals.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - totals.offset_ns
+
+
+def _steps(totals: RankTotals, now_ns: int) -> list[StepRecord]:
+    """Return the steps of a rank that ended since ``_began_ns``."""
+    began_ns = _began_ns(totals, now_ns)
+    return [step for step in totals.steps.totals.recent if step.end_ns > began_ns]
+
+
+def _waited(totals: RankTotals, now_ns: int, steps: Sequence[StepRecord], beyond: Beyond | None) -> _Waited | None:
+    """Return how a rank waited in the complete slots of the last minute, and the one in progress; ``steps``: those since then."""
     shares = totals.steps.totals.shares(now_ns)
     if shares is None or not totals.marked or totals.mode != FULL:
         return None
-    began_ns = -(-(now_ns + totals.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - totals.offset_ns
-    steps = [step for step in totals.steps.totals.recent if step.end_ns > began_ns]
+    began_ns = _began_ns(totals, now_ns)
     took = [step.end_ns - max(began_ns, step.start_ns) for step in steps if not step.long]
     cells = [
         cell
@@ -70,7 +93,6 @@ def _waited(totals: RankTotals, now_ns: int) -> _Waited | None:
     is_enough = len(took) >= ENOUGH_STEPS or sum(took) >= ENOUGH_S * 1e9
     if not is_enough or not any(cell.joined or cell.p2p_wait_ns for cell in cells):
         return None
-    comm = [step.comm_ns for step in steps if not step.long], [step.comm_ns for step in steps if step.long]
-    late = waited_share(sum(cell.wait_ns for cell in cells), took, *comm)
-    every = waited_share(sum(cell.wait_ns + cell.p2p_wait_ns for cell in cells), took, *comm)
+    late = waited_share(sum(cell.wait_ns for cell in cells), took, beyond)
+    every = waited_share(sum(cell.wait_ns + cell.p2p_wait_ns for cell in cells), took, beyond)
     return None if late is None or every is None else _Waited(late, every, *shares)

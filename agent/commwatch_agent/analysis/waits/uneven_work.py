@@ -5,7 +5,7 @@ One criterion for the advice, which reads the history, and for the incident, whi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from statistics import mean, median
 from typing import NamedTuple
@@ -95,27 +95,57 @@ def says(found: Uneven) -> str:
 # -- what it needs ------------------------------------------------------------------------------
 
 
-def waited_share(
-    waited: float, steps: Sequence[float], usual: Collection[float | None], long: Collection[float | None]
-) -> float | None:
+class Comm(NamedTuple):
+    """The communication of a rank in one step, in any unit of time; ``None``: not known."""
+
+    seq: int
+    comm: float | None
+    long: bool
+
+
+class Beyond(NamedTuple):
+    """The communication of a rank in its long steps beyond that of its usual ones."""
+
+    longer: float
+    #: What another rank did not have in the same step: waiting, as for a rank that saves a checkpoint. What all ranks have is a transfer.
+    waited: float
+
+
+def beyond_usual(ranks: Mapping[int, Collection[Comm]]) -> dict[int, Beyond | None]:
+    """Return by rank what it communicated in its long steps beyond the usual; ``None``: not known."""
+    numbers = {step.seq for steps in ranks.values() for step in steps if step.long}
+    more: dict[int, dict[int, float | None]] = {}
+    for rank, steps in ranks.items():
+        known = [step.comm for step in steps if not step.long and step.comm is not None]
+        usual = median(known) if known and numbers else None
+        more[rank] = {
+            step.seq: None if usual is None or step.comm is None else max(0.0, step.comm - usual)
+            for step in steps
+            if step.seq in numbers
+        }
+    return {rank: _beyond(rank, [step.seq for step in steps if step.long], more) for rank, steps in ranks.items()}
+
+
+def _beyond(rank: int, numbers: Iterable[int], more: Mapping[int, Mapping[int, float | None]]) -> Beyond | None:
+    longer = waited = 0.0
+    for seq in numbers:
+        own = more[rank][seq]
+        if own is None:
+            return None
+        others = [each for other, of in more.items() if other != rank and (each := of.get(seq)) is not None]
+        longer, waited = longer + own, waited + max(0.0, own - min(others, default=0.0))
+    return Beyond(longer, waited)
+
+
+def waited_share(waited: float, steps: Sequence[float], beyond: Beyond | None) -> float | None:
     """Return the share of its usual steps that a rank waited; ``None``: not known, or part of its waiting was outside these steps.
 
     Args:
         waited: in all steps; this and the following are in one unit of time.
         steps: durations of the usual ones, ``LEAST_STEPS`` at least.
-        usual, long: communication of the usual and of the long steps; ``None``: not known.
+        beyond: as ``beyond_usual`` returns it.
     """
-    more, total = longer(long, usual), sum(steps)
-    if len(steps) < LEAST_STEPS or more is None or waited - more > total:
+    total = sum(steps)
+    if len(steps) < LEAST_STEPS or beyond is None or waited - beyond.waited > total:
         return None
-    return max(0.0, waited - more) / total
-
-
-def longer(long: Collection[float | None], usual: Collection[float | None]) -> float | None:
-    """Return the communication in long steps beyond the usual: waiting for a checkpoint. ``None``: not known."""
-    if not long:
-        return 0.0
-    known = [comm for comm in usual if comm is not None]
-    if None in long or not known:
-        return None
-    return sum(max(0.0, comm - median(known)) for comm in long if comm is not None)
+    return max(0.0, waited - beyond.waited) / total
