@@ -93,6 +93,9 @@ def _about_ranks(scenario: Scenario, report: Report, headline: str) -> Iterator[
         first = report.advice[0].title if report.advice else "no advice"
         yield from () if words in first else (f"first advice: {first}",)
         yield from () if words in headline or "bottleneck" not in headline else (headline,)
+    cores = [each.rule == "scarce_cores" for each in report.advice[:1] if report.advice_last_s is None]
+    if cores and "look first at" in headline and cores != ["look first at the CPUs" in headline]:
+        yield f"{headline} / {report.advice[0].title}"
 
 
 def _about_numbers(texts: Sequence[str], headline: str) -> Iterator[str]:

@@ -12,10 +12,21 @@ from typing import NamedTuple
 
 from commwatch.wire.events import P2P
 from commwatch_agent.analysis import framework_settings
-from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, LEAST_GAIN, UP_TO, WORTH, Facts, Found, Kind
+from commwatch_agent.analysis.advice_facts import (
+    BOTTLENECK_SHARE,
+    CORES_RULE,
+    FIRST_RULES,
+    LATE_RULE,
+    LEAST_GAIN,
+    UP_TO,
+    WORTH,
+    Facts,
+    Found,
+    Kind,
+)
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch_agent.analysis.waits.waiting_advice import late_ranks, scarce_cores, uneven_ranks
+from commwatch_agent.analysis.waits.waiting_advice import first_of, late_ranks, scarce_cores, uneven_ranks
 from commwatch_agent.model.alpha_beta import messages
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.model.bandwidth import bus_factor
@@ -26,8 +37,6 @@ from commwatch_agent.text.units import percent, rate, seconds, size
 
 #: Three quarters of what accumulating gradients can save; more steps save little more, and make the batch larger.
 _MOST_MICRO_STEPS = 4
-#: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first.
-LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors and for other traffic on the link."
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
@@ -324,36 +333,41 @@ _OF_TRAINING = frozenset({"accumulate_gradients", "larger_buckets", "compression
 
 
 def advice_on(facts: Facts | None) -> list[Advice]:
-    """Return all advice: late ranks first, then by gain, then advice of unknown gain; empty without facts.
+    """Return all advice: late ranks and CPU cores first if ranks wait a tenth of the time, as in the headline, then by gain; empty without facts.
 
     The rules see the job without its waiting for late ranks, because gradients and network do not cause that.
     """
     if facts is None:
         return []
-    rest = facts.without_waiting()
+    rest, first = facts.without_waiting(), first_of(facts)
     return ranked(
-        Advice(
-            rule.name,
-            one.title or rule.title,
-            one.because,
-            one.do or rule.do,
-            one.gain,
-            one.saves_share,
-            remedies=list(one.remedies),
-        )
-        for rule in RULES
-        if facts.trains or rule.name not in _OF_TRAINING
-        for one in rule.check(rest)
-        if one.saves_share is None or one.saves_share >= LEAST_GAIN
+        (
+            Advice(
+                rule.name,
+                one.title or rule.title,
+                one.because,
+                one.do or rule.do,
+                one.gain,
+                one.saves_share,
+                remedies=list(one.remedies),
+            )
+            for rule in sorted(RULES, key=lambda rule: rule.name != first)
+            if facts.trains or rule.name not in _OF_TRAINING
+            for one in rule.check(rest)
+            if one.saves_share is None or one.saves_share >= LEAST_GAIN
+        ),
+        ahead=bool(first) or facts.waiting >= WORTH,
     )
 
 
-def ranked(advice: Iterable[Advice]) -> list[Advice]:
-    """Return advice on late ranks first, then on CPU cores, then the rest by gain, and advice of unknown gain at the end."""
-    first = {LATE_RULE: 0, CORES_RULE: 1}
-    return sorted(
-        advice, key=lambda each: (first.get(each.rule, 2), each.saves_share is None, -(each.saves_share or 0.0))
-    )
+def ranked(advice: Iterable[Advice], *, ahead: bool) -> list[Advice]:
+    """Return advice by gain, and that of unknown gain at the end; ``ahead``: advice on late ranks and CPU cores comes first, in the order given."""
+
+    def place(each: Advice) -> tuple[bool, bool, float]:
+        is_first = ahead and each.rule in FIRST_RULES
+        return not is_first, each.saves_share is None, 0.0 if is_first else -(each.saves_share or 0.0)
+
+    return sorted(advice, key=place)
 
 
 def shares(remedies: Iterable[Remedy]) -> str:

@@ -21,6 +21,8 @@ BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 LEAST_GAIN = 0.01
 #: Share of the time from which on main threads that wait for a CPU core make all other figures doubtful.
 SCARCE_CORES = 0.20
+#: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first (``headline.first``).
+FIRST_RULES = LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 #: Marks a gain as a bound, in its text.
 UP_TO = "up to "
 

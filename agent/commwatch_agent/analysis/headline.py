@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, SCARCE_CORES, WORTH
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, CORES_RULE, LATE_RULE, SCARCE_CORES, WORTH
 from commwatch_agent.ingest.why_late import IN_SHORT
 from commwatch_agent.model.views import RankView
 from commwatch_agent.text.units import in_hundredths, percent
@@ -42,6 +42,23 @@ def awaited(late: Mapping[int, float], waiting: float | None) -> list[int]:
         waiting: share of time that ranks wait for late ones, the mean over all ranks; ``None``: not known.
     """
     return sorted(late) if 2 * max(late.values(), default=0.0) >= (waiting or 0.0) else []
+
+
+def first(comm: float, waiting: float, late: Collection[int], why: str, cores: float | None) -> str:
+    """Return what to look at first, for headline and advice: the rule on late ranks, that on CPU cores, or neither (empty).
+
+    A late rank comes first if the others wait for it a tenth of the time. But ranks without cores are late, too, so it comes before these only if it
+    explains most of the communication, or its own reason is known.
+
+    Args:
+        late, why, cores: as for ``bottleneck``.
+    """
+    is_worth = bool(late) and waiting >= WORTH
+    if (late and 2 * waiting > comm) or (is_worth and why in IN_SHORT):
+        return LATE_RULE
+    if cores is not None and cores >= SCARCE_CORES:
+        return CORES_RULE
+    return LATE_RULE if is_worth else ""
 
 
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
@@ -100,55 +117,39 @@ def bottleneck(
     if exposed is not None and exposed < WORTH:
         return "above 30%, but hidden behind compute"
     others = sorted(set(stragglers) - set(late))
-    return (
-        "above 30%"
-        + (
-            _of_late(comm, waiting or 0.0, late, why)
-            or _of_cores(cores)
-            or _of_parts(comm, waiting, messages, late, iterations=iterations)
-        )
-        + (f"; late: {named(others)}" if others else "")
-    )
+    which = first(comm, waiting or 0.0, late, why, cores)
+    if which == LATE_RULE:
+        says = _of_late(comm, waiting, messages, late, why)
+    elif which == CORES_RULE:
+        says = f": look first at the CPUs, as main threads wait for a core {percent(cores)} of the time"
+    else:
+        says = _of_parts(comm, waiting, messages, iterations=iterations)
+    return f"above 30%{says}" + (f"; late: {named(others)}" if others else "")
 
 
-def _of_late(comm: float, waiting: float, late: Collection[int], why: str) -> str:
-    """Return that named ranks are the bottleneck, or lack what they run on; empty: neither is known."""
-    if late and 2 * waiting > comm:
+def _of_late(comm: float, waiting: float | None, messages: float | None, late: Collection[int], why: str) -> str:
+    """Return that named ranks are the bottleneck, or what they lack, or that they are late; ``late``: one at least."""
+    if 2 * (waiting or 0.0) > comm:
         return f": {_late_are(late, why)} the bottleneck, not the network"
-    if late and why in IN_SHORT and waiting >= WORTH:
+    if why in IN_SHORT:
         return f": look first at {named(late)}, {IN_SHORT[why]}"
-    return ""
+    who = f": look first at {named(late)}, which {'are' if len(late) > 1 else 'is'} late"
+    is_much = comm - (waiting or 0.0) - (messages or 0.0) > BOTTLENECK_SHARE
+    return f"{who}; transfer alone is above 30%, too" if is_much else who
 
 
-def _of_cores(cores: float | None) -> str:
-    """Return that the ranks starve; empty: they do not, or that is not known."""
-    if cores is None or cores < SCARCE_CORES:
-        return ""
-    return f": look first at the CPUs, as main threads wait for a core {percent(cores)} of the time"
-
-
-def _of_parts(
-    comm: float, waiting: float | None, messages: float | None, named_late: Collection[int], *, iterations: bool
-) -> str:
+def _of_parts(comm: float, waiting: float | None, messages: float | None, *, iterations: bool) -> str:
     """Return what a share above 30% means by its parts alone."""
     if waiting is None and messages is None:
         return "; how much of it is waiting for late ranks is not known"
     late, waits = waiting or 0.0, (waiting or 0.0) + (messages or 0.0)
-    is_much = comm - waits > BOTTLENECK_SHARE
-    if named_late and late >= WORTH:
-        return _look_at(named_late, is_much=is_much)
     if 2 * waits > comm and iterations:
         return ": ranks wait for one another, or for the next request, rather than for the network"
     if 2 * waits > comm:
         late_only = 2 * late > comm
         return ": late ranks are the bottleneck, not the network" if late_only else _UNEVEN
+    is_much = comm - waits > BOTTLENECK_SHARE
     return ": communication is the bottleneck" if is_much else " only because ranks wait for one another"
-
-
-def _look_at(late: Collection[int], *, is_much: bool) -> str:
-    """Return that ranks are late; ``is_much``: the transfer alone is above 30%."""
-    who = f": look first at {named(late)}, which {'are' if len(late) > 1 else 'is'} late"
-    return f"{who}; transfer alone is above 30%, too" if is_much else who
 
 
 def _late_are(late: Collection[int], why: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Literal
 
-from commwatch_agent.analysis.advice import LATE_RULE, ranked, shares
-from commwatch_agent.analysis.advice_facts import LEAST_GAIN, UP_TO
+from commwatch_agent.analysis.advice import ranked, shares
+from commwatch_agent.analysis.advice_facts import FIRST_RULES, LATE_RULE, LEAST_GAIN, UP_TO
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.answers import Outcome, answer, is_close, outcome
@@ -36,7 +36,8 @@ def predicted(advice: Sequence[Advice], recorded: Callable[[], Model | None]) ->
     if model is None or known is None:
         return list(advice)
     found = (_predicted(each, model, known) if each.remedies else each for each in advice)
-    return ranked(each for each in found if each is not None)
+    ahead = advice[0].rule in FIRST_RULES
+    return ranked((each for each in found if each is not None), ahead=ahead)
 
 
 def _known(model: Model) -> Outcome | None:
@@ -52,8 +53,7 @@ def _known(model: Model) -> Outcome | None:
 def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     """Return advice with predicted gains; ``None``: it saves nothing, or its first remedy, which is what it says to do, does not.
 
-    That on late ranks has one number: what they cost, or what the replay gives if that is less. A gain of other advice that is above its bound
-    shows that this is none: the text has both, and names the smaller one first, which counts.
+    A gain that is above its bound shows that this is none: the text has both, and names the smaller one first, which counts.
     """
     gains = [_gain(remedy, model, known) for remedy in advice.remedies]
     below = [
@@ -77,8 +77,7 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     source: Literal["bound", "replay"] = "replay" if below[best] else "bound"
     known_advice = replace(advice, saves_share=share, gain_source=source, remedies=remedies)
     if advice.rule == LATE_RULE:
-        basis = ", by a replay of the recorded steps" if below[best] else ""
-        return replace(known_advice, gain=f"would save {percent(share)} of a step{basis}")
+        return replace(known_advice, gain=_of_late(share, max(each.saves_share for each in known_gains)))
     refuted = any(
         gain is not None and gain > remedy.saves_share + _DIFFERS
         for remedy, gain in zip(advice.remedies, gains, strict=True)
@@ -87,6 +86,16 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     by = max(gain - remedy.saves_share for remedy, gain in zip(advice.remedies, gains, strict=True) if gain is not None)
     more = "perhaps more: " if len(remedies) == 1 and by >= _MUCH_MORE else ""
     return replace(known_advice, gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}")
+
+
+def _of_late(share: float, replayed: float) -> str:
+    """Return the gain of advice on late ranks in words: their cost was measured over all steps; the replay has the latest, as ``commwatch whatif``."""
+    saves, replay = f"would save {percent(share)} of a step", "a replay of the latest steps"
+    return (
+        f"{saves} as measured; {replay} gives {percent(replayed)}"
+        if replayed > share + _DIFFERS
+        else f"{saves}, by {replay}"
+    )
 
 
 def _gain(remedy: Remedy, model: Model, known: Outcome) -> float | None:

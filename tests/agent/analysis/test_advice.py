@@ -9,14 +9,16 @@ import pytest
 from commwatch_agent.analysis.advice import RULES, advice_on
 from commwatch_agent.analysis.advice_facts import Facts, Kind, Whys
 from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
+from commwatch_agent.analysis.headline import awaited, bottleneck
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
-from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA
+from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA, common_why
 from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Advice
 from commwatch_agent.model.host_views import Complaint
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
+from commwatch_collectors.spans import ranks
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)
@@ -431,16 +433,48 @@ def test_a_straggler_costs_more_than_operations_waited() -> None:
 
 
 def test_ranks_without_cores() -> None:
-    """If main threads wait for CPU cores, that is the first advice, after that on late ranks; not where late ranks lack them, which their advice has."""
-    first, second, *_ = advice_on(facts(late={1: 0.05}, for_cores=0.55, whys=Whys({1: COMPUTES})))
-    assert (first.rule, second.rule) == ("straggler", "scarce_cores")
-    assert second.gain == "would save up to 55% of a step"
-    assert second.because == [
+    """If main threads wait for CPU cores, that is advice; not where late ranks lack them, which their advice has."""
+    found = given("scarce_cores", facts(late={1: 0.05}, for_cores=0.55, whys=Whys({1: COMPUTES})))
+    assert found is not None
+    assert found.gain == "would save up to 55% of a step"
+    assert found.because == [
         "their main threads were ready to run, but had no core, 55% of the time (mean of the ranks, over half a minute at most)"
     ]
     assert advice_on(facts(for_cores=0.2))[0].rule == "scarce_cores"
-    for quiet in ({"for_cores": 0.19}, {}, {"for_cores": 0.6, "late": {1: 0.4}, "whys": Whys({1: NO_CORE})}):
+    for quiet in (
+        {"for_cores": 0.19},
+        {},
+        {"for_cores": 0.6, "late": {1: 0.4}, "ranks": 4, "whys": Whys({1: NO_CORE})},
+    ):
         assert "scarce_cores" not in [each.rule for each in advice_on(facts(**quiet))]
+
+
+@pytest.mark.parametrize("cores", [None, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("why", ["", COMPUTES, NO_CORE, QUOTA])
+@pytest.mark.parametrize("late", [{}, {1: 0.05}, {1: 0.2}, {1: 0.4}, {1: 0.8}, {1: 0.3, 2: 0.2}])
+@pytest.mark.parametrize("waited_s", [0.0, 0.01, 0.03])
+def test_headline_names_the_first_advice(
+    cores: float | None, why: str, late: dict[int, float], waited_s: float
+) -> None:
+    """Headline and advice name the same to look at first: a late rank, or the CPUs."""
+    about = facts(
+        kind(waiting_s=waited_s),
+        late=late,
+        for_cores=cores,
+        ranks=4,
+        whys=Whys(dict.fromkeys(late, why) if why else {}),
+    )
+    named = awaited(late, about.waiting)
+    headline = bottleneck(
+        about.comm, about.exposed, about.waiting, None, named, why=common_why(about.whys.late, named), cores=cores, stragglers=late
+    )  # fmt: skip
+    first, *others = advice_on(about)
+    assert (first.rule == "scarce_cores") == ("look first at the CPUs" in headline), (headline, first.title)
+    if first.rule == "straggler":
+        largest = max((each.saves_share or 0.0 for each in others), default=0.0)
+        assert ranks(late) in headline or (first.saves_share or 0.0) >= largest
+    if "look first at rank" in headline or (late and "not the network" in headline):
+        assert first.rule == "straggler"
 
 
 def test_messages_are_not_hidden_behind_compute() -> None:
@@ -476,7 +510,7 @@ def test_a_known_reason_is_in_the_advice() -> None:
     plain, *_ = advice_on(facts(**late, whys=Whys({1: IDLE, 0: NO_CORE})))
     assert plain.title == "rank 1 is late and the others wait for it"
     assert plain.do.startswith("Find out what it does before its collectives")
-    (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, whys=Whys({1: QUOTA, 2: QUOTA})))
+    (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, ranks=4, whys=Whys({1: QUOTA, 2: QUOTA})))
     assert both.title == "ranks 1-2 are late, stopped by a CPU quota, and the others wait for them"
 
 
@@ -491,11 +525,12 @@ def test_stragglers_of_now() -> None:
 
 
 def test_late_rank_first() -> None:
-    """A late rank is the first advice, whatever gain other advice promises: nothing else is worth trying before."""
-    found = advice_on(facts(late={1: 0.05}))
-    assert found[0].rule == "straggler"
-    assert found[0].saves_share is not None
-    assert max(each.saves_share or 0.0 for each in found[1:]) > found[0].saves_share
+    """A late rank for which the others wait a tenth of the time is the first advice, whatever gain other advice promises; other advice is by gain."""
+    first, *others = advice_on(facts(late={1: 0.15}, ranks=4))
+    assert first.rule == "straggler"
+    assert max(each.saves_share or 0.0 for each in others) > (first.saves_share or 0.0)
+    gains = [each.saves_share or 0.0 for each in advice_on(facts(late={1: 0.05}, ranks=4))]
+    assert gains == sorted(gains, reverse=True)
 
 
 def test_rank_that_crosses_numa() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import SCARCE_CORES, UP_TO, Facts, Found
+from commwatch_agent.analysis.advice_facts import LATE_RULE, SCARCE_CORES, UP_TO, Facts, Found
+from commwatch_agent.analysis.headline import awaited, first
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
 from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, common_why
 from commwatch_agent.model.api_views import Remedy
@@ -22,10 +23,17 @@ _SHARED_CORES = (
 _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 
 
+def first_of(facts: Facts) -> str:
+    """Return the rule whose advice comes first, as ``headline.first`` does; of facts with or without the waiting."""
+    waiting, comm = facts.left_out or facts.waiting, facts.of_step(facts.comm) + facts.left_out
+    late = awaited(facts.late, waiting)
+    return first(comm, waiting, late, common_why(facts.whys.late, late), facts.for_cores)
+
+
 def scarce_cores(facts: Facts) -> Iterator[Found]:
-    """The ranks starve, and no late rank starves more than the others."""
+    """The ranks starve, and no late rank, which comes first, starves more than the others."""
     waited = facts.for_cores
-    if waited is not None and waited >= SCARCE_CORES and not _starves(facts):
+    if waited is not None and waited >= SCARCE_CORES and not (first_of(facts) == LATE_RULE and _starves(facts)):
         because = [
             f"their main threads were ready to run, but had no core, {percent(waited)} of the time (mean of the ranks, over half a minute at most)"
         ]
@@ -34,7 +42,7 @@ def scarce_cores(facts: Facts) -> Iterator[Found]:
 
 def _starves(facts: Facts) -> bool:
     """Return whether the late ranks have too little CPU time, which the advice on them says."""
-    return bool(facts.late) and common_why(facts.whys.late, facts.late) in (NO_CORE, QUOTA)
+    return common_why(facts.whys.late, facts.late) in (NO_CORE, QUOTA)
 
 
 def late_ranks(facts: Facts) -> Iterator[Found]:

@@ -130,8 +130,9 @@ def test_advice(asked: RunningAgent) -> None:
     assert "all_reduce of group data: 64% of a step" in accumulate["because"][1]
     assert "gradients are sent as float32" in by_rule["compression"]["because"]
     assert "its efficiency is 50% against catalogue" in by_rule["below_the_link"]["because"]
-    assert found[0]["rule"] == "straggler"
-    shares = [each["saves_share"] for each in found[1:]]
+    # The headline calls communication the bottleneck: the others wait 3% of the time for rank 1.
+    assert found[0]["rule"] != "straggler"
+    shares = [each["saves_share"] for each in found]
     assert shares == sorted(shares, reverse=True)
 
 
