@@ -122,6 +122,19 @@ def test_every_setting() -> None:
         assert setting.flag == (f"--{key.replace('_', '-')} " in usage), key
 
 
+def test_every_flag_of_whatif() -> None:
+    """The table of docs/whatif.md has every flag of the command, but not those that all commands have, and no other."""
+    every, common = (
+        set(re.findall(r"^  (--[a-z-]+)", usage, re.MULTILINE))
+        for usage in (
+            commwatch("whatif", "--help").stdout,
+            commwatch("jobs", "--help").stdout.partition("\nplaces:")[2],
+        )
+    )
+    assert common
+    assert {flag for row in rows("whatif.md") for flag in re.findall(r"(--[a-z-]+)", row[0])} == every - common
+
+
 def test_every_variable() -> None:
     """Every environment variable of ours that the code reads is in docs/settings.md, and no other is; those of settings follow from their keys."""
     name = r"\bCOMMWATCH(?:_[A-Z]+)*\b"
