@@ -240,7 +240,8 @@ def _use_gloo(groups: Collection[GroupView]) -> bool:
 def _slowest(agent: QueryService, job_id: str) -> list[PartFigures]:
     if not agent.has_parts(job_id):
         return []
-    return slowest(agent.operations(0, 1 << 62, None, lambda _: True, MOST_OPERATIONS, job=job_id))[:MOST_ROWS]
+    operations = agent.operations(0, 1 << 62, None, lambda _: True, MOST_OPERATIONS, job=job_id)
+    return slowest(operations, agent.curves(job_id))[:MOST_ROWS]
 
 
 def _unjoined_share(operations: list[Row]) -> float | None:

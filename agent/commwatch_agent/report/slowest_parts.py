@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from types import MappingProxyType
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.history.operations import Operation
-from commwatch_agent.text.units import rate, seconds, size
+from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.text.units import percent, rate, seconds, size
 
 #: Most operations that are looked at, the latest; and most rows.
 MOST_OPERATIONS, MOST_ROWS = 10_000, 10
 LEGEND = (
-    f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time first. Mean, wait: of an operation, the wait for late ranks; "
-    "busbw: all bus bytes by all time. Mean and busbw include the wait."
+    f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time without the wait first. Mean, wait: of an operation, the wait for late ranks; "
+    "busbw: all bus bytes by all time. Mean and busbw include the wait; efficiency, where a reference is known, does not."
 )
 
 
@@ -32,20 +34,35 @@ class PartFigures:
     wait_s: float | None
     #: All bus bytes by all time, in bytes per second; ``None``: not defined.
     busbw: float | None
+    #: Expected time / mean time without the wait, as of ``Row``; ``None``: no reference, or the wait is not known.
+    efficiency: float | None = None
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of all operations without the wait, where it is known."""
+        return self.count * (self.mean_s - (self.wait_s or 0.0))
 
 
-def slowest(operations: Iterable[Operation]) -> list[PartFigures]:
-    """Return the figures of each part, that with the most time in all first; operations without a part or a duration are left out."""
+def slowest(
+    operations: Iterable[Operation], curves: Mapping[tuple[str, str], Curve] = MappingProxyType({})
+) -> list[PartFigures]:
+    """Return the figures of each part, that with the most time without waits first; operations without a part or a duration are left out.
+
+    Args:
+        curves: expected durations by group label and op.
+    """
     known = [one for one in operations if one.part is not None and one.duration_s is not None]
     transfers = _transfers(known)
     found: dict[tuple[str, str, str, int], list[Operation]] = {}
     for one in known:
         found.setdefault((str(one.part), one.group, one.op, one.size_bytes or 0), []).append(one)
-    most_time_first = sorted(found.items(), key=lambda item: -sum(map(_duration, item[1])))
-    return [_figures(of_kind, transfers) for _, of_kind in most_time_first]
+    figures = (_figures(of_kind, transfers, curves.get(kind[1:3])) for kind, of_kind in found.items())
+    return sorted(figures, key=lambda each: -each.transfer_s)
 
 
-def _figures(of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float]) -> PartFigures:
+def _figures(
+    of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float], curve: Curve | None
+) -> PartFigures:
     """Return the figures of operations that carry one part; where waits are known, of the operations that have one, so that the values agree."""
     first = of_kind[0]
     joined = [one for one in of_kind if _place(one) in transfers]
@@ -53,6 +70,8 @@ def _figures(of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], 
     judged = joined if is_joined else of_kind
     time_s = sum(map(_duration, judged))
     bus_bytes = [one.busbw * _duration(one) for one in judged if one.busbw is not None]
+    transfer_s = fmean(transfers[_place(one)] for one in joined) if is_joined else None
+    expected_s = None if curve is None else curve.time_s(first.op, first.group_size, first.size_bytes or 0)
     return PartFigures(
         part=str(first.part),
         group=first.group,
@@ -62,6 +81,7 @@ def _figures(of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], 
         mean_s=time_s / len(judged),
         wait_s=fmean(_duration(one) - transfers[_place(one)] for one in joined) if is_joined else None,
         busbw=sum(bus_bytes) / time_s if bus_bytes else None,
+        efficiency=expected_s / transfer_s if expected_s and transfer_s else None,
     )
 
 
@@ -89,11 +109,13 @@ def table(found: Sequence[PartFigures]) -> tuple[tuple[str, ...], list[tuple[str
     """Return the head of the table, its rows, and how many columns at their begin say what a row is about; groups only if there are several."""
     grouped = len({each.group for each in found}) > 1
     keys = ("part", "op", *(("group",) if grouped else ()))
+    is_judged = any(each.efficiency is not None for each in found)
     rows = [
         (
             each.part, each.op, *((each.group,) if grouped else ()),
             size(each.size_bytes), str(each.count), seconds(each.mean_s), seconds(each.wait_s), rate(each.busbw),
+            *((percent(each.efficiency),) if is_judged else ()),
         )
         for each in found
     ]  # fmt: skip
-    return (*keys, "size", "count", "mean", "wait", "busbw"), rows, len(keys)
+    return (*keys, "size", "count", "mean", "wait", "busbw", *(("efficiency",) if is_judged else ())), rows, len(keys)

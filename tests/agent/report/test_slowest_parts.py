@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
+from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.report import report_page, report_text, slowest_parts, timeline_export
 from commwatch_agent.report.charts import NOTHING
 from commwatch_agent.report.report import Report, build
@@ -173,3 +174,15 @@ def test_nothing_known(tmp_path: Path) -> None:
     found = report_of(watch)
     assert found.slowest_parts == []
     assert "slowest parts" not in report_text.text(found)
+
+
+def test_slowest_without_the_wait(watch: Watch) -> None:
+    """A part that waits for a late rank is not the slowest for that; with a reference, each part has its efficiency, as of the time without the wait."""
+    operations = list(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
+    waits = [replace(one, duration_s=1.0) if one.part == "middle" and one.rank == 0 else one for one in operations]
+    assert max(slowest(waits), key=lambda each: each.mean_s).part == "middle"
+    found = slowest(waits, {("default_pg", "all_reduce"): Curve(0.0, 1e-5)})
+    assert found[-1].part == "middle"
+    assert found[-1].efficiency == pytest.approx(40e-5 / 1e-3)
+    assert slowest_parts.table(found)[0][-1] == "efficiency"
+    assert slowest_parts.table(slowest(waits))[0][-1] == "busbw"
