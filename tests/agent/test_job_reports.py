@@ -236,7 +236,9 @@ def test_list_of_jobs(site: Site) -> None:
 @ANY_NODE
 def test_command(site: Site, number: int) -> None:
     """``commwatch report`` shows the whole job, from any node, with the lines of one agent over all rings."""
-    alone = commwatch("report", "local", "--dir", site.whole.directory).stdout.splitlines()
+    alone = commwatch(
+        "report", "local", "--dir", site.whole.directory, env=clean_env(COLUMNS="250")
+    ).stdout.splitlines()
     expected = [bound(line) for line in alone]
     where = site.nodes[number].directory
     done = command_of_all("report", "local", "--dir", where)
@@ -298,7 +300,7 @@ def test_silent_agents(site: Site) -> None:
     """An agent that does not answer is named in the report, with the reason, and all others count."""
     dead = f"http://127.0.0.1:{free_port()}"
     site.meet(dead)
-    done = commwatch("report", "local", "--dir", site.nodes[0].directory)
+    done = commwatch("report", "local", "--dir", site.nodes[0].directory, env=clean_env(COLUMNS="250"))
     assert f"nodes       3 of 4; {dead} does not answer: Connection refused" in done.stdout
     assert site.nodes[0].get("/api/v1/advice?job=local&scope=job")["nodes"]["silent"].keys() == {dead}
     site.meet()

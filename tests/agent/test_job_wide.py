@@ -94,10 +94,10 @@ def whole(running: RunningAgent, path: str) -> Any:
 
 
 def command_of_all(*arguments: str | Path, out: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command for the whole job until no node took too long; ``out``: the file that it writes, if any."""
+    """Run a command for the whole job, on a wide terminal, until no node took too long; ``out``: the file that it writes, if any."""
 
     def done() -> subprocess.CompletedProcess[str] | None:
-        ended = commwatch(*arguments)
+        ended = commwatch(*arguments, env=clean_env(COLUMNS="250"))
         said = ended.stdout + ended.stderr + (out.read_text() if out else "")
         return None if re.search("no answer within|timed out", said) else ended
 

@@ -90,7 +90,7 @@ def test_known_changes(asked: RunningAgent, flags: list[str], query: str, step_m
 
 def test_usual_questions(asked: RunningAgent) -> None:
     """Without a change, the usual questions are answered, with how the job scales, and with what was assumed."""
-    done = commwatch("whatif", "--dir", asked.directory)
+    done = commwatch("whatif", "--dir", asked.directory, env=clean_env(COLUMNS="250"))
     assert (done.returncode, done.stderr) == (0, "")
     for part in (
         "what if, job train: the latest 30 steps of 2 ranks replayed",
@@ -193,7 +193,7 @@ def test_several_runs(tmp_path: Path) -> None:
         for ranks in (4, 16, 64):
             exchange = 4 * (ranks - 1) + 72 * (ranks - 1) / ranks
             assert points[ranks]["step_s"] == pytest.approx((STEP - EXCHANGE + exchange) / 1e3, rel=0.01)
-        text = commwatch("whatif", "train", "--with", "wide", "--dir", tmp_path).stdout
+        text = commwatch("whatif", "train", "--with", "wide", "--dir", tmp_path, env=clean_env(COLUMNS="250")).stdout
         assert "ranks    step  communication  efficiency  measured step" in text
         for query, says in (
             ("with=other", "no job 'other'"),

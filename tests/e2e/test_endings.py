@@ -32,7 +32,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
     job = preforked("ops.py", 2, *arguments)
     around = job if how else torchrun("ops.py", 2, *arguments)  # once by the launcher that people use
-    done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *around, env=clean_env())
+    done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *around, env=clean_env(COLUMNS="250"))
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(rf"\n  how +exit code 1; {says}, on \S+\n", done.stderr), done.stderr[-3000:]
     assert re.search(
@@ -60,7 +60,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
 def test_failed_before_it_came(hook: str, tmp_path: Path) -> None:
     """A rank that an exception ends before it has called init_process_group is named with it, and not a rank that the launcher ended for that."""
     job = preforked("ops.py", 2, "10", "--fail-first", "0")
-    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env())
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env(COLUMNS="250"))
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(r"\n  how +exit code 1; rank 0 ended with LookupError in main \(ops.py:\d+\)", done.stderr), (
         done.stderr[-3000:]

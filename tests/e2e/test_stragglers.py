@@ -15,7 +15,7 @@ from tests import prefork
 from tests.e2e.test_verdicts import Job, verdicts_of
 from tests.faults.run import Place
 from tests.faults.run import ranks as ranks_of
-from tests.helpers import PATIENCE_S, RunningAgent, agent, commwatch, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 
 LATE_MS = 50.0
 #: Jobs: how many ranks each has, and which one is late at first; then the next one is.
@@ -64,5 +64,5 @@ def test_report_names_the_same_rank(tmp_path: Path, shape: str, lasts_s: int) ->
     first = built["advice"][0]
     assert (first["rule"], first["remedies"][0]["whatif"]) == ("straggler", {"no_late_rank": late[0]}), built["advice"]
     assert [int(rank) for rank in built["late"]] == late[0]
-    text = commwatch("report", "job", "--dir", tmp_path).stdout
+    text = commwatch("report", "job", "--dir", tmp_path, env=clean_env(COLUMNS="250")).stdout
     assert re.search(rf"comm share .*waiting for rank {late[0][0]}", text), text

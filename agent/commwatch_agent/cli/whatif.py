@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from commwatch_agent.cli.common_flags import add_node, last_seconds
 from commwatch_agent.config import Config
 from commwatch_agent.model.durations import LAST
-from commwatch_agent.text.terminal_text import complain, lines
+from commwatch_agent.text.terminal_text import complain, lines, output_cells
 
 if TYPE_CHECKING:
     from commwatch_agent.model.views import JobView
@@ -112,7 +112,7 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
         jobs = [job_in(agent, name) for name in (arguments.job, *arguments.runs)]
         model, *others = [_model(config, job, arguments) for job in jobs]
     found = study(jobs[0].job_id, model, changes, dict(zip(arguments.runs, others, strict=True)))
-    print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found)))
+    print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found, output_cells())))
     return 0
 
 

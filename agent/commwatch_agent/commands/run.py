@@ -32,7 +32,7 @@ from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.commands import explain, log_files, native_hook, nccl_debug
 from commwatch_agent.commands.output_filter import Passing
-from commwatch_agent.commands.progress import Progress, is_terminal, say
+from commwatch_agent.commands.progress import Progress, error_cells, is_terminal, say
 from commwatch_agent.commands.script_names import script_name
 from commwatch_agent.config import Config
 from commwatch_agent.deploy import probe_folder
@@ -507,7 +507,7 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
             names = [job.name]
         for name in names:
             own, command = reports.of_history(agent, name), f"{opens} {shlex.quote(name)}"
-            say(report_text.text(reports.report(agent, name, own=own, last_s=LAST_S, command=command)))
+            say(report_text.text(reports.report(agent, name, own=own, last_s=LAST_S, command=command), error_cells()))
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

@@ -25,6 +25,7 @@ from commwatch_agent.report.report_text import (
     operation_cells,
     rank_head,
     rank_rows,
+    reasons,
 )
 from commwatch_agent.report.svg import STYLE
 from commwatch_agent.report.what_happened import happened
@@ -63,7 +64,7 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
     ]
     if report.advice:
         of_what = f"<p>{about(report.advice_last_s).capitalize()}. “Up to” marks a bound by a formula.</p>"
-        body += ["<h2>What to try</h2>", of_what, *map(_advice, report.advice)]
+        body += ["<h2>What to try</h2>", of_what, *map(_advice, report.advice, reasons(report.advice))]
     body += [] if study is None else _section("what-if", partial(_study, study))
     body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
     body += _section("charts", lambda: [figures(material, report.late)])
@@ -106,10 +107,9 @@ def _with_code(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(text))
 
 
-def _advice(advice: Advice) -> str:
-    """Return one piece of advice and its reasons as HTML."""
-    do = _with_code(advice.do)
-    because = html_frame.text("; ".join(advice.because))
+def _advice(advice: Advice, reason: str) -> str:
+    """Return one piece of advice and why it is given as HTML."""
+    do, because = _with_code(advice.do), html_frame.text(reason)
     return f"<h3>{html_frame.text(advice.title)}</h3><p>{html_frame.text(advice.gain[:1].upper() + advice.gain[1:])}.</p><p>{do}</p><p>Because {because}.</p>"
 
 

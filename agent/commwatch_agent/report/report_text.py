@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
 from commwatch_agent.analysis.verdicts import for_others
 from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.job.merging import Nodes
-from commwatch_agent.model.api_views import Row
+from commwatch_agent.model.api_views import Advice, Row
 from commwatch_agent.model.endings import exit_says, state_in_words
 from commwatch_agent.model.views import ITERATIONS, JobView
 from commwatch_agent.reference.missing import how_to_judge
@@ -222,12 +225,18 @@ def judging(report: Report) -> str:
 
 
 def text(report: Report, cells: int = CELLS) -> str:
-    """Return the report as text for a terminal of ``cells`` columns."""
+    """Return the report as text for a terminal of ``cells`` columns.
+
+    The rest of a long line is indented further than any other, so that a part of a foreign name cannot pass for a line of ours.
+    """
     longest = max(len(name) for name, _ in headlines(report))
-    shown = ["", "commwatch report", ""]
-    shown += [*(f"  {name:<{longest}}  {value}" for name, value in heading(report)), ""]
+
+    def named(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
+        return chain.from_iterable(paragraph(value, cells, first=f"  {name:<{longest}}  ") for name, value in facts)
+
+    shown = ["", "commwatch report", "", *named(heading(report)), ""]
     shown += lines(happened(report.incidents), cells, failed=bool(report.job.failed))
-    shown += [*(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
+    shown += [*named(headlines(report)), ""]
     if report.ranks and report.steps:
         shown += [*columns(rank_head(report), rank_rows(report), 2, cells), ""]
     shown += (
@@ -243,20 +252,26 @@ def text(report: Report, cells: int = CELLS) -> str:
         shown += [*columns(*slowest_parts.table(report.slowest_parts), cells), ""]
         shown += [*paragraph(slowest_parts.LEGEND, cells, first="  "), ""]
     if report.advice:
-        shown += [
-            f"  what to try{' once it runs' if report.job.failed else ''}, {about(report.advice_last_s)} "
-            "(“up to”: a bound by a formula)",
-            "",
-        ]
-    for each in report.advice[:_MOST_ADVICE]:
-        shown.append(f"  * {each.title}: {each.gain}")
+        basis = f"what to try{' once it runs' if report.job.failed else ''}, {about(report.advice_last_s)}"
+        shown += [*paragraph(f"{basis} (“up to”: a bound by a formula)", cells, first="  "), ""]
+    for each, because in zip(report.advice[:_MOST_ADVICE], reasons(report.advice), strict=False):
+        shown += paragraph(f"{each.title}: {each.gain}", cells, first="  * ", rest="      ")
         shown += paragraph(each.do, cells, first="    ")
-        shown += ["    because " + "; ".join(each.because), ""]
+        shown += [*paragraph(f"because {because}", cells, first="    ", rest="      "), ""]
     if len(report.advice) > _MOST_ADVICE:
         shown += [f"  {len(report.advice) - _MOST_ADVICE} more with --json", ""]
     shown += [f"  earlier   {', '.join(report.job.earlier)}"] if report.job.earlier else []
     shown += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return terminal_text.lines(shown)
+
+
+def reasons(advice: Iterable[Advice]) -> Iterator[str]:
+    """Yield why each advice is given; what is said of earlier ones, too, is not repeated."""
+    told: set[str] = set()
+    for each in advice:
+        new = [text for text in each.because if text not in told]
+        yield "; ".join(["of the same figures as above", *new] if len(new) < len(each.because) else new)
+        told.update(each.because)
 
 
 def about(last_s: float | None) -> str:

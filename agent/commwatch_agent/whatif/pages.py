@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from commwatch_agent.text.plain_table import paragraph
+from commwatch_agent.text.plain_table import CELLS, columns, paragraph
 from commwatch_agent.text.units import counted, percent, rank_time, seconds
 from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study, is_close
 
@@ -37,17 +38,18 @@ def _cells(of: Outcome) -> tuple[str, ...]:
     )
 
 
-def text(study: Study) -> list[str]:
-    """Return a study as lines for a terminal; names of the job in them are as the job gave them."""
+def text(study: Study, cells: int = CELLS) -> list[str]:
+    """Return a study as lines for a terminal of ``cells`` columns; names of the job in them are as the job gave them."""
     steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
-    lines = [f"what if, job {study.job_id}: {steps} replayed"]
-    lines.append(basis(study))
-    lines += ["", *_table(HEADS, list(answer_rows(study.answers))), "", *paragraph(LEGEND)]
-    lines += _listed("not answered", unanswered(study))
+    shown = paragraph(f"what if, job {study.job_id}: {steps} replayed", cells, rest="    ")
+    shown += paragraph(basis(study), cells, rest="    ")
+    shown += ["", *columns(HEADS, list(answer_rows(study.answers)), 1, cells), "", *paragraph(LEGEND, cells)]
+    shown += _listed("not answered", unanswered(study), cells)
     if study.forecast is not None:
-        rows = _table(FORECAST_HEADS, list(forecast_rows(study.forecast)))
-        lines += ["", "scaling", study.forecast.assumes, *rows, *remarks(study.forecast)]
-    return lines + _listed("assumed", assumed(study))
+        shown += ["", "scaling", *paragraph(study.forecast.assumes, cells, rest="    "), ""]
+        shown += [*columns(FORECAST_HEADS, list(forecast_rows(study.forecast)), 1, cells), ""]
+        shown += chain.from_iterable(paragraph(each, cells) for each in remarks(study.forecast))
+    return shown + _listed("assumed", assumed(study), cells)
 
 
 def basis(study: Study) -> str:
@@ -61,8 +63,9 @@ def basis(study: Study) -> str:
     return f"{both}: the replay is {percent(off)} off, so all gains are rough, and advice does not use them"
 
 
-def _listed(title: str, texts: Sequence[str]) -> list[str]:
-    return ["", title, *(f"  - {each}" for each in texts)] if texts else []
+def _listed(title: str, texts: Sequence[str], cells: int) -> list[str]:
+    lines = chain.from_iterable(paragraph(each, cells, first="  - ") for each in texts)
+    return ["", title, *lines] if texts else []
 
 
 def unanswered(study: Study) -> list[str]:
@@ -97,14 +100,3 @@ def remarks(found: Forecast) -> list[str]:
     else:
         limit = f"{what} takes more than {share} from {counted(found.limit_ranks, 'rank')} on"
     return [limit, *filter(None, [found.fewer])]
-
-
-def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if not at else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (heads, *cells)
-    ]

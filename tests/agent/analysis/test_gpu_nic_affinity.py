@@ -143,7 +143,7 @@ def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [line.steps for line in built.ranks] == [built.steps] * 2 == [100] * 2
     assert built.exposed_hours == pytest.approx((150 * 0.36 + 50 * 0.1) / 3600)  # no more than the communication
     assert built.latest_steps == 21
-    assert "; only the latest 21 were read for medians and shares" in report_text.text(built)
+    assert "; only the latest 21 were read for medians and shares" in report_text.text(built, 250)
 
 
 def test_checkpoint_names_no_rank(tmp_path: Path) -> None:

@@ -137,6 +137,18 @@ def test_report_at_the_end(tmp_path: Path) -> None:
     assert elsewhere(page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize(("columns", "in_one"), [("200", True), ("60", False)])
+def test_report_as_wide_as_the_terminal(tmp_path: Path, columns: str, in_one: bool) -> None:
+    """The report at the end is as wide as the terminal, as that of ``commwatch report``."""
+    done = run(tmp_path / "run", *scripted(tmp_path, TRAINS), env=clean_env(COLUMNS=columns))
+    (head, *_) = (line for line in done.stderr.splitlines() if line.split()[:2] == ["group", "op"])
+    assert head.endswith("efficiency") == in_one
+    wider = [
+        line for line in done.stderr.splitlines() if len(line) > 60 and "/" not in line and "commwatch" not in line
+    ]
+    assert bool(wider) == in_one, wider
+
+
 def test_signal_while_the_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes while the job is being started reaches the job, which may run already."""
     start = subprocess.Popen

@@ -231,13 +231,13 @@ def test_what_a_forecast_assumes() -> None:
     two = model(2)
     job = replace(two, hosts=1, ops={number: op._replace(backend="gloo") for number, op in two.ops.items()})
     found = study("job", job, {})
-    lines = text(found)
+    lines = text(found, 250)
     assert lines[lines.index("scaling") + 1] == assumes
     assert assumes in found.assumed
     assert sum(assumes in line for line in lines) == 1
     nodes = replace(job, hosts=2, ops={number: op._replace(backend="nccl") for number, op in two.ops.items()})
     assert "2 nodes with nccl: assumed are links as fast as theirs, rings or trees, and" in " ".join(
-        text(study("job", nodes, {}))
+        text(study("job", nodes, {}), 250)
     )
     assert assumes in study("job", job, {"1024 ranks": lambda one: with_ranks(one, 1024)}).answers[0].assumed
     assert "extrapolated" not in " ".join(study("job", job, {"one": lambda one: with_ranks(one, 1)}).answers[0].assumed)
@@ -252,11 +252,11 @@ def test_lateness_counts_as_compute_of_fewer_ranks() -> None:
     assert one.ranks == 1
     assert one.step_s == pytest.approx(0.085)
     assert late.forecast.fewer == FEWER
-    assert text(late).count(FEWER) == 1
+    assert text(late, 250).count(FEWER) == 1
     even = study("job", model(2), {})
     assert even.forecast is not None
     assert even.forecast.fewer == ""
-    assert FEWER not in text(even)
+    assert FEWER not in text(even, 250)
     asked = study("job", model(2, late_ms=40), {"one": lambda job: with_ranks(job, 1)})
     assert FEWER in asked.assumed
 

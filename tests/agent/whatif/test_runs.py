@@ -47,7 +47,7 @@ def test_how_far_a_forecast_goes() -> None:
     assert max(_forecast(study("two", _run(2), {"128 ranks": partial(with_ranks, ranks=128)}))) == 128
     fast = study("two", model(2, sizes=(1 << 10,), compute_ms=100), {})
     assert "communication, including waiting for late ranks, stays at or below 30% of a step up to 16 ranks" in text(
-        fast
+        fast, 250
     )
 
 

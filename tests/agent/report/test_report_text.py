@@ -1,0 +1,52 @@
+"""The report as text: it fits the terminal, and does not say the same twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commwatch_agent.model.api_views import Advice
+from commwatch_agent.report.report import Report, build
+from commwatch_agent.report.report_text import reasons, text
+from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
+
+
+def late_job(directory: Path) -> Report:
+    """The report of two ranks of which one is late, with much transfer."""
+    watch = Watch(directory)
+    for rank in (0, 1):
+        records = [mark(0, MS)]
+        for n in range(60):
+            end = (n + 1) * 100 * MS
+            records += [
+                operation(start_ns=end - (50 if rank else 80) * MS, end_ns=end, seq=n, size=1 << 22),
+                mark(n + 1, end + MS, exposed_ns=60 * MS),
+            ]
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
+    watch.tick(7000 * MS)
+    built = build(watch.agent, "job", Path("history"), "again")
+    assert built is not None
+    return built
+
+
+@pytest.mark.parametrize("cells", [40, 80, 120])
+def test_fits_the_terminal(tmp_path: Path, cells: int) -> None:
+    """No line is longer than the terminal is wide, and the rest of a long one is indented."""
+    report = late_job(tmp_path)
+    assert len(report.advice) > 1
+    report = replace(report, hosts=[f"node-{n}.example" for n in range(30)])
+    lines = text(report, cells).splitlines()
+    assert max(map(len, lines)) <= cells
+    assert all(line[:2] in ("", "  ", "co") for line in lines)
+
+
+def _advice(*because: str) -> Advice:
+    return Advice("rule", "title", list(because), "do", "gain", 0.1)
+
+
+def test_says_each_reason_once() -> None:
+    """Figures that led to earlier advice, too, are not repeated."""
+    found = reasons([_advice("a", "b"), _advice("a", "b", "c"), _advice("c"), _advice("d")])
+    assert list(found) == ["a; b", "of the same figures as above; c", "of the same figures as above", "d"]
