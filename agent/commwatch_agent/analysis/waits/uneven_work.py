@@ -5,7 +5,7 @@ One criterion for the advice, which reads the history, and for the incident, whi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from statistics import mean, median
 from typing import NamedTuple
@@ -114,27 +114,28 @@ class Beyond(NamedTuple):
 def beyond_usual(ranks: Mapping[int, Collection[Comm]]) -> dict[int, Beyond | None]:
     """Return by rank what it communicated in its long steps beyond the usual; ``None``: not known."""
     numbers = {step.seq for steps in ranks.values() for step in steps if step.long}
-    more: dict[int, dict[int, float | None]] = {}
+    more: dict[int, dict[int, float]] = {}
+    of_steps: dict[int, list[float]] = {}
     for rank, steps in ranks.items():
         known = [step.comm for step in steps if not step.long and step.comm is not None]
         usual = median(known) if known and numbers else None
-        more[rank] = {
-            step.seq: None if usual is None or step.comm is None else max(0.0, step.comm - usual)
+        found = {
+            step.seq: max(0.0, step.comm - usual)
             for step in steps
-            if step.seq in numbers
+            if usual is not None and step.comm is not None and step.seq in numbers
         }
-    return {rank: _beyond(rank, [step.seq for step in steps if step.long], more) for rank, steps in ranks.items()}
-
-
-def _beyond(rank: int, numbers: Iterable[int], more: Mapping[int, Mapping[int, float | None]]) -> Beyond | None:
-    longer = waited = 0.0
-    for seq in numbers:
-        own = more[rank][seq]
-        if own is None:
-            return None
-        others = [each for other, of in more.items() if other != rank and (each := of.get(seq)) is not None]
-        longer, waited = longer + own, waited + max(0.0, own - min(others, default=0.0))
-    return Beyond(longer, waited)
+        more[rank] = found
+        for seq, longer in found.items():
+            of_steps.setdefault(seq, []).append(longer)
+    # What even the rank has that has least; 0 where no other rank has the step.
+    of_all = {seq: min(found) if len(found) > 1 else 0.0 for seq, found in of_steps.items()}
+    beyond: dict[int, Beyond | None] = {}
+    for rank, steps in ranks.items():
+        long = [step.seq for step in steps if step.long]
+        own = [more[rank][seq] for seq in long if seq in more[rank]]
+        is_known = len(own) == len(long)
+        beyond[rank] = Beyond(sum(own), sum(own) - sum(of_all[seq] for seq in long)) if is_known else None
+    return beyond
 
 
 def waited_share(waited: float, steps: Sequence[float], beyond: Beyond | None) -> float | None:
