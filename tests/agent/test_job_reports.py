@@ -151,7 +151,7 @@ def of_nodes(job: str, advice: list[Any]) -> list[Any]:
 
 def bound(text: str) -> str:
     """A gain as it is without a replay."""
-    alike = r"would save (\d+%) of a step, by a replay of the latest steps"
+    alike = r"would save (\d+%) of a step, by a replay of the latest steps without lateness of ranks? [\d, -]+"
     return re.sub(alike, r"would save up to \1 of a step", text).partition("; a replay")[0]
 
 

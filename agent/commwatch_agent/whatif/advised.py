@@ -14,6 +14,7 @@ from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.answers import Outcome, answer, is_close, outcome
 from commwatch_agent.whatif.model import CannotAnswer, Model, first_steps, instructions
 from commwatch_agent.whatif.questions import Question, changes_of
+from commwatch_collectors.spans import ranks
 
 #: Most instructions that are replayed for one remedy.
 _MOST_INSTRUCTIONS = 100_000
@@ -77,7 +78,7 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     source: Literal["bound", "replay"] = "replay" if below[best] else "bound"
     known_advice = replace(advice, saves_share=share, gain_source=source, remedies=remedies)
     if advice.rule == LATE_RULE:
-        return replace(known_advice, gain=_of_late(share, max(each.saves_share for each in known_gains)))
+        return replace(known_advice, gain=_of_late(advice, share, max(each.saves_share for each in known_gains)))
     refuted = any(
         gain is not None and gain > remedy.saves_share + _DIFFERS
         for remedy, gain in zip(advice.remedies, gains, strict=True)
@@ -88,14 +89,15 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     return replace(known_advice, gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}")
 
 
-def _of_late(share: float, replayed: float) -> str:
+def _of_late(advice: Advice, share: float, replayed: float) -> str:
     """Return the gain of advice on late ranks in words: their cost was measured over all steps; the replay has the latest, as ``commwatch whatif``."""
-    saves, replay = f"would save {percent(share)} of a step", "a replay of the latest steps"
-    return (
-        f"{saves} as measured; {replay} gives {percent(replayed)}"
-        if replayed > share + _DIFFERS
-        else f"{saves}, by {replay}"
+    late = sorted({rank for each in advice.remedies for rank in question_of(each).no_late_rank})
+    saves, replay = (
+        f"would save {percent(share)} of a step",
+        f"a replay of the latest steps without lateness of {ranks(late)}",
     )
+    is_more = replayed > share + _DIFFERS
+    return f"{saves} as measured; {replay} gives {percent(replayed)}" if is_more else f"{saves}, by {replay}"
 
 
 def _gain(remedy: Remedy, model: Model, known: Outcome) -> float | None:

@@ -77,7 +77,7 @@ def test_late_ranks_by_measure_and_replay() -> None:
         (found,) = predicted([late], lambda: job)
         share = min(cost, replayed)
         assert found.saves_share == pytest.approx(share, abs=0.006)
-        steps = "a replay of the latest steps"
+        steps = "a replay of the latest steps without lateness of rank 2"
         lower = f", by {steps}" if replayed < cost else f" as measured; {steps} gives {percent(replayed)}"
         assert found.gain == f"would save {percent(found.saves_share or 0)} of a step{lower}"
         assert found.gain_source == ("replay" if replayed < cost else "bound")
