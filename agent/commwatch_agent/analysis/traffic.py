@@ -77,11 +77,19 @@ def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
     """Return the part of every rank in every group that has ranks on other nodes."""
     found = {}
     for job in jobs:
-        here = {totals.rank for totals in of_this_run(job)}
+        latest = set(of_this_run(job))
+        now = {totals.rank for totals in latest}
+        lives: dict[tuple[str, int], set[int]] = {}
+        for totals in job.rank_totals.values():
+            lives.setdefault(_life(totals), set()).add(totals.rank)
         for uid, totals in job.rank_totals.items():
-            for group_id, part in _of_rank(totals, here).items():
+            for group_id, part in _of_rank(totals, now if totals in latest else lives[_life(totals)]).items():
                 found[Key(job.id, group_id, uid)] = part
     return found
+
+
+def _life(totals: RankTotals) -> tuple[str, int]:
+    return totals.run_key, int(totals.identity["restart"])
 
 
 def _of_rank(totals: RankTotals, here: set[int]) -> dict[str, Part]:
@@ -186,13 +194,15 @@ def traffic(
 
 
 def _expected(before: Sample, after: Sample, watched_ns: int, latest: Mapping[Key, Part]) -> dict[Key, float]:
-    """Return the bytes that should have been sent between two samples, with the shares of the ``latest``."""
+    """Return the bytes that should have been sent between two samples, with the shares of the ``latest``.
+
+    A group that the latest lacks turned out to be within the node.
+    """
     found = {}
     for key, part in after.parts.items():
         known = before.parts.get(key)
-        if known is None and part.began_ns < watched_ns:
-            continue
-        found[key] = part.sent_since(known, latest.get(key, part))
+        if key in latest and (known is not None or part.began_ns >= watched_ns):
+            found[key] = part.sent_since(known, latest[key])
     return found
 
 

@@ -128,6 +128,15 @@ def test_an_earlier_life_elsewhere() -> None:
     assert part.sent_since(None, part) == MB
 
 
+def test_an_earlier_life_within_the_node() -> None:
+    """While one rank of a new life is found and the other is not, the life before it still had all its ranks here: it sent nothing out."""
+    aggregate = node((0, 1), (0, 1), one(), group_id="first")
+    for totals in aggregate.rank_totals():
+        totals.alive = False
+    add(aggregate, 0, (0, 1), one(), restart=1, group_id="second")
+    assert {part.group.group_id for part in parts(aggregate.jobs.values()).values()} == {"second"}
+
+
 # -- windows ------------------------------------------------------------------------------------
 
 
@@ -161,6 +170,16 @@ def test_nothing_to_carry() -> None:
     assert window(({"eth0": 0}, 0), ({"eth0": MB}, 0)).carriers is None
     view = traffic([], 0, None, ())
     assert (view.groups, view.sent_bytes, view.carriers) == ([], {}, None)
+
+
+def test_the_other_rank_of_the_node_is_found_later() -> None:
+    """A look between the rings of a node's two ranks takes one for elsewhere; once both are found, nothing was to be sent."""
+    aggregate = node((0,), (0, 1), one())
+    early = parts(aggregate.jobs.values())
+    add(aggregate, 1, (0, 1), one())
+    looks = ({}, early, parts(aggregate.jobs.values()))
+    view = traffic([Sample(at * S, {"eth0": 0}, look) for at, look in enumerate(looks)], 0, None, ())
+    assert (view.groups, view.expected_sent_bytes, view.says) == ([], 0.0, None)
 
 
 def test_before_the_agent_looked() -> None:
