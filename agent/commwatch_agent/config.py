@@ -153,37 +153,37 @@ class Config:
         reload=True, flag=True,
     )
     interval: float = setting(
-        number(0.01, 60), 0.25,
+        number(0.01, 60, "seconds"), 0.25,
         "seconds between two looks at the trainers, from 0.01 to 60; every second look reads the records in the rings",
         reload=True,
     )
     raw_bytes: int = setting(
-        whole_number(1 << 20, 1 << 50), 256 << 20,
+        whole_number(1 << 20, 1 << 50, "bytes"), 256 << 20,
         "maximum size of the raw records on disk, in bytes; at least 1 MiB. Users, and the jobs of a user, [share "
         "it](reliability.md#bounds). One million records take about 12 MB",
         reload=True,
     )
     summary_bytes: int = setting(
-        whole_number(1 << 20, 1 << 50), 1 << 30,
+        whole_number(1 << 20, 1 << 50, "bytes"), 1 << 30,
         "maximum size of the rest of the history on disk, most of it steps and roll-ups, in bytes; at least 1 MiB. "
         "Users, and the jobs of a user, [share it](reliability.md#bounds); the oldest of those with more than their "
         "share are deleted first. Eight ranks with a step a second take about 0.1 GB a day",
         reload=True,
     )
     profile_every: int = setting(
-        whole_number(0, 10**9), 0,
+        whole_number(0, 10**9, "steps"), 0,
         "the agent has one in so many steps [profiled](numbers.md#regular-profiles), to know the exposed share of "
         "ranks for which it is not measured otherwise; the number grows while profiles take more than 0.1% of the "
         "time. 0: none",
     )
     keep_days: float = setting(
-        number(0.01, 3650), 7.0,
+        number(0.01, 3650, "days"), 7.0,
         "days after their [arrival](reliability.md#clocks) after which the agent deletes raw records, roll-ups, "
         "steps, [incidents](incidents.md), profiles, and the NCCL logs that commwatch has created; from 0.01 to 3650",
         reload=True,
     )
     keep_ended: float = setting(
-        number(0, 86400), 300.0,
+        number(0, 86400, "seconds"), 300.0,
         "seconds for which the metrics of an ended job stay in `/metrics`, from 0 to 86400",
     )
     gpus: str = setting(
@@ -254,7 +254,7 @@ class Config:
         "one file with a client certificate and its key, for a receiver that requires a client certificate",
     )
     otlp_interval: float = setting(
-        number(1, 3600), 15.0,
+        number(1, 3600, "seconds"), 15.0,
         "seconds between two pushes, from 1 to 3600",
     )
     otlp_logs: bool = setting(

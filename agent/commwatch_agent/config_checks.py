@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from commwatch.wire.addresses import DNS, BadAddress, hosts_and_ports, url_of
+from commwatch.wire.addresses import DNS, TARGETS, BadAddress, hosts_and_ports, url_of
 from commwatch.wire.errors import CommwatchError
 from commwatch_agent.prometheus.metrics import METRICS, NAMED
 from commwatch_agent.reference.links import UnknownLink, find, links
@@ -62,9 +62,10 @@ def _where(check: Callable[[str], object]) -> Callable[[str], str]:
 
 def _peer(value: str) -> str:
     try:
-        url_of(value.removeprefix(DNS), secure=False)
+        if not value.endswith(TARGETS):
+            url_of(value.removeprefix(DNS), secure=False)
     except BadAddress as error:
-        raise BadValue(str(error)) from None
+        raise BadValue(f"{DNS if value.startswith(DNS) else ''}{error}") from None
     return value
 
 
@@ -91,10 +92,13 @@ def _endpoint(value: str) -> str:
 
 DIRECTORY, FILE = _PathType("a directory"), _PathType("a file")
 ADDRESS = text("an address", convert=_where(lambda value: "\0" not in value))
-NODE = text("a name of letters, digits, '.', '_' and '-'", "^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")
+NODE = text(
+    "a name of letters, digits, '.', '_' and '-' (first a letter or digit, at most 253)",
+    "^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$",
+)
 RAS = text(
     "addresses such as localhost:28028",
-    r"^[^,]+:[0-9]+\s*(,[^,]+:[0-9]+\s*)*$",
+    r"^\s*[^,/\s]+:[0-9]+\s*(,\s*[^,/\s]+:[0-9]+\s*)*$",
     convert=_where(lambda value: hosts_and_ports(value) is not None),
 )
 HOSTS = ListOf(
@@ -106,11 +110,16 @@ GPU_USE, LOG_FORMAT, LOG_LEVEL = one_of(GPUS), one_of(LOG_FORMATS), one_of(LOG_L
 JOB_INFO = ListOf(one_of(NAMED), f"a list of any of {', '.join(NAMED)}")
 _LINK = rf"^\s*(0*[1-9][0-9]*\s*x\s+)?({'|'.join(map(re.escape, links()))})\s*$"
 LINKS = TableOf(
-    text("the key of a link", convert=_link, refused={"pattern": _LINK}),
+    text("a link such as nvlink4 or 8 x ib-ndr", convert=_link, refused={"pattern": _LINK}),
     "a table of groups and links",
+    example='{"*": "nvlink4"}',
 )
-THRESHOLDS = TableOf(Type("a number", {"type": "number"}), "a table of names and numbers")
-KINDS = TableOf(KIND, "tables: [kinds.NAME] above each")
+THRESHOLDS = TableOf(
+    Type("a number without a unit, such as 0.4 or 30", {"type": "number"}),
+    "a table of names and numbers",
+    example='{"comm_share": 0.4}',
+)
+KINDS = TableOf(KIND, "tables: [kinds.NAME] above each", example='{"hang": {"for": "1m"}}')
 LABELS = TableOf(
     text("one line of text, at most 200 characters", r"^[^\x00-\x1f\x7f]+$", most=200, convert=_where(str.isprintable)),
     "a table of labels and texts",
@@ -120,6 +129,7 @@ LABELS = TableOf(
         convert=_label,
         refused={"not": {"enum": sorted(_TAKEN)}},
     ),
+    example='{"cluster": "east"}',
 )
 ENDPOINT = text(
     "the base URL of an OTLP receiver, such as https://collector.example.com:4318 "

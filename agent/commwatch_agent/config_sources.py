@@ -13,7 +13,7 @@ from commwatch.wire.identity import run_dir
 from commwatch_agent.config import REMOVED, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.text.nearest import nearest
-from commwatch_alerts.values import BadValue, TableOf
+from commwatch_alerts.values import BadValue, TableOf, Type
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,7 +53,12 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
         ConfigError: unknown key, wrong type or range, unreadable file.
     """
     found = settings_file(env, file)
-    given = {} if found is None else _read(found)
+    try:
+        given = {} if found is None else _read(found)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{FILE_VARIABLE}: {error}" if file is None and env.get(FILE_VARIABLE) else str(error)
+        ) from None
     origins = dict.fromkeys(given, str(found))
     _take_variables(env, given, origins)
     for key, value in flags.items():
@@ -65,11 +70,25 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
             raise ConfigError(f"{origins[key]}: {key} is set and {other} is not; TLS needs tls_cert and tls_key")
     if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
         given["state"], origins["state"] = given["dir"], origins["dir"]
+    _check_alerts(given, origins)
     given.setdefault("dir", run_dir(env).absolute())
     # The default is on disk: the default run directory may be in memory.
     if "state" not in given:
         given["state"] = (_state_home(env) / "commwatch").absolute()
     return Config(**given), origins
+
+
+def _check_alerts(given: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Check thresholds and kinds by the list of alerts; the message names what sets the wrong one."""
+    if not given.keys() & {"thresholds", "kinds"}:
+        return
+    from commwatch_alerts.catalogue import RULES, CatalogueError, read, shipped
+
+    try:
+        read(shipped(RULES), given.get("thresholds"), given.get("kinds"))
+    except CatalogueError as error:
+        table = error.setting.partition(".")[0]
+        raise ConfigError(f"{origins.get(error.setting) or origins[table]}: {error}") from None
 
 
 def _take_variables(env: Mapping[str, str], given: dict[str, Any], origins: dict[str, str]) -> None:
@@ -79,16 +98,23 @@ def _take_variables(env: Mapping[str, str], given: dict[str, Any], origins: dict
             raise ConfigError(f"{variable}: {instead}")
     for key, setting in SETTINGS.items():
         if text := env.get(setting.variable):
-            given[key] = checked(key, setting.kind.parsed(text), setting.variable)
+            given[key] = checked(key, _parsed(setting.kind, text, setting.variable), setting.variable)
             origins[key] = setting.variable
         if setting.prefix is None:
             continue
         assert isinstance(setting.kind, TableOf)
         for name in sorted(each for each in env if each.startswith(setting.prefix) and env[each]):
             entry = name.removeprefix(setting.prefix).lower()
-            value = setting.kind.entry.parsed(env[name])
+            value = _parsed(setting.kind.entry, env[name], name)
             given[key] = {**given.get(key, {}), **checked(key, {entry: value}, name)}
             origins[f"{key}.{entry}"] = name
+
+
+def _parsed(kind: Type, text: str, variable: str) -> Any:
+    try:
+        return kind.parsed(text)
+    except BadValue as error:
+        raise ConfigError(f"{variable}: {error}") from None
 
 
 def checked(key: str, value: Any, where: str) -> Any:

@@ -20,13 +20,23 @@ from commwatch_alerts.values import text as text_type
 
 _THRESHOLD = re.compile(r"\$([a-z][a-z0-9_]*)")
 _IN_TEXT = re.compile(r"\{\$([a-z][a-z0-9_]*):([a-z]+)\}")
+#: The list that is shipped with the code.
+RULES = "rules.yaml"
 #: Larger numbers are no floats.
 _MOST = 1e300
 _PARTS = ("thresholds", "kinds", "records", "alerts")
 
 
 class CatalogueError(OneLineError):
-    """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key."""
+    """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key.
+
+    Args:
+        setting: the wrong entry of the settings, such as ``thresholds.comm_share``; empty: the list itself is wrong.
+    """
+
+    def __init__(self, says: str, setting: str = "") -> None:
+        super().__init__(says)
+        self.setting = setting
 
 
 @dataclass(frozen=True)
@@ -273,7 +283,7 @@ def _known_keys(given: Iterable[str], known: Collection[str], where: str, what: 
         if name not in known:
             near = get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise CatalogueError(f"{where}: unknown {what}'{name}'; {hint}")
+            raise CatalogueError(f"{where}: unknown {what}'{name}'; {hint}", f"{where}.{name}")
 
 
 def _kinds(table: Any) -> dict[str, Kind]:
@@ -302,6 +312,6 @@ def _thresholds(table: Any, given: Mapping[str, float]) -> dict[str, Threshold]:
         value = given.get(name, limits["default"])
         if not limits["low"] <= value <= limits["high"]:
             allowed = f"needs a number from {limits['low']:g} to {limits['high']:g}, not {value!r}"
-            raise CatalogueError(f"thresholds: {name}: {allowed}")
+            raise CatalogueError(f"thresholds: {name}: {allowed}", f"thresholds.{name}")
         found[name] = Threshold(name, value, **limits)
     return found

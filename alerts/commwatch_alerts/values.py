@@ -15,6 +15,8 @@ from commwatch_alerts.model import OneLineError
 
 _PYTHON: dict[str, tuple[type, ...]] = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
+#: Characters of a wrong value in a message.
+_SHOWN = 60
 
 
 class BadValue(OneLineError):
@@ -61,12 +63,16 @@ class Type:
             raise self._wrong(value, where, show) from None
 
     def parsed(self, text: str) -> Any:
-        """Return the value that a text in the environment means; one that means none is returned as it is, for ``checked`` to refuse."""
-        kind = self.schema["type"]
+        """Return the value that a text in the environment means; one that means none is returned as it is, for ``checked`` to refuse.
+
+        Raises:
+            BadValue: a text that must be JSON is not.
+        """
+        kind, word = self.schema["type"], text.strip()
         if kind == "boolean":
-            return _WORDS.get(text, text)
-        if kind in ("integer", "number") and re.fullmatch(r"[-+]?[0-9]+", text):
-            return int(text)
+            return _WORDS.get(word.lower(), text)
+        if kind in ("integer", "number") and re.fullmatch(r"[-+]?[0-9]{1,30}", word):
+            return int(word)
         if kind == "number":
             try:
                 return float(text)
@@ -85,11 +91,17 @@ class Type:
         return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))  # false for NaN
 
     def _wrong(self, value: Any, where: str, show: bool) -> BadValue:
-        return BadValue(f"{where}: needs {self.needs}{f', not {value!r}' if show else ''}")
+        return BadValue(f"{where}: needs {self.needs}{f', not {_shown(value)}' if show else ''}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as people wrote it, if that was not long."""
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class ListOf(Type):
-    """Lists of values of one type, as tuples. In the environment they are separated by commas."""
+    """Lists of values of one type, as tuples. In the environment they are separated by commas, or JSON."""
 
     def __init__(self, entry: Type, needs: str, least: int = 0) -> None:
         super().__init__(needs, {"type": "array", "items": entry.schema, "minItems": least})
@@ -99,11 +111,16 @@ class ListOf(Type):
         """Return the values; arguments and errors as in ``Type``."""
         if not isinstance(value, list) or len(value) < self._least:
             raise self._wrong(value, where, show)
-        return tuple(self._entry.checked(each, f"{where} {number}", show=show) for number, each in enumerate(value, 1))
+        return tuple(
+            self._entry.checked(each, f"{where}: entry {number}", show=show) for number, each in enumerate(value, 1)
+        )
 
     def parsed(self, text: str) -> Any:
         """Return the list that a text in the environment means."""
-        return [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            return _of_json(text, list)
+        except ValueError:
+            return [part.strip() for part in text.split(",") if part.strip()]
 
 
 class TableOf(Type):
@@ -111,12 +128,13 @@ class TableOf(Type):
 
     Args:
         names: type of the names; ``None``: all texts.
+        example: a right table in JSON, for tables that the environment can have.
     """
 
-    def __init__(self, entry: Type, needs: str, names: Type | None = None) -> None:
+    def __init__(self, entry: Type, needs: str, names: Type | None = None, example: str = "") -> None:
         allowed = {} if names is None else {"propertyNames": names.schema}
         super().__init__(needs, {"type": "object", "additionalProperties": entry.schema, **allowed})
-        self.entry, self._names = entry, names
+        self.entry, self._names, self._example = entry, names, example
 
     def checked(self, value: Any, where: str, *, show: bool = True) -> dict[str, Any]:
         """Return the table; arguments and errors as in ``Type``."""
@@ -129,7 +147,7 @@ class TableOf(Type):
 
     def parsed(self, text: str) -> Any:
         """Return the table that a text in the environment means."""
-        return from_json(text)
+        return from_json(text, dict, self._example)
 
 
 class Keys(Type):
@@ -143,7 +161,7 @@ class Keys(Type):
     def __init__(self, keys: Mapping[str, Type], convert: Callable[[dict[str, Any]], Any]) -> None:
         properties = {name: each.schema for name, each in keys.items()}
         schema = {"type": "object", "additionalProperties": False, "properties": properties}
-        super().__init__("a table of keys and values", schema, convert)
+        super().__init__(f"a table with keys of {', '.join(keys)}", schema, convert)
         self._keys = keys
 
     def checked(self, value: Any, where: str, *, show: bool = True) -> Any:
@@ -158,22 +176,42 @@ class Keys(Type):
         )
 
 
-def from_json(text: str) -> Any:
-    """Return the value of a text in JSON; the text itself if it is not JSON."""
+def from_json(text: str, kind: type, example: str) -> Any:
+    """Return the table or list of a text in the environment.
+
+    Args:
+        kind: ``dict`` or ``list``.
+        example: a right text, for the message, which does not repeat the wrong one: it may have a secret.
+
+    Raises:
+        BadValue: the text is not JSON, or JSON of something else.
+    """
     try:
-        return json.loads(text)
+        return _of_json(text, kind)
+    except json.JSONDecodeError as error:
+        why = f"not valid JSON ({error})"
     except (ValueError, RecursionError):
-        return text
+        why = f"needs a {'table' if kind is dict else 'list'}"
+    raise BadValue(f"{why}; write it in JSON, such as '{example}'")
 
 
-def number(low: float, high: float) -> Type:
+def _of_json(text: str, kind: type) -> Any:
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise ValueError
+    return value
+
+
+def number(low: float, high: float, unit: str = "") -> Type:
     """Return the type of the numbers in a range."""
-    return Type(f"a number from {low:g} to {high:g}", {"type": "number", "minimum": low, "maximum": high})
+    needs = f"a number {f'of {unit} ' if unit else ''}from {low:g} to {high:g}"
+    return Type(needs, {"type": "number", "minimum": low, "maximum": high})
 
 
-def whole_number(low: int, high: int) -> Type:
+def whole_number(low: int, high: int, unit: str = "") -> Type:
     """Return the type of the whole numbers in a range."""
-    return Type(f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high})
+    needs = f"a whole number {f'of {unit} ' if unit else ''}from {low} to {high}"
+    return Type(needs, {"type": "integer", "minimum": low, "maximum": high})
 
 
 def one_of(words: Collection[str]) -> Type:

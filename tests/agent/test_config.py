@@ -52,7 +52,7 @@ MISTAKES = {
     "log_level_unknown": "debug, info, warning, error",
     "job_info_unknown": "user, script, node",
     "links_not_a_table": "links",
-    "links_unknown": "'ib-ndx'; choose from pcie3-x8",
+    "links_unknown": "'ib-ndx'; did you mean ib-ndr?",
     "links_not_a_key": "400",
     "inspector_dir_empty": "inspector_dir",
     "thresholds_not_a_table": "a table of names and numbers",
@@ -228,7 +228,90 @@ def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts_and_ports(config.ras or "") == [("localhost", 28028), ("::1", 28029)]
 
 
+@pytest.mark.parametrize("text", ["true", "True", "TRUE", "1", " true "])
+def test_switch_in_the_environment(text: str) -> None:
+    """A switch is ``true`` or 1 however a shell or a chart writes it."""
+    assert load({"HOME": "/h", "COMMWATCH_REQUIRE_TOKEN": text}).require_token is True
+
+
+def test_list_in_the_environment() -> None:
+    """A list is separated by commas or JSON, by which it can be empty, too; an IPv6 address in brackets is no JSON."""
+    for text, meant in (("user, node", ("user", "node")), ('["user"]', ("user",)), ("[]", ())):
+        assert load({"HOME": "/h", "COMMWATCH_JOB_INFO": text}).job_info == meant
+    assert load({"HOME": "/h", "COMMWATCH_PEERS": "[::1]:9477,node1"}).peers == ("[::1]:9477", "node1")
+
+
 # -- wrong ones ---------------------------------------------------------------------------------
+
+_NOT_JSON = "not valid JSON ("
+#: What people may write into a variable, and what the line must say after the variable's name.
+WRONG_VARIABLES = [
+    *(("KINDS", text, _NOT_JSON) for text in ("{hang}", '{"hang"}', '{"hang": {for: 1m}}', "{'hang': {'for': '1m'}}", '{"hang": {"for": "1m"}', "hang")),
+    *(("KINDS", text, """in JSON, such as '{"hang": {"for": "1m"}}'""") for text in ("[]", '"hang"', "5", "null", "{hang}", "hang.for=1m")),
+    *(("KINDS", text, "hang: needs a table with keys of enabled, severity, for, not ") for text in ('{"hang": "1m"}', '{"hang": null}')),
+    ("KINDS", '{"hang": {"enabled": null}}', "hang: enabled: needs true or false, not null"),
+    ("KINDS", '{"hnag": {"for": "1m"}}', "kinds: unknown 'hnag'; did you mean hang?"),
+    *(("LINKS", text, """in JSON, such as '{"*": "nvlink4"}'""") for text in ("nvlink4", "*=nvlink4", '["nvlink4"]', "{*: nvlink4}")),
+    ("LINKS", '{"*": "nvlink9"}', "*: no link 'nvlink9'; did you mean nvlink5?"),
+    ("LINKS", '{"*": 4}', "*: needs a link such as nvlink4 or 8 x ib-ndr, not 4"),
+    *(("THRESHOLDS", text, """in JSON, such as '{"comm_share": 0.4}'""") for text in ("comm_share=0.4", "0.4", "{comm_share: 0.4}", "[0.4]")),
+    ("THRESHOLDS", '{"comm_share": 40}', "thresholds: comm_share: needs a number from 0 to 1, not 40"),
+    ("THRESHOLDS", '{"comm_shar": 0.4}', "thresholds: unknown 'comm_shar'; did you mean comm_share?"),
+    ("THRESHOLDS", '{"comm_share": true}', "comm_share: needs a number without a unit, such as 0.4 or 30, not true"),
+    *(("THRESHOLD_COMM_SHARE", text, f"comm_share: needs a number without a unit, such as 0.4 or 30, not '{text}'") for text in ("40%", "0,4", "a", "true")),
+    *(("THRESHOLD_COMM_SHARE", text, "thresholds: comm_share: needs a number from 0 to 1, not ") for text in ("1.5", "-1", "inf", "1e999")),
+    ("THRESHOLD_HANG_SECONDS", "30s", "hang_seconds: needs a number without a unit, such as 0.4 or 30, not '30s'"),
+    ("THRESHOLD_NOPE", "1", "thresholds: unknown 'nope'; known are comm_share,"),
+    *(("LABELS", text, """in JSON, such as '{"cluster": "east"}'""") for text in ("cluster=east", "[]", "{cluster: east}")),
+    ("LABEL_CLUSTER", "x" * 1000, "cluster: needs one line of text, at most 200 characters, not 'xxxxx"),
+    *(("RECEIVERS", text, """in JSON, such as '[{"kind": "slack", "url_env": "SLACK_URL"}]'""") for text in ("slack", '{"kind": "slack"}', "[{kind: slack}]")),
+    ("RECEIVERS", '["slack"]', "receiver 1: needs a table with a kind: alertmanager, webhook, slack, command"),
+    ("PEERS", "node1 node2", "entry 1: node1 node2: needs a host"),
+    *(("PEERS", text, f"entry 2: {text}: needs a host") for text in ("http://", "dns+", "dns+:9477", "node1:99999")),
+    ("PEERS", "node1,/etc/agents.yaml", "entry 2: /etc/agents.yaml: needs a host"), ("PEERS", "file:agents", "entry 1: file:agents: needs a host"),
+    ("JOB_INFO", "users", "entry 1: needs one of user, script, node, not 'users'"),
+    *(("REQUIRE_TOKEN", text, f"needs true or false, not {text!r}") for text in ("yes", "on", "2", "t", "null")),
+    *(("INTERVAL", text, f"needs a number of seconds from 0.01 to 60, not {text!r}") for text in ("1s", "0,25", "250ms", "never")),
+    *(("KEEP_DAYS", text, f"needs a number of days from 0.01 to 3650, not {text!r}") for text in ("7d", "1w", "30 days")),
+    *(("PORT", text, f"needs a whole number from 0 to 65535, not {text!r}") for text in ("http", "9477.0", "9477/tcp", "1e3")),
+    *(("RAW_BYTES", text, f"needs a whole number of bytes from 1048576 to 1125899906842624, not {text!r}") for text in ("256M", "1GiB", "1e9")),
+    *(("RAS", text, "needs addresses such as localhost:28028, not ") for text in ("localhost", "http://localhost:28028", "localhost:28028,", "a b:1")),
+    *(("NODE", text, "needs a name of letters, digits, '.', '_' and '-' (first a letter or digit, at most 253), not ") for text in (".x", "-", "x" * 300)),
+    ("CONFIG", "nope.toml", "nope.toml: No such file or directory"), ("CONFIG", "/etc", "/etc: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text", "says"), WRONG_VARIABLES)
+def test_wrong_variable(key: str, text: str, says: str) -> None:
+    """A wrong variable is refused in one line that names it, what is wrong, and what would be right."""
+    text = f"node1,{text}" if says.startswith("entry 2") and "," not in text else text
+    with pytest.raises(ConfigError) as caught:
+        load({"HOME": "/h", f"COMMWATCH_{key}": text})
+    assert str(caught.value).startswith(f"COMMWATCH_{key}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_secret_in_a_wrong_variable() -> None:
+    """What is no JSON may have a secret in it: the line does not repeat it."""
+    for text in ("S3CRET", '["S3CRET"]', '{"kind": "S3CRET"', '[{"kind": "S3CRET"}]'):
+        with pytest.raises(ConfigError) as caught:
+            load({"HOME": "/h", "COMMWATCH_RECEIVERS": text})
+        assert "S3CRET" not in str(caught.value)
+
+
+def test_origin_of_a_wrong_threshold(tmp_path: Path) -> None:
+    """A threshold or kind that is wrong by the list of alerts is refused by every command, with the file or the variable that sets it."""
+    file = tmp_path / "some.toml"
+    file.write_text("[thresholds]\ncomm_share = 0.4\nhang_seconds = 5\n")
+    home = {"HOME": "/h"}
+    with pytest.raises(
+        ConfigError, match=rf"^{file}: thresholds: hang_seconds: needs a number from 10 to 3600, not 5$"
+    ):
+        load(home, file)
+    with pytest.raises(ConfigError, match=r"^COMMWATCH_THRESHOLD_COMM_SHARE: thresholds: comm_share: needs"):
+        load({**home, "COMMWATCH_THRESHOLD_COMM_SHARE": "7", "COMMWATCH_THRESHOLD_HANG_SECONDS": "20"}, file)
 
 
 def test_every_wrong_file_is_named() -> None:

@@ -311,6 +311,6 @@ def test_wrong_settings() -> None:
     """An address that no agent can have, and a list that is none, are refused with the name of the setting."""
     done = commwatch("config", "check", env=clean_env(COMMWATCH_PEERS="ftp://node1"))
     assert done.returncode == 2
-    assert "COMMWATCH_PEERS 1: ftp://node1: not an agent's address" in done.stderr
+    assert "COMMWATCH_PEERS: entry 1: ftp://node1: not an agent's address" in done.stderr
     shown = commwatch("config", "show", env=clean_env(COMMWATCH_PEERS="node1, dns+agents:9477")).stdout
     assert "node1, dns+agents:9477" in shown

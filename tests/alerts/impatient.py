@@ -20,4 +20,4 @@ def impatient(for_s: int = 15) -> str:
 def impatient_agent(file: Path, for_s: int = 15) -> dict[str, float | str]:
     """Write this list to a file; return the constants of an agent that reads it."""
     file.write_text(impatient(for_s), encoding="utf-8")
-    return {"commwatch_agent.notify.alert_rules.SHIPPED": str(file)}
+    return {"commwatch_agent.notify.alert_rules.RULES": str(file)}

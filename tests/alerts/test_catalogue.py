@@ -63,7 +63,7 @@ MISTAKES = [
         "alert 1: unknown key 'name'; known are alert, kind, variant, above, below, expr",
     ),
     ("alert: TooMuch\n    kind:", "kind:", "alert 1: lacks the key 'alert'"),
-    ("default: 0.3", "default: true", "thresholds: much: default: needs a number, not True"),
+    ("default: 0.3", "default: true", "thresholds: much: default: needs a number, not true"),
     ("severity: warning", "severity: page", "TooMuch: severity: needs one of info, warning, critical, not 'page'"),
     ("severity: warning", "colour: red", "TooMuch: unknown key 'colour'"),
     ("    severity: warning\n", "", "TooMuch: lacks the key 'severity'"),

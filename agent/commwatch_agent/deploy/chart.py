@@ -12,7 +12,7 @@ from pathlib import Path
 
 from commwatch_agent.config import SETTINGS
 from commwatch_agent.deploy.kubernetes import CHART_ONLY, FIELD, templates
-from commwatch_alerts.catalogue import Catalogue, read, shipped
+from commwatch_alerts.catalogue import RULES, Catalogue, read, shipped
 from commwatch_alerts.export import RUNBOOK_URL, dumped, prometheus_rule
 from commwatch_dashboards.export import plain
 
@@ -72,9 +72,9 @@ def files(schema: str) -> dict[str, str]:
     Args:
         schema: of the values, as JSON; without that of the agents' settings.
     """
-    catalogue = read(shipped("rules.yaml"))
+    catalogue = read(shipped(RULES))
     whole = schema.replace('"settings": {}', f'"settings": {_settings_schema(catalogue)}')
-    made = {"values.schema.json": whole, "files/rules.yaml": _rules(shipped("rules.yaml"))}
+    made = {"values.schema.json": whole, "files/rules.yaml": _rules(shipped(RULES))}
     made |= {f"files/{name}": text for name, text in plain(RUNBOOK_URL).items()}
     for mode in ("sidecar", "daemonset"):
         for text in templates(mode):

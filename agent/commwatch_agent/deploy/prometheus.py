@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import urlsplit
 
-from commwatch.wire.addresses import DNS, BadAddress, url_of
+from commwatch.wire.addresses import DNS, TARGETS, BadAddress, url_of
 from commwatch_agent.deploy.kubernetes import relabelings
 from commwatch_alerts.catalogue import Catalogue
 from commwatch_alerts.export import RUNBOOK_URL, dumped, prometheus
@@ -98,7 +98,7 @@ def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
     targets, target_files, names = [], [], []
     schemes = set()
     for agent in scrape.agents:
-        if agent.endswith(".json"):
+        if agent.endswith(TARGETS):
             target_files.append(agent)
             schemes.add(default)
             continue

@@ -10,11 +10,9 @@ from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.incidents.lifecycle import Table
 from commwatch_agent.notify.incident_watch import Plan
 from commwatch_agent.prometheus.metrics import METRICS
-from commwatch_alerts.catalogue import Catalogue, CatalogueError, read, shipped
+from commwatch_alerts.catalogue import RULES, Catalogue, CatalogueError, read, shipped
 from commwatch_alerts.export import runbook
 from commwatch_alerts.model import Alert
-
-SHIPPED = "rules.yaml"
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
@@ -41,7 +39,7 @@ def catalogue(config: Config) -> Catalogue:
         ConfigError: a threshold or a kind in the settings is wrong.
     """
     try:
-        return read(shipped(SHIPPED), config.thresholds, config.kinds)
+        return read(shipped(RULES), config.thresholds, config.kinds)
     except CatalogueError as error:
         raise ConfigError(f"alerts: {error}") from None
 

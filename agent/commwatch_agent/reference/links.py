@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.text.nearest import nearest
 
 #: Prefix of the catalogue keys by kind of network device.
 _OF_DEVICES = {"ethernet": "eth-", "infiniband": "ib-", "roce": "roce-"}
@@ -68,7 +69,9 @@ def find(text: str) -> Link:
     number, key = (int(matched[1] or 1), matched[2]) if matched else (1, text)
     link = links().get(key)
     if link is None or number < 1:
-        raise UnknownLink(f"no link '{text}'; choose from {', '.join(links())}, or several of one: '8 x ib-ndr'")
+        near = nearest(key, links()) if matched and link is None else ""
+        known = f"did you mean {near}?" if near else f"choose from {', '.join(links())}"
+        raise UnknownLink(f"no link '{text}'; {known} (several of one: '8 x ib-ndr')")
     if number == 1:
         return link
     return replace(link, key=f"{number} x {key}", name=f"{number} x {link.name}", bandwidth=number * link.bandwidth)

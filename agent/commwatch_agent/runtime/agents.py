@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commwatch.wire import crossing
-from commwatch.wire.addresses import DNS, BadAddress, url_of
+from commwatch.wire.addresses import DNS, TARGETS, BadAddress, url_of
 
 #: Bytes of a target file.
 _MOST_BYTES = 16 << 20
@@ -28,7 +28,7 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in names:
-        if name.endswith(".json"):
+        if name.endswith(TARGETS):
             found.update(dict.fromkeys(url_of(target, secure) for target in _targets(Path(name))))
         elif name.startswith(DNS):
             found.update(dict.fromkeys(_resolved(url_of(name.removeprefix(DNS), secure))))

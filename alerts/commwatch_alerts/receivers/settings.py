@@ -149,10 +149,12 @@ class _Receivers(Type):
 
     def checked(self, value: Any, where: str, *, show: bool = True) -> tuple[ReceiverConfig, ...]:
         """Return the receivers; arguments and errors as in ``Type``. No message repeats a value."""
-        if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        if not isinstance(value, list):
             raise self._wrong(value, where, show=False)
         found: dict[str, ReceiverConfig] = {}
         for number, table in enumerate(value, 1):
+            if not isinstance(table, dict):
+                raise BadValue(f"{where}: receiver {number}: needs a table with a kind: {', '.join(KINDS)}")
             name = table.get("name")
             who = f" ({name})" if isinstance(name, str) and re.fullmatch(_NAME, name) else ""
             try:
@@ -167,7 +169,7 @@ class _Receivers(Type):
 
     def parsed(self, text: str) -> Any:
         """Return the tables that a text in the environment means."""
-        return from_json(text)
+        return from_json(text, list, '[{"kind": "slack", "url_env": "SLACK_URL"}]')
 
 
 def _receiver(table: Mapping[str, Any]) -> ReceiverConfig:

@@ -11,6 +11,8 @@ from commwatch.wire.errors import UsageError
 DEFAULT_PORT = 9477
 #: Before a DNS name with one address for each agent, as Thanos and VictoriaMetrics write it: a headless service.
 DNS = "dns+"
+#: Ends the name of a file with addresses, in Prometheus' ``file_sd`` format.
+TARGETS = ".json"
 
 
 class BadAddress(UsageError):
@@ -42,9 +44,9 @@ def url_of(name: str, secure: bool) -> str:
 def _port_of(url: str, name: str) -> int | None:
     """Return the port of a URL; ``None``: it has none. Raises ``BadAddress``, with the name, for what is no port."""
     with contextlib.suppress(ValueError):  # spaces, a port that is no number, or too large; brackets that do not fit
-        port = urlsplit(url).port
-        if port != 0 and not re.search(r"\s", url):
-            return port
+        parts = urlsplit(url)
+        if parts.hostname and parts.port != 0 and "@" not in parts.netloc and not re.search(r"\s", url):
+            return parts.port
     raise BadAddress(f"{name}: needs a host, or HOST:PORT with a port from 1 to 65535; IPv6 addresses in brackets")
 
 

@@ -60,8 +60,16 @@ def test_thresholds(tmp_path: Path) -> None:
     ("variable", "text", "says"),
     [
         ("COMM_SHARE", "1.5", "comm_share: needs a number from 0 to 1, not 1.5"),
-        ("COMM_SHARE", "much", "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not 'much'"),
-        ("COMM_SHARE", "nan", "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number, not nan"),
+        (
+            "COMM_SHARE",
+            "much",
+            "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number without a unit, such as 0.4 or 30, not 'much'",
+        ),
+        (
+            "COMM_SHARE",
+            "nan",
+            "COMMWATCH_THRESHOLD_COMM_SHARE: comm_share: needs a number without a unit, such as 0.4 or 30, not nan",
+        ),
         ("COMM_SHRE", "0.5", "unknown 'comm_shre'; did you mean comm_share?"),
     ],
 )
@@ -81,7 +89,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert "StragglerRank" not in rules
     config.write_text("[kinds.stragglers]\nenabled = false\n")
     said = one_line(commwatch("alerts", "export", "--config", config))
-    assert "alerts: kinds: unknown 'stragglers'; did you mean straggler?" in said
+    assert "kinds: unknown 'stragglers'; did you mean straggler?" in said
 
 
 def test_list_of_ones_own(tmp_path: Path) -> None:

@@ -187,7 +187,10 @@ def test_wrong_settings(tmp_path: Path) -> None:
         (['otlp_endpoint = "localhost:4318"'], "otlp_endpoint: needs the base URL of an OTLP receiver"),
         (['otlp_endpoint = "http://me:pw@h"'], "otlp_endpoint: needs the base URL of an OTLP receiver"),
         (['otlp_endpoint = "http://h/v1/metrics/"'], "otlp_endpoint: needs the base URL of an OTLP receiver"),
-        (['otlp_endpoint = "http://h"', "otlp_interval = 0.1"], "otlp_interval: needs a number from 1 to 3600"),
+        (
+            ['otlp_endpoint = "http://h"', "otlp_interval = 0.1"],
+            "otlp_interval: needs a number of seconds from 1 to 3600",
+        ),
         (['otlp_endpoint = "http://h"', "otlp_logs = 1"], "otlp_logs: needs true or false"),
         (['otlp_endpoint = "http://h"', 'otlp_headers_file = "/none/here"'], "otlp_headers_file /none/here: No such"),
     ):

@@ -90,11 +90,12 @@ def test_several_of_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "ib", "0 x ib-ndr", "x ib-ndr", "8xib-ndr", "8 x", "ib-ndr ib-ndr"])
 def test_unknown_link(text: str) -> None:
-    """What is no link is named, with those there are."""
+    """What is no link is named, with the nearest, or those there are, and how several are written."""
     with pytest.raises(UnknownLink) as caught:
         find(text)
     assert f"'{text}'" in str(caught.value)
-    assert "nvlink4" in str(caught.value)
+    assert ("did you mean ib-ndr?" if text == "8xib-ndr" else "nvlink4") in str(caught.value)
+    assert "'8 x ib-ndr'" in str(caught.value)
 
 
 def document() -> list[list[str]]:
