@@ -29,6 +29,12 @@ _OF_THE_PROBE = (
     "COMMWATCH_BUDGET", "COMMWATCH_CHECKSUMS", "COMMWATCH_CHECKSUM_BUDGET", "COMMWATCH_CHECKSUM_EVERY", "COMMWATCH_DISABLE", "COMMWATCH_GROUP",
     "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_JOB_OUTPUT", "COMMWATCH_NCCL_PLUGIN", "COMMWATCH_RUN", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
 )  # fmt: skip
+_TLS, _OTLP = "TLS needs tls_cert and tls_key", "nothing would be pushed"
+#: Settings that need another one, with the reason.
+_NEEDS = (
+    ("tls_cert", "tls_key", _TLS), ("tls_key", "tls_cert", _TLS), ("tls_client_ca", "tls_cert", _TLS),
+    *((key, "otlp_endpoint", _OTLP) for key in ("otlp_headers_file", "otlp_ca_file", "otlp_client_cert")),
+)  # fmt: skip
 #: Variables that Kubernetes sets in every container if there is a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 
@@ -65,9 +71,9 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
         if value is not None:
             flag = f"--{key.replace('_', '-')}"
             given[key], origins[key] = checked(key, value, flag), flag
-    for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+    for key, other, why in _NEEDS:
         if key in given and other not in given:
-            raise ConfigError(f"{origins[key]}: {key} is set and {other} is not; TLS needs tls_cert and tls_key")
+            raise ConfigError(f"{origins[key]}: {key} is set and {other} is not; {why}")
     if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
         given["state"], origins["state"] = given["dir"], origins["dir"]
     _check_alerts(given, origins)

@@ -52,6 +52,8 @@ class Threshold:
     #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
     unit: str
     help: str
+    #: The threshold whose value must not be above this one's.
+    not_below: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,10 @@ _NUMBER, _TEXT = Type("a number", {"type": "number"}, _finite), text_type("a tex
 _NAME = text_type("a name of lower-case letters, digits and underscores", "[a-z][a-z0-9_]*")
 _LABEL = text_type("a label", "[a-zA-Z_][a-zA-Z0-9_]*")
 _SEVERITY = one_of(SEVERITIES)
-_RANGE = _Table({"default": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "help": _TEXT}, {})
+_RANGE = _Table(
+    {"default": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "help": _TEXT, "not_below": _NAME},
+    {"not_below": None},
+)
 _KIND = _Table(
     {"severity": _SEVERITY, "opens_after": DURATION, "ends_after": DURATION, "help": _TEXT, "runbook": _TEXT},
     {"opens_after": None},
@@ -314,4 +319,22 @@ def _thresholds(table: Any, given: Mapping[str, float]) -> dict[str, Threshold]:
             allowed = f"needs a number from {limits['low']:g} to {limits['high']:g}, not {value!r}"
             raise CatalogueError(f"thresholds: {name}: {allowed}", f"thresholds.{name}")
         found[name] = Threshold(name, value, **limits)
+    _check_order(found, given)
     return found
+
+
+def _check_order(thresholds: Mapping[str, Threshold], given: Collection[str]) -> None:
+    """Check that no threshold is below the one that it must not be below."""
+    for upper in thresholds.values():
+        if upper.not_below is None:
+            continue
+        lower = thresholds.get(upper.not_below)
+        if lower is None:
+            raise BadValue(
+                f"thresholds: {upper.name}: not_below: unknown threshold '{upper.not_below}'; known are {', '.join(thresholds)}"
+            )
+        if upper.value < lower.value:
+            # The list itself is in order, so one of them is set.
+            setting = next((each.name for each in (lower, upper) if each.name in given), "")
+            says = f"{lower.name} ({lower.value:g}) must not be above {upper.name} ({upper.value:g})"
+            raise CatalogueError(f"thresholds: {says}", f"thresholds.{setting}")

@@ -293,6 +293,34 @@ def test_wrong_variable(key: str, text: str, says: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "origin", "says"),
+    [
+        ("[thresholds]\ncomm_share = 0.6", {}, "", "thresholds: comm_share (0.6) must not be above comm_share_critical (0.5)"),
+        ("[thresholds]\ncomm_share = 0.6", {"THRESHOLD_COMM_SHARE_CRITICAL": "0.55"}, "", "(0.6) must not be above comm_share_critical (0.55)"),
+        ("[thresholds]\ncomm_share_critical = 0.6", {"THRESHOLD_COMM_SHARE": "0.7"}, "THRESHOLD_COMM_SHARE", "(0.7) must not be above comm_share_critical"),
+        ("[thresholds]\ncomm_share_critical = 0.2", {}, "", "thresholds: comm_share (0.3) must not be above comm_share_critical (0.2)"),
+        ("", {"THRESHOLDS": '{"stalled_page_seconds": 30}'}, "THRESHOLDS", "stalled_seconds (60) must not be above stalled_page_seconds (30)"),
+        ("[thresholds]\nlink_floor = 0.95", {}, "", "link_floor (0.95) must not be above link_used (0.9)"),
+        ("[kinds.comm_bound]\nseverity = 'warning'\n[thresholds]\ncomm_share = 0.6", {}, "", "comm_share (0.6) must not be above"),
+        ("tls_key = '/k'", {}, "", "tls_key is set and tls_cert is not; TLS needs tls_cert and tls_key"),
+        ("otlp_ca_file = '/ca'", {}, "", "otlp_ca_file is set and otlp_endpoint is not; nothing would be pushed"),
+        ("", {"OTLP_HEADERS_FILE": "/h"}, "OTLP_HEADERS_FILE", "otlp_headers_file is set and otlp_endpoint is not; nothing would be pushed"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict(tmp_path: Path, text: str, variables: dict[str, str], origin: str, says: str) -> None:
+    """Two settings that contradict each other are refused in one line that names both, with the origin of one that is set; equal ones are fine."""
+    file = tmp_path / "some.toml"
+    file.write_text(text)
+    env = {"HOME": "/h", **{f"COMMWATCH_{name}": value for name, value in variables.items()}}
+    with pytest.raises(ConfigError) as caught:
+        load(env, file)
+    assert str(caught.value).startswith(f"COMMWATCH_{origin}: " if origin else str(file))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert load({"HOME": "/h", "COMMWATCH_THRESHOLD_COMM_SHARE": "0.5"}).thresholds == {"comm_share": 0.5}
+
+
 def test_a_secret_in_a_wrong_variable() -> None:
     """What is no JSON may have a secret in it: the line does not repeat it."""
     for text in ("S3CRET", '["S3CRET"]', '{"kind": "S3CRET"', '[{"kind": "S3CRET"}]'):

@@ -193,6 +193,10 @@ def test_other_kinds(tmp_path: Path) -> None:
         ("keep_days = 'long'", "keep_days: needs a number"),
         ("keep_days = 3\nkeep_dayz = 3", "did you mean keep_days?"),
         ("keep_days = 3\n[thresholds]\ncomm_share = 11", "comm_share"),
+        (
+            "keep_days = 3\n[thresholds]\ncomm_share = 0.6",
+            "comm_share (0.6) must not be above comm_share_critical (0.5)",
+        ),
         ("keep_days = 3\n[kinds.hang]\nfor = 5", "hang: for: needs a duration"),
         ("keep_days = 3\n[kinds.hangs]\nenabled = false", "unknown 'hangs'"),
         ("keep_days = 3\nrules = 'list.yaml'", "put rules of your own into Prometheus (rule_files)"),

@@ -52,6 +52,12 @@ MISTAKES = [
     ("low: 0,", "low: none,", "thresholds: much: low: needs a number, not 'none'"),
     ("default: 0.3", "default: 1.3", "thresholds: much: needs a number from 0 to 1, not 1.3"),
     ("default: 0.3", "default: .nan", "thresholds: much: default: needs a number"),
+    ("much: {", "much: {not_below: mcuh, ", "thresholds: much: not_below: unknown threshold 'mcuh'; known are much"),
+    (
+        "much: {",
+        "more: {default: 0.4, low: 0, high: 1, unit: ratio, help: x}\n  much: {not_below: more, ",
+        "thresholds: more (0.4) must not be above much (0.3)",
+    ),
     ("much: {", "Much: {", "thresholds: Much: needs a name of lower-case letters"),
     ("much: {", "8080: {", "thresholds: 8080: needs a name of lower-case letters"),
     ('help: "too much"', "help: 7", "thresholds: much: help: needs a text"),

@@ -52,11 +52,10 @@ def comm_bound(window: MetricWindow, thresholds: Mapping[str, float], now_s: flo
     measured, or at some time for a straggler; or at some time compute did not wait. Over five minutes, because a job that changes between
     these would satisfy none for long enough.
     """
-    least = min(thresholds["comm_share"], thresholds["comm_share_critical"])
     exposed = _over((of_jobs(each, fmean) for each in window.snapshots(Name.EXPOSED_SHARE)), min)
     late = _over((_waits(window), *(of_jobs(each, max) for each in window.snapshots(Name.STRAGGLER_WAIT))), max)
     for job in _shares(window, thresholds):
-        if job.comm > least:
+        if job.comm > thresholds["comm_share"]:
             hidden = exposed.get(job.job_id, math.inf) < thresholds["exposed_share_quiet"]
             quiet = hidden or late.get(job.job_id, -math.inf) >= job.comm / 2
             yield _bound(job, "quiet" if quiet else "", now_s)

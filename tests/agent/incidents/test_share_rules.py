@@ -36,13 +36,6 @@ def test_comm_share_at_the_threshold(value: float, number: int) -> None:
     assert [one.value for one in found] == pytest.approx([value] * number)
 
 
-def test_mildest_row_counts() -> None:
-    """If a setting puts the critical threshold below the other one, the condition is there from the lower one on."""
-    assert at_end(comm_bound, share(0.25), comm_share_critical=0.2)
-    assert at_end(comm_bound, share(0.25), comm_share=0.2)
-    assert not at_end(comm_bound, share(0.25), comm_share=0.4)
-
-
 def test_two_jobs() -> None:
     """Jobs are judged each by itself: one is bound, another hides its communication, a third communicates little."""
     loud, quiet = comm(0.4, "a") | comm(0.6, "a", "1") | exposed(0.3, "a"), comm(0.8, "b") | exposed(0.02, "b")
