@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import socket
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,29 +77,25 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 def _job_and_agents(config: Config, arguments: argparse.Namespace, keys: Keys) -> tuple[str | None, list[str]]:
     """Return the job that is meant, if there is one, and the agents that are named."""
     from commwatch.api import client
-    from commwatch_agent.cli.stored import LATEST, reading
+    from commwatch_agent.cli.stored import LATEST, only, reading
     from commwatch_agent.commands.diagnose import jobs_of
 
-    every, known = {LATEST}, {LATEST: LATEST}
-    if arguments.agents:
-        every |= jobs_of(client.local_agents(config.dir), keys)
-        try:
-            with reading(config) as agent:
-                every |= {name for name in arguments.agents if agent.has_job(name)}
-                every |= {job.job_id for job in agent.jobs()}
-        except CommwatchError:  # without a history
-            pass
-        known |= {name: job for name in arguments.agents if (job := _meant(name, every)) is not None}
-    jobs = {known[name] for name in arguments.agents if name in known} | ({arguments.job} if arguments.job else set())
+    if not arguments.agents and not arguments.job:
+        return None, []
+    names = [*arguments.agents, *filter(None, [arguments.job])]
+    every: dict[str, None] = {}
+    try:
+        with reading(config) as agent:
+            every |= dict.fromkeys(job.job_id for job in agent.jobs())  # the latest first
+            every |= dict.fromkeys(name for name in names if agent.has_job(name))
+    except CommwatchError:  # without a history
+        pass
+    every |= jobs_of(client.local_agents(config.dir), keys)
+    known = {LATEST: LATEST} | {name: job for name in names if (job := only(name, [*every])) is not None}
+    jobs = {known.get(name, name) for name in names if name in known or name == arguments.job}
     if len(jobs) > 1:
         raise UsageError(f"one job at a time; these are jobs: {', '.join(sorted(jobs))}")
     return next(iter(jobs), None), [name for name in arguments.agents if name not in known]
-
-
-def _meant(name: str, jobs: Collection[str]) -> str | None:
-    """Return the job that has a name, or the only one whose name begins so; ``None``: there is none."""
-    begin_so = [job for job in jobs if job.startswith(name)]
-    return name if name in jobs else begin_so[0] if len(begin_so) == 1 else None
 
 
 def _no_jobs(named: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from commwatch.wire.errors import UsageError
@@ -40,13 +40,25 @@ def job_in(agent: QueryService, name: str | None) -> JobView:
         raise UsageError(f"no job in {agent.path} yet")
     found = jobs[0] if name is None else agent.job(name)
     if found is None and name is not None:
-        begin_so = [job for job in jobs if job.job_id.startswith(name)]
-        if len(begin_so) > 1:
-            raise UsageError(f"several jobs begin with '{name}': {_listed(begin_so)}")
-        found = next(iter(begin_so), jobs[0] if name == LATEST else None)
-    if found is None:
-        raise UsageError(f"no job '{name}' in {agent.path}; it has {_listed(jobs)}")
+        names = [job.job_id for job in jobs]
+        job = only(name, names)
+        if job is None:
+            raise UsageError(f"no job '{name}' in {agent.path}; it has {_listed(names)}")
+        found = jobs[names.index(job)]
+    assert found is not None
     return found
+
+
+def only(name: str, jobs: Sequence[str]) -> str | None:
+    """Return the job that has a name, the only one whose name begins so, or for ``latest`` the first; ``None``: there is none.
+
+    Raises:
+        UsageError: several names begin so.
+    """
+    begin_so = [name] if name in jobs else [job for job in jobs if job.startswith(name)]
+    if len(begin_so) > 1:
+        raise UsageError(f"several jobs begin with '{name}': {_listed(begin_so)}")
+    return next(iter(begin_so or (jobs[:1] if name == LATEST else ())), None)
 
 
 def latest_two(agent: QueryService) -> tuple[str, str]:
@@ -59,5 +71,5 @@ def latest_two(agent: QueryService) -> tuple[str, str]:
     return runs[-2].job_id, runs[-1].job_id
 
 
-def _listed(jobs: list[JobView]) -> str:
-    return f"{', '.join(job.job_id for job in jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"

@@ -192,10 +192,10 @@ def _with_evidence(heard: _Heard, views: Iterable[IncidentView], keys: Keys) -> 
     return [replace(merged([[each], more.get(each.id, [])])[0], job_id=each.job_id) for each in found]
 
 
-def jobs_of(urls: list[str], keys: Keys) -> set[str]:
-    """Return the names of the jobs that agents know."""
+def jobs_of(urls: list[str], keys: Keys) -> dict[str, None]:
+    """Return the names of the jobs that agents know, the latest of each agent first."""
     answers = _all(urls, lambda url: [str(each["job_id"]) for each in get(url, "jobs", keys)])
-    return {name for _, names in answers if not isinstance(names, str) for name in names}
+    return dict.fromkeys(name for _, names in answers if not isinstance(names, str) for name in names)
 
 
 # -- answers of agents -------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
             assert seen.verdicts == []  # they raised when this machine was started
             done = commwatch("diagnose", "--dir", tmp_path)
             assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            for name in (("latest",), ("jo",), ("--job", "jo"), ("--job", "latest")):
+                done = commwatch("diagnose", "--dir", tmp_path, *name)
+                assert (done.returncode, "job" in done.stdout) == (0, True), done
+                assert "1 running job" in done.stdout
             done = commwatch("diagnose", "--dir", tmp_path, "--job", "jbo")
             assert (done.returncode, done.stdout, done.stderr) == (2, "", "commwatch: diagnose: no job 'jbo'\n")
         finally:
