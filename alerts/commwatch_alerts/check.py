@@ -9,7 +9,7 @@ import promql_parser as promql
 
 from commwatch_alerts.catalogue import Catalogue, CatalogueError
 from commwatch_alerts.model import Rule
-from commwatch_alerts.text import VALUE, fields
+from commwatch_alerts.text import VALUE, WORDS, fields
 
 #: Labels that a scrape adds; ``instance`` identifies the node.
 OF_A_SCRAPE = frozenset({"instance", "job"})
@@ -68,7 +68,7 @@ def _check_alert(rule: Rule, known: Mapping[str, Labels]) -> None:
             raise CatalogueError(f"{where}: it and the alert have no common label '{min(missing)}' ('also_on')")
     for key, template in (("summary", rule.summary), ("description", rule.description)):
         for field in sorted(fields(template), key=lambda field: field.name):
-            if field.format is None and field.name != VALUE and field.name not in there:
+            if field.format is None and field.name not in there | WORDS | {VALUE}:
                 has = f"it has {', '.join(sorted(there))}" if there else "it has none"
                 raise CatalogueError(f"{rule.name}: {key}: the alert has no label '{field.name}'; {has}")
 

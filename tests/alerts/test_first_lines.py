@@ -39,7 +39,7 @@ def first_line(rule: Rule, **labels: str) -> str:
 @pytest.mark.parametrize(
     ("name", "severity", "line"),
     [
-        ("RankLost", "warning", "[WARNING] Rank 3 of job train-7b died: read the end of that rank's log"),
+        ("RankLost", "warning", "[WARNING] Rank 3 of job train-7b failed: read the end of that rank's log"),
         ("CollectiveHang", "critical", "[CRITICAL] Job train-7b hangs, held up by rank 3: see `commwatch diagnose train-7b`"),
         ("CommShareHigh", "warning", "[WARNING] Job train-7b spends 42% of its step time in communication (31% exposed): see `commwatch report train-7b`"),
         ("StragglerRank", "warning", "[WARNING] Rank 3 of job train-7b is a straggler (the others wait 42% of the time): see `commwatch diagnose train-7b`"),
@@ -63,6 +63,15 @@ def test_every_one(rule: Rule) -> None:
     assert re.search(r": (see|read|run|check|compare|stop|take|use|move) [^:]+$", line), line
 
 
+def test_a_rank_that_raised() -> None:
+    """The texts on a rank that an exception ended have its type, and do not speak of a death; those for Prometheus, which knows none, leave it out."""
+    (rule,) = (each for each in RULES if (each.name, each.variant) == ("RankLost", ""))
+    line = "[WARNING] Rank 3 of job train-7b failed (raised KeyError): read the end of that rank's log"
+    assert first_line(rule, raised="KeyError") == line
+    says = "Rank 3 of job train-7b ended without a clean exit: it raised KeyError."
+    assert render(rule.description, LABELS | {"raised": "KeyError"}, 1.0, {}).startswith(says)
+
+
 def test_text_after_the_title() -> None:
     """Title and text of a message do not repeat each other: the text begins with user, script and node, and what to do about this cause."""
     (rule,) = (each for each in RULES if (each.name, each.variant) == ("RankLost", ""))
@@ -74,18 +83,20 @@ def test_text_after_the_title() -> None:
     }
     lost = replace(alert("RankLost"), annotations=about)
     (said,) = slack(Batch((lost,), ()), "http://agent:9477")["attachments"]
-    assert said["title"] == said["fallback"] == "[WARNING] Rank 3 of job train-7b died: read the end of that rank's log"
+    assert (
+        said["title"] == said["fallback"] == "[WARNING] Rank 3 of job train-7b failed: read the end of that rank's log"
+    )
     assert f"{said['title']}\n{said['text']}"[:SHOWN] == (
-        "[WARNING] Rank 3 of job train-7b died: read the end of that rank's log\n"
-        "Job train-7b (ann, train.py), node node7, rank 3. Use less memory on that rank, in step (train.py:88): smalle"
+        "[WARNING] Rank 3 of job train-7b failed: read the end of that rank's log\n"
+        "Job train-7b (ann, train.py), node node7, rank 3. Use less memory on that rank, in step (train.py:88): smal"
     )
     assert said["text"].count("read the end of that rank's log") == 0
     over = replace(lost, state=RESOLVED)
-    assert payload.title(Batch((over,), ())).startswith("[RESOLVED] Rank 3 of job train-7b died")
+    assert payload.title(Batch((over,), ())).startswith("[RESOLVED] Rank 3 of job train-7b failed")
     assert payload.description(over).endswith(about["where"])
     assert "Use less memory" not in payload.description(over)
     with_job = replace(over, annotations={**about, "outcome": "All ranks of the job ended with it."})
-    assert payload.title(Batch((with_job,), ())).startswith("[ENDED] Rank 3 of job train-7b died")
+    assert payload.title(Batch((with_job,), ())).startswith("[ENDED] Rank 3 of job train-7b failed")
     ended = replace(over, annotations={**about, "outcome": "Recovered after 67.5 s."})
     assert payload.title(Batch((ended,), ())).startswith("[RESOLVED] ")
     assert payload.description(ended) == f"Recovered after 67.5 s. {about['where']}"

@@ -29,6 +29,7 @@ from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, w
 )
 def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, around it with the exit code, beside it in a message."""
+    title = "raised LookupError" if how else "died"
     arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
     job = preforked("ops.py", 2, *arguments)
     around = job if how else torchrun("ops.py", 2, *arguments)  # once by the launcher that people use
@@ -36,7 +37,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     assert done.returncode == 1, done.stderr[-3000:]
     assert re.search(rf"\n  how +exit code 1; {says}, on \S+\n", done.stderr), done.stderr[-3000:]
     assert re.search(
-        rf"\n  what happened\n\n  \* ENDED THE JOB  Rank died: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
+        rf"\n  what happened\n\n  \* ENDED THE JOB  Rank {title}: rank 1, at [\d:]{{8}} UTC\n    {says}", done.stderr
     )
     assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
     with agent(tmp_path / "beside") as running:
@@ -54,6 +55,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         (message,) = wait_for(firing, "the message on the loss that ended the job")
         assert (message["name"], message["labels"]["rank"], message["labels"]["job_id"]) == ("RankLost", "1", "crashed")
         assert re.match(says, message["annotations"]["cause"])
+        assert ("failed (raised LookupError): read" in message["annotations"]["summary"]) == bool(how)
 
 
 @BOTH_HOOKS

@@ -197,7 +197,7 @@ def test_lost_rank_reaches_a_phone(site: Slurm, tmp_path: Path) -> None:
         assert pid
         os.kill(pid, signal.SIGKILL)
         lost = wait_for(lambda: next(iter(titles(chat)), ""), "a message", 3 * PATIENCE_S)
-    assert lost == f"[WARNING] Rank 1 of job {folder.name} died: read the end of that rank's log"
+    assert lost == f"[WARNING] Rank 1 of job {folder.name} failed: read the end of that rank's log"
     site.ask("scancel", folder.name)
     job.communicate(timeout=PATIENCE_S)
     for reader in readers:

@@ -32,6 +32,6 @@ def test_lost_rank_reaches_a_phone(tmp_path: Path) -> None:
         wait_for(lambda: prometheus.value("sum(commwatch_rank_up)") == 2, "both ranks")
         ranks[1].kill()
         wait_for(lambda: titles(chat), "a message", 3 * PATIENCE_S)
-        assert titles(chat) == ["[WARNING] Rank 1 of job train died: read the end of that rank's log"]
+        assert titles(chat) == ["[WARNING] Rank 1 of job train failed: read the end of that rank's log"]
         (group,) = prometheus.get("rules")["groups"]
         assert {rule["health"] for rule in group["rules"]} == {"ok"}

@@ -103,7 +103,8 @@ def _change(a: list[Incident], b: list[Incident], length_a_s: float, length_b_s:
     of_a, of_b = _sums(a, length_a_s), _sums(b, length_b_s)
     return IncidentChange(
         NEW if of_a is None else GONE if of_b is None else _compared(of_a, of_b),
-        title(last.kind, last.ranks) + (f" in {last.group}" if last.group and not last.ranks else ""),
+        title(last.kind, last.ranks, last.cause, last.evidence)
+        + (f" in {last.group}" if last.group and not last.ranks else ""),
         last.kind,
         last.cause,
         max((each.severity for each in b or a), key=SEVERITIES.index),

@@ -86,7 +86,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     about = incident.kind, incident.cause, incident.job_id, incident.evidence
     found |= {
         "holds": incident.holds and incident.ended_at is None,
-        "title": title(incident.kind, incident.ranks),
+        "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
         "place": place(incident.evidence),
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }

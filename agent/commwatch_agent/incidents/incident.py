@@ -78,8 +78,9 @@ class Condition:
     idle_ranks: float | None = None
     #: Share of the time (0 to 1) that it takes from each of them; ``None``: not known.
     share: float | None = None
-    #: Further labels and numbers of the texts of the table.
+    #: Further labels; words of the texts of the table, which are no labels; and numbers of the texts.
     labels: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     #: Further facts for the views of it, such as ``verdict_views``.
     details: Mapping[str, object] = field(default_factory=dict)

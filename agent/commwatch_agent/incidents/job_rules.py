@@ -18,6 +18,7 @@ from commwatch_agent.model.endings import DIED, INTERRUPTED, Ending, first_to_fa
 from commwatch_agent.model.views import Failed, GroupView, RankView
 from commwatch_agent.text.units import percent
 from commwatch_collectors.spans import ranks as named
+from commwatch_collectors.spans import spans
 
 #: Source of verdicts that follow from what the probe records.
 PROBE = "probe"
@@ -269,6 +270,7 @@ def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> 
         cause=_cause(view),
         ranks=tuple(ranks),
         nodes=tuple(hosts),
+        words={"rank": spans(ranks)} | ({"raised": view.raised} if view.raised else {}),
         evidence=(EvidenceItem("ending", ended_at, says, data),),
     )
 

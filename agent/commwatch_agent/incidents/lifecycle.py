@@ -376,7 +376,7 @@ def _held(known: AlertState | None, rule: Rule, condition: Condition, around: Ar
     is_final = condition.is_final and rule.severity != INFO and around.now - condition.began_at < _NEWS_S
     fires = state.fired_at is None and (is_final or around.now - state.active_at >= rule.for_s)
     texts = {
-        name: render(text, labels, condition.value, condition.numbers, IN_TEXTS)
+        name: render(text, {**labels, **condition.words}, condition.value, condition.numbers, IN_TEXTS)
         for name, text in (("summary", rule.summary), ("description", rule.description))
     }
     return replace(

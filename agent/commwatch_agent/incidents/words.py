@@ -12,6 +12,8 @@ from commwatch_collectors.spans import ranks as named
 
 #: Begin of the sentence on a stack that could not be taken; the last one of a remedy.
 NO_STACK = "No Python stack of rank"
+#: Titles of losses of no single rank, by cause.
+_LOST = {"all": "All ranks ended", "interrupted": "Interrupted"}
 
 
 class Timed(Protocol):
@@ -33,14 +35,23 @@ class Timed(Protocol):
     def cost_rank_s(self) -> float | None: ...
 
 
-def title(kind: str, ranks: Iterable[int]) -> str:
+def title(kind: str, ranks: Iterable[int], cause: str = "", evidence: Iterable[EvidenceItem] = ()) -> str:
     """Return what people call an incident.
+
+    Args:
+        cause, evidence: of the incident, which tell how a rank was lost; default: not known.
 
     >>> title("hang", [2])
     'Hang: rank 2'
     """
     whom = list(ranks)
     name = TITLES.get(kind, kind)
+    if kind == "rank_lost" and cause in _LOST:
+        name = _LOST[cause]
+    elif kind == "rank_lost" and (
+        raised := next((item.data.get("raised") for item in evidence if item.source == "ending"), None)
+    ):
+        name = f"Rank raised {raised}"
     return f"{name}: {named(whom)}" if whom else name
 
 

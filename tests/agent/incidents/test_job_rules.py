@@ -133,6 +133,7 @@ def test_lost_rank(raised: str | None, cause: str) -> None:
     (one,) = lost_ranks(Evidence(NOW, JOBS, ranks=views))
     assert (one.cause, one.ranks, one.began_at) == (cause, (1,), NOW - 3)
     assert ("load (train.py:8)" in one.says) == bool(raised)
+    assert one.words == {"rank": "1"} | ({"raised": raised} if raised else {})
     assert list(lost_ranks(Evidence(NOW - 2, JOBS, ranks=views))) == []
 
 
@@ -191,6 +192,8 @@ def test_all_raise_alike() -> None:
     alike = [rank(n, "ended", ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10, **raised) for n in range(3)]
     other = replace(alike[0], rank=3, raised="KeyError", ended_at=NOW - 1, ended_after=NOW - 1)
     assert ended(*alike, other) == [("exception", "", (0, 1, 2))]
+    (one,) = lost_ranks(Evidence(NOW, {"train": JOBS["train"]._replace(ended=True)}, ranks=[*alike, other]))
+    assert one.words == {"rank": "0-2", "raised": "ValueError"}
     victim = replace(alike[0], failed_in_operation=True, raised="RuntimeError")
     victims = [replace(victim, rank=n, ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10) for n in range(3)]
     assert ended(*victims) == [("exception", "", (0,))]

@@ -104,6 +104,9 @@ def test_view() -> None:
     view = view_of(incident("rank_lost", "exception", evidence=(taken, raised)))
     assert (view.title, view.place) == ("Rank died: rank 2", "load (train.py:88)")
     assert "in load (train.py:88)" in view.remedy
+    typed = replace(raised, data={**raised.data, "raised": "KeyError"})
+    assert view_of(incident("rank_lost", "exception", evidence=(taken, typed))).title == "Rank raised KeyError: rank 2"
+    assert view_of(incident("rank_lost", "interrupted", evidence=(typed,))).title == "Interrupted: rank 2"
     assert details_of(incident(evidence=(taken,))).place == "wait (a.py:1)"
     process = EvidenceItem("process", AT, "rank 2", {"rank": 2, "pid": 71})
     assert "kill -CONT 71" in view_of(incident(evidence=(process,))).remedy
