@@ -25,6 +25,8 @@ from commwatch_collectors.spans import missing_ranks
 #: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
 #: another may compile or load data.
 _PAUSE_S, _LONG_S = 5.0, 60.0
+#: Within so many seconds, a launcher has started the ranks of a job again.
+_STARTS_AGAIN_S = 60.0
 #: Kinds of which an ended job is not well even if it recovered, unless they are for information: all ranks were ended at once.
 _FATAL = frozenset({"rank_lost", "hang", "desync"})
 #: How a rank is that does not go on, by ``rank_state.state``; one that is silent may be in a long call into C.
@@ -90,9 +92,8 @@ def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
         fatal = any(each.kind in _FATAL and each.severity != INFO for each in seen.incidents)
         wrong = fatal or (seen.ended.failed is not False and bool(ended_by(happened(seen.incidents))))
     else:
-        wrong = any(each.severity != INFO and not is_over(each) for each in seen.open) or any(
-            doubt.is_wrong for doubt in found
-        )
+        wrong = any(each.severity != INFO and not is_over(each) for each in seen.open)
+    wrong = wrong or any(doubt.is_wrong for doubt in found)
     return 1 if wrong else INCOMPLETE if seen.silent else 0
 
 
@@ -100,12 +101,25 @@ def exit_code(seen: Diagnosis, found: Iterable[Doubt]) -> int:
 
 
 def doubts(seen: Diagnosis, now: float) -> list[Doubt]:
-    """Return why the running jobs are not healthy for certain, beside open incidents; ``now``: Unix time in s."""
+    """Return why the running jobs are not healthy for certain, beside open incidents, or a failed one may not be over; ``now``: Unix time in s."""
+    past = seen.ended or (None if seen.jobs else seen.latest)
+    if past is not None:
+        return [*_between_lives(past, now)]
     by_job = {job.job_id: [view for view in seen.ranks if view.job_id == job.job_id] for job in seen.jobs}
     found = [doubt for job in seen.jobs for doubt in _of_job(job, by_job[job.job_id], seen, now)]
     return found + [
         Doubt(f"{each.title} ({_where(each)}), {when(each)}: {each.says}", False) for each in uncertain(seen.incidents)
     ]
+
+
+def _between_lives(job: JobView, now: float) -> Iterator[Doubt]:
+    """Yield a doubt if the launcher of a job that has failed may start it again."""
+    ago_s = max(0.0, now - job.last_seen_at)
+    if job.state != "running" and job.failed and job.exit_code is None and ago_s < _STARTS_AGAIN_S:
+        before = f", and was started again before ({counted(job.restarts, 'time')})" if job.restarts else ""
+        yield Doubt(
+            f"whether the launcher of {job.job_id} starts it again; it failed {seconds(ago_s)} ago{before}", True
+        )
 
 
 def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) -> Iterator[Doubt]:
@@ -164,7 +178,8 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again
         for job in seen.apart
     ]
     if seen.ended is not None:
-        parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), _past(seen.ended, seen.incidents)]
+        past = [*_past(seen.ended, seen.incidents), *_doubts(found)]
+        parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), past]
     else:
         parts = [
             *blocks(seen.open, {(each.job_id, each.rank) for each in taken if each.kind == "python_stack"}),
@@ -186,7 +201,11 @@ def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
         size = sum(job.world_size for job in seen.jobs)
         ranks = counted(running, "rank") if running >= size else f"{running} of {counted(size, 'rank')}"
         yield f"{'nothing wrong for certain' if found else 'healthy'}: {counted(len(seen.jobs), 'running job')}, {ranks}"
-    yield from (f"not yet certain: {doubt.says}" for doubt in found)
+    yield from _doubts(found)
+
+
+def _doubts(found: Iterable[Doubt]) -> Iterator[str]:
+    return (f"not yet certain: {doubt.says}" for doubt in found)
 
 
 def last_job(job: JobView, again: str) -> str:

@@ -149,7 +149,9 @@ def test_block() -> None:
     )
 
 
-ENDED: JobView = replace(JOB, state="ended", failed=True, ending="exit code 137 (SIGKILL)", last_seen_at=NOW)
+ENDED: JobView = replace(
+    JOB, state="ended", failed=True, exit_code=137, ending="exit code 137 (SIGKILL)", last_seen_at=NOW
+)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,21 @@ def test_ended_well() -> None:
         f"train ended at {time_of_day(NOW)}; `commwatch diagnose train` shows what happened",
     ]
     assert "`commwatch diagnose 'a b'`" in said(Diagnosis(latest=replace(fine, job_id="a b")))[1][1]
+
+
+def test_between_two_lives() -> None:
+    """A job that failed in the last minute, and whose launcher is not known to have ended, may be started again: that is said, and something is wrong."""
+    lost = replace(ENDED, exit_code=None, ending="rank 1 died (no clean end)", last_seen_at=NOW - 12)
+    again = "not yet certain: whether the launcher of train starts it again; it failed 12.0 s ago"
+    for between in (Diagnosis(latest=lost), Diagnosis(ended=lost)):
+        code, lines = said(between)
+        assert (code, lines[-1]) == (1, again)
+    assert (
+        said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, and was started again before (2 times)"
+    )
+    for over in (replace(lost, exit_code=1), replace(lost, last_seen_at=NOW - 70), replace(lost, failed=None)):
+        code, lines = said(Diagnosis(latest=over))
+        assert (code, len(lines)) == (0, 2), lines
 
 
 def test_silent_agents() -> None:
