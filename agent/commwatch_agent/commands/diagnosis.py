@@ -114,12 +114,10 @@ def doubts(seen: Diagnosis, now: float) -> list[Doubt]:
 
 def _between_lives(job: JobView, now: float) -> Iterator[Doubt]:
     """Yield a doubt if the launcher of a job that has failed may start it again."""
-    ago_s = max(0.0, now - job.last_seen_at)
-    if job.state != "running" and job.failed and job.exit_code is None and ago_s < _STARTS_AGAIN_S:
-        before = f", and was started again before ({counted(job.restarts, 'time')})" if job.restarts else ""
-        yield Doubt(
-            f"whether the launcher of {job.job_id} starts it again; it failed {seconds(ago_s)} ago{before}", True
-        )
+    may_restart = job.state != "running" and job.failed and job.exit_code is None
+    if may_restart and now - job.last_seen_at < _STARTS_AGAIN_S:
+        before = f", as {counted(job.restarts, 'time')} before" if job.restarts else ""
+        yield Doubt(f"whether the launcher of {job.job_id} starts it again{before}", True)
 
 
 def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) -> Iterator[Doubt]:

@@ -199,12 +199,12 @@ def test_ended_well() -> None:
 def test_between_two_lives() -> None:
     """A job that failed in the last minute, and whose launcher is not known to have ended, may be started again: that is said, and something is wrong."""
     lost = replace(ENDED, exit_code=None, ending="rank 1 died (no clean end)", last_seen_at=NOW - 12)
-    again = "not yet certain: whether the launcher of train starts it again; it failed 12.0 s ago"
+    again = "not yet certain: whether the launcher of train starts it again"
     for between in (Diagnosis(latest=lost), Diagnosis(ended=lost)):
         code, lines = said(between)
         assert (code, lines[-1]) == (1, again)
     assert (
-        said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, and was started again before (2 times)"
+        said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, as 2 times before"
     )
     for over in (replace(lost, exit_code=1), replace(lost, last_seen_at=NOW - 70), replace(lost, failed=None)):
         code, lines = said(Diagnosis(latest=over))
