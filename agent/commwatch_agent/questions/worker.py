@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.questions.answer import ApiError, Text
-from commwatch_agent.questions.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
+from commwatch_agent.questions.worker_process import Begin, Cells, Fault, Found, Question, Ranks, Wrong
 from commwatch_agent.reference.references import References
 from commwatch_agent.runtime import agent_log
 
@@ -38,6 +38,10 @@ _FREEZE_S = 1.0
 _IDLE_S = 60.0
 #: Seconds that the process may take to end by itself.
 _END_S = 1.0
+
+
+class WorkerFault(Exception):
+    """An unexpected error in the process that answers; the message names it and its place."""
 
 
 class Worker:
@@ -112,13 +116,15 @@ class Worker:
                 raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
             finally:
                 self._last_request_s = time.monotonic()
+        if isinstance(reply, Fault):
+            raise WorkerFault(reply.says)
         if isinstance(reply, Wrong):
             raise ApiError(reply.status, reply.detail)
         for piece, says in reply.damaged:
             self._damaged.note(piece, says)
         return reply.answer
 
-    def _replied(self, connection: Connection, process: subprocess.Popen[bytes]) -> Found | Wrong:
+    def _replied(self, connection: Connection, process: subprocess.Popen[bytes]) -> Found | Wrong | Fault:
         """Return the reply of the process; until then serve its requests for totals in memory."""
         while True:
             message = connection.recv()
@@ -133,7 +139,7 @@ class Worker:
             elif isinstance(message, Ranks):
                 connection.send(self._agent.live_ranks())
             else:
-                assert isinstance(message, (Found, Wrong))
+                assert isinstance(message, (Found, Wrong, Fault))
                 return message
 
     def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:

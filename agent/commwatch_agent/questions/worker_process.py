@@ -89,6 +89,12 @@ class Wrong(NamedTuple):
     detail: str
 
 
+class Fault(NamedTuple):
+    """An unexpected error, in one line."""
+
+    says: str
+
+
 class _Damaged(Damaged):
     """Collects damaged pieces, for the agent to count and log."""
 
@@ -145,10 +151,14 @@ def serve(connection: Connection) -> None:
         while True:
             question: Question = connection.recv()
             try:
-                reply: Found | Wrong = answered(question, begin, connection)
+                reply: Found | Wrong | Fault = answered(question, begin, connection)
             except MemoryError:
                 detail = f"the answer takes more than {MOST_BYTES >> 20} MiB of memory; request less (since, until, job, limit)"
                 reply = Wrong(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+            except (EOFError, OSError):  # of the connection
+                raise
+            except Exception as error:  # the agent raises it for the client that asked
+                reply = Fault(agent_log.fault_of(error))
             connection.send(reply)
             del question, reply
             gc.collect()

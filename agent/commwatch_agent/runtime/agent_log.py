@@ -11,6 +11,8 @@ import logging
 import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +24,8 @@ from commwatch_agent.text.terminal_text import OneLine
 log = logging.getLogger("commwatch")
 #: Lines among those of a command, such as ``commwatch run``.
 PLAIN = "commwatch: %(message)s"
+#: Places of a traceback in one line.
+_PLACES = 4
 
 
 class _Text(OneLine):
@@ -60,6 +64,13 @@ def about(event: str, **fields: object) -> dict[str, Any]:
     """Return keyword arguments for a call of a logger: the kind of event and its fields, which only JSON shows; empty ones are left out."""
     given = {name: value for name, value in fields.items() if value not in ("", None)}
     return {"extra": {"about": {"event": event, **given}}}
+
+
+def fault_of(error: BaseException) -> str:
+    """Return an unexpected error in one line, with the innermost places of its traceback, such as ``KeyError: 'x' at b (b.py:5), called at a (a.py:3)``."""
+    frames = traceback.extract_tb(error.__traceback__)[: -_PLACES - 1 : -1]
+    places = ", called at ".join(f"{each.name} ({Path(each.filename).name}:{each.lineno})" for each in frames)
+    return f"{type(error).__name__}: {error}{f' at {places}' if places else ''}"
 
 
 def set_up(config: Config, *, plain: bool = False) -> None:

@@ -21,6 +21,7 @@ from commwatch_agent.report.html_frame import STYLE_HASH, page
 from commwatch_agent.runtime.offload import SharedCall
 from commwatch_agent.web import access, client_name
 from commwatch_agent.web.access import Refusal, Rules
+from commwatch_agent.web.faults import Contained
 from commwatch_agent.web.http_protocol import MOST_HEADER_BYTES
 from commwatch_agent.web.problems import answer
 from commwatch_agent.web.turns import AllTaken, Places, TooManyOfOne, Turns
@@ -70,7 +71,7 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
-        self._app, self._secure = app, secure
+        self._app, self._secure = Contained(app), secure
         #: Both may be replaced while requests are handled.
         self.rules, self.token = rules, SharedCall("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE

@@ -44,6 +44,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     421: {"description": "The host header is not a name of this agent.", **PROBLEM},
     422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
     429: {"description": "This client has too many requests in progress.", **PROBLEM},
+    500: {"description": "A fault of commwatch, which the agent's log has in full.", **PROBLEM},
     503: {
         "description": "The history cannot be read, a request cannot be written, or there are too many requests at once.",
         **PROBLEM,
@@ -59,6 +60,11 @@ def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -
     """Return an error response; for temporary errors with ``Retry-After``."""
     all_headers = {**(_SOON if status in _BUSY else {}), **(headers or {})}
     return Response(body_of(status, detail), status, all_headers, "application/problem+json")
+
+
+def fault() -> Response:
+    """Return the answer to a request that failed by a fault of commwatch."""
+    return answer(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of commwatch, which its log has in full; please report it")
 
 
 def body_of(status: int, detail: str) -> bytes:
@@ -79,6 +85,10 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(sqlite3.Error)
     async def unreadable(_: Request, error: Exception) -> Response:
         return answer(StoreError.status, f"the history cannot be read: {error}")
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, __: Exception) -> Response:
+        return fault()
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -177,8 +177,9 @@ def test_the_other_rank_of_the_node_is_found_later() -> None:
     aggregate = node((0,), (0, 1), one())
     early = parts(aggregate.jobs.values())
     add(aggregate, 1, (0, 1), one())
-    looks = ({}, early, parts(aggregate.jobs.values()))
-    view = traffic([Sample(at * S, {"eth0": 0}, look) for at, look in enumerate(looks)], 0, None, ())
+    late = parts(aggregate.jobs.values())
+    samples = [Sample(at * S, {"eth0": 0}, look) for at, look in enumerate(({}, early, late))]
+    view = traffic(samples, 0, None, ())
     assert (view.groups, view.expected_sent_bytes, view.says) == ([], 0.0, None)
 
 

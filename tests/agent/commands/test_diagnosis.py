@@ -203,9 +203,7 @@ def test_between_two_lives() -> None:
     for between in (Diagnosis(latest=lost), Diagnosis(ended=lost)):
         code, lines = said(between)
         assert (code, lines[-1]) == (1, again)
-    assert (
-        said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, as 2 times before"
-    )
+    assert said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, as 2 times before"
     for over in (replace(lost, exit_code=1), replace(lost, last_seen_at=NOW - 70), replace(lost, failed=None)):
         code, lines = said(Diagnosis(latest=over))
         assert (code, len(lines)) == (0, 2), lines

@@ -24,6 +24,7 @@ INTERNAL = {
     "Stopped",
     "TooManyOfOne",
     "UnknownLink",
+    "WorkerFault",
     "_NoText",
 }
 

@@ -26,7 +26,7 @@ from commwatch_agent.questions import incidents, jobs, operations, reports, trac
 from commwatch_agent.questions.answer import ApiError, Scoped, text_of
 from commwatch_agent.questions.operations import Wanted, summary
 from commwatch_agent.questions.reports import NodeFacts
-from commwatch_agent.questions.worker import Worker
+from commwatch_agent.questions.worker import Worker, WorkerFault
 from commwatch_agent.reference.references import References
 from commwatch_agent.report.chrome_trace import TraceMark
 from commwatch_agent.report.job_figures import figures_parts, job_figures
@@ -172,6 +172,16 @@ def test_killed(asked: Worker) -> None:
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert asked.ask(summary, **SUMMARY).data.rows
     assert _pid(asked) != first
+
+
+def test_unexpected_error(asked: Worker) -> None:
+    """An unexpected error ends neither the process nor its other answers, and reaches the caller in one line with its place."""
+    asked.ask(summary, **SUMMARY)
+    pid = _pid(asked)
+    with pytest.raises(WorkerFault, match=r"^TypeError: summary.* missing .* at answered \(worker_process.py:\d+\)"):
+        asked.ask(summary)  # type: ignore[call-arg]
+    assert asked.ask(summary, **SUMMARY).data.rows
+    assert _pid(asked) == pid
 
 
 def test_too_much_memory(watch: Watch) -> None:
