@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from commwatch.wire.addresses import BadAddress
 from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.config import FOLDERS, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import check_variables, explained, settings_file
-from commwatch_agent.text.terminal_text import line
+from commwatch_agent.text.terminal_text import complain, line
 from commwatch_alerts.model import KindSettings
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
         named = explained(os.environ, arguments.config, **flags_of(arguments))[1]
         check(config, os.environ, [name for name in FOLDERS if name in named])
     _check_receivers(config)
+    _check_peers(config)
     file = settings_file(os.environ, arguments.config)
     print(
         f"the settings are valid: {line(str(file)) if file is not None else 'no settings file; flags, variables and defaults'}"
@@ -174,6 +176,17 @@ def _check_receivers(config: Config) -> None:
 
     for trouble in unusable(config.receivers, variables=False):
         raise ConfigError(trouble)
+
+
+def _check_peers(config: Config) -> None:
+    """Raise ``ConfigError`` for a target file that cannot be read; warn of hosts without an address, which they may get later."""
+    from commwatch_agent.runtime.agents import without_address
+
+    try:
+        for trouble in without_address(config.peers, config.expects_tls):
+            complain(f"config check: warning: peers: {trouble}")
+    except BadAddress as error:
+        raise ConfigError(f"peers: {error}") from None
 
 
 def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOLDERS) -> None:

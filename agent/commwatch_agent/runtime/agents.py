@@ -8,6 +8,7 @@ import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 
+from commwatch.api.client import together
 from commwatch.wire import crossing
 from commwatch.wire.addresses import DNS, TARGETS, BadAddress, url_of
 
@@ -31,10 +32,25 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
         if name.endswith(TARGETS):
             found.update(dict.fromkeys(url_of(target, secure) for target in _targets(Path(name))))
         elif name.startswith(DNS):
-            found.update(dict.fromkeys(_resolved(url_of(name.removeprefix(DNS), secure))))
+            found.update(dict.fromkeys(_resolved(url_of(name.removeprefix(DNS), secure), name)))
         else:
             found[url_of(name, secure)] = None
     return list(found)
+
+
+def without_address(names: Iterable[str], secure: bool = False) -> list[str]:
+    """Return why hosts of agents have no address at the moment, one line for each; arguments and errors of files as for ``addresses``."""
+    hosts = [host for name in names for host in (_targets(Path(name)) if name.endswith(TARGETS) else [name])]
+
+    def trouble(host: str) -> str:
+        try:
+            _resolved(url_of(host.removeprefix(DNS), secure), host)
+        except BadAddress as error:
+            return str(error)
+        return ""
+
+    found = zip(hosts, together(trouble, hosts), strict=True)
+    return [f"{host}: no answer of the name server" if says is None else says for host, says in found if says != ""]
 
 
 def _targets(file: Path) -> list[str]:
@@ -47,12 +63,12 @@ def _targets(file: Path) -> list[str]:
         raise BadAddress(f"{file}: not a Prometheus file_sd target file: {error}") from None
 
 
-def _resolved(url: str) -> list[str]:
-    """Return the URL once for each address of its host."""
+def _resolved(url: str, name: str) -> list[str]:
+    """Return the URL once for each address of its host; ``name``: for the error."""
     parts = urllib.parse.urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise BadAddress(f"{DNS}{parts.netloc}: {getattr(error, 'strerror', None) or error}") from None
+        raise BadAddress(f"{name}: {getattr(error, 'strerror', None) or error}") from None
     hosts = dict.fromkeys(str(address[0]) for *_, address in found)
     return [f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}" for host in hosts]

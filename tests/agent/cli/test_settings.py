@@ -149,6 +149,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("[[receivers]]\nkind = 'command'\ncommand = ['/no/pager']", {}, "receiver command: command: /no/pager: no such program"),
         ("[[receivers]]\nkind = 'slack'\nurl_file = '/no/url'", {}, "receiver slack: url_file = /no/url: No such file"),
         ("token_file = '/no/token'", {}, "/no/token"), ("ca_file = '/no/ca'", {}, "ca_file /no/ca: No such file"),
+        ("peers = ['node1', '/no/agents.json']", {}, "peers: /no/agents.json: No such file or directory"),
         ("", {"COMMWATCH_CLIENT_CERT": "/no/cert"}, "client_cert /no/cert: No such file"),
     ],
 )  # fmt: skip
@@ -161,6 +162,18 @@ def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) 
     assert "S3CRET" not in done.stderr
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert says in done.stderr
+
+
+def test_peers_without_an_address(tmp_path: Path) -> None:
+    """A host of ``peers``, also of a target file, that has no address is a line of warning: it may get one later; one with an address is none."""
+    targets = tmp_path / "agents.json"
+    targets.write_text('[{"targets": ["no-such-host.invalid:9477"]}]')
+    peers = f"127.0.0.1,localhost:9478,other-host.invalid,dns+some.invalid:9477,{targets}"
+    done = commwatch("config", "check", cwd=tmp_path, env=clean_env(COMMWATCH_PEERS=peers))
+    assert (done.returncode, done.stdout.startswith("the settings are valid")) == (0, True), done
+    begins = "commwatch: config check: warning: peers: "
+    hosts = [line.removeprefix(begins).rpartition(": ")[0] for line in done.stderr.splitlines()]
+    assert hosts == ["other-host.invalid", "dns+some.invalid:9477", "no-such-host.invalid:9477"], done.stderr
 
 
 def test_flags_are_shown() -> None:
