@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable
@@ -60,6 +61,15 @@ def _where(check: Callable[[str], object]) -> Callable[[str], str]:
     return convert
 
 
+def _is_host(value: str) -> bool:
+    """Return whether a text is an address or a name: what has colons, or only digits and dots, must be an address."""
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return re.search(r"[^0-9.]", value) is not None and ":" not in value
+    return True
+
+
 def _peer(value: str) -> str:
     try:
         if not value.endswith(TARGETS):
@@ -91,7 +101,11 @@ def _endpoint(value: str) -> str:
 
 
 DIRECTORY, FILE = _PathType("a directory"), _PathType("a file")
-ADDRESS = text("an address", convert=_where(lambda value: "\0" not in value))
+ADDRESS = text(
+    "an IP address or a host name without scheme and port, such as 0.0.0.0 or ::1",
+    r"^([A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?)$",
+    convert=_where(_is_host),
+)
 NODE = text(
     "a name of letters, digits, '.', '_' and '-' (first a letter or digit, at most 253)",
     "^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$",

@@ -155,7 +155,7 @@ def check_variables(env: Mapping[str, str]) -> None:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    near = nearest(name, known, "COMMWATCH_")
+    near = nearest(name, known, "COMMWATCH_") or nearest(name.lower(), known)
     return f"did you mean {near}?" if near else f"known are {', '.join(known)}"
 
 

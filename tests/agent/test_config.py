@@ -276,6 +276,7 @@ WRONG_VARIABLES = [
     *(("PORT", text, f"needs a whole number from 0 to 65535, not {text!r}") for text in ("http", "9477.0", "9477/tcp", "1e3")),
     *(("RAW_BYTES", text, f"needs a whole number of bytes from 1048576 to 1125899906842624, not {text!r}") for text in ("256M", "1GiB", "1e9")),
     *(("RAS", text, "needs addresses such as localhost:28028, not ") for text in ("localhost", "http://localhost:28028", "localhost:28028,", "a b:1")),
+    *(("HOST", text, "needs an IP address or a host name without") for text in ("http://h", "0.0.0.0:9477", "999.1.1.1", "a b", "::1::", "[::1]")),
     *(("NODE", text, "needs a name of letters, digits, '.', '_' and '-' (first a letter or digit, at most 253), not ") for text in (".x", "-", "x" * 300)),
     ("CONFIG", "nope.toml", "nope.toml: No such file or directory"), ("CONFIG", "/etc", "/etc: "),
 ]  # fmt: skip
@@ -319,6 +320,12 @@ def test_settings_that_contradict(tmp_path: Path, text: str, variables: dict[str
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert load({"HOME": "/h", "COMMWATCH_THRESHOLD_COMM_SHARE": "0.5"}).thresholds == {"comm_share": 0.5}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "fe80::1%eth0", "node-7.rack_1", "localhost"])
+def test_hosts(host: str) -> None:
+    """Addresses, also with a zone, and names are hosts."""
+    assert load({"HOME": "/h", "COMMWATCH_HOST": host}).host == host
 
 
 def test_a_secret_in_a_wrong_variable() -> None:

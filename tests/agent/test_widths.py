@@ -32,7 +32,7 @@ LOG = Path(__file__).parents[1] / "fixtures" / "nccl" / "findings"
 SENTENCES = {
     "report": ("  history", "  again"),
     "compare": ("Job B", "  A  ", "  B  ", "  No intervals"),
-    "diagnose": ("  ", "not yet certain: "),
+    "diagnose": ("  ", "not yet certain: ", "no incident yet: "),
 }
 
 

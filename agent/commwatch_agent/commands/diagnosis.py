@@ -176,7 +176,7 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again
         for job in seen.apart
     ]
     if seen.ended is not None:
-        past = [*_past(seen.ended, seen.incidents), *_doubts(found)]
+        past = [*_past(seen.ended, seen.incidents), *_doubts(seen, found)]
         parts = [*blocks(sorted(seen.incidents, key=lambda each: each.began_at)), past]
     else:
         parts = [
@@ -198,12 +198,14 @@ def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
         running = sum(view.state == "running" for view in seen.ranks)
         size = sum(job.world_size for job in seen.jobs)
         ranks = counted(running, "rank") if running >= size else f"{running} of {counted(size, 'rank')}"
-        yield f"{'nothing wrong for certain' if found else 'healthy'}: {counted(len(seen.jobs), 'running job')}, {ranks}"
-    yield from _doubts(found)
+        wrong = "something is wrong" if any(doubt.is_wrong for doubt in found) else "nothing wrong for certain"
+        yield f"{wrong if found else 'healthy'}: {counted(len(seen.jobs), 'running job')}, {ranks}"
+    yield from _doubts(seen, found)
 
 
-def _doubts(found: Iterable[Doubt]) -> Iterator[str]:
-    return (f"not yet certain: {doubt.says}" for doubt in found)
+def _doubts(seen: Diagnosis, found: Iterable[Doubt]) -> Iterator[str]:
+    for doubt in found:
+        yield f"{'no incident yet' if doubt.is_wrong and seen.jobs else 'not yet certain'}: {doubt.says}"
 
 
 def last_job(job: JobView, again: str) -> str:

@@ -114,6 +114,7 @@ def test_no_secret(tmp_path: Path) -> None:
     ("text", "variables", "says"),
     [
         ("prot = 1", {}, "unknown key 'prot'; did you mean port?"),
+        ("KEEP_DAYS = 3", {}, "unknown key 'KEEP_DAYS'; did you mean keep_days?"),
         ("port = 70000", {}, "port: needs a whole number"),
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
         ("[kinds.hangs]\nenabled = false", {}, "kinds: unknown 'hangs'; did you mean hang?"),

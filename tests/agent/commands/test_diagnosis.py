@@ -88,8 +88,8 @@ def test_healthy() -> None:
 def test_not_certain(ranks: list[RankView], code: int, doubt: str) -> None:
     """A job is not healthy if a rank has died, is stopped or is missing, or if it is quiet for longer than ever; 0 if that may be nothing."""
     found, lines = said(seen(ranks))
-    assert (found, lines[1:]) == (code, [f"not yet certain: {doubt}"])
-    assert lines[0].startswith("nothing wrong for certain: 1 running job, ")
+    assert (found, lines[1:]) == (code, [f"{'no incident yet' if code else 'not yet certain'}: {doubt}"])
+    assert lines[0].startswith(f"{'something is wrong' if code else 'nothing wrong for certain'}: 1 running job, ")
 
 
 def test_pending() -> None:
