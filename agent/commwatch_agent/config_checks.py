@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,14 @@ def _where(check: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def _is_host(value: str) -> bool:
-    """Return whether a text is an address or a name: what has colons, or only digits and dots, must be an address."""
+    """Return whether a text is an address or a name: what has colons, or only digits and dots (``0``, ``127.1``), must be an address."""
     try:
-        ipaddress.ip_address(value)
-    except ValueError:
-        return re.search(r"[^0-9.]", value) is not None and ":" not in value
+        if ":" in value:
+            ipaddress.IPv6Address(value)
+        elif not re.search(r"[^0-9.]", value):
+            socket.inet_aton(value)
+    except (ValueError, OSError):
+        return False
     return True
 
 

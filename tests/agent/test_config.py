@@ -322,7 +322,7 @@ def test_settings_that_contradict(tmp_path: Path, text: str, variables: dict[str
     assert load({"HOME": "/h", "COMMWATCH_THRESHOLD_COMM_SHARE": "0.5"}).thresholds == {"comm_share": 0.5}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "fe80::1%eth0", "node-7.rack_1", "localhost"])
+@pytest.mark.parametrize("host", ["0", "0.0.0.0", "::", "fe80::1%eth0", "node-7.rack_1", "localhost"])
 def test_hosts(host: str) -> None:
     """Addresses, also with a zone, and names are hosts."""
     assert load({"HOME": "/h", "COMMWATCH_HOST": host}).host == host
