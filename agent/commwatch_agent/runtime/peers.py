@@ -116,7 +116,9 @@ class Peers:
         self._whose: dict[str, tuple[str, str]] = {}
         #: By question: the time until which the answers are fresh, and the answers.
         self._recent: dict[tuple[str, ...], tuple[float, Future[Heard]]] = {}
-        self._trouble = ""
+        #: What was wrong with names in the settings when they were looked up, and the addresses of each from when it was not.
+        self._trouble: frozenset[str] = frozenset()
+        self._found: dict[str, list[str]] = {}
         self._named: frozenset[str] = frozenset()
         self.change(config)
 
@@ -154,18 +156,15 @@ class Peers:
     def tick(self) -> None:
         """Look up the addresses, ask each agent who it is, and forget old answers."""
         self._forget()
-        try:
-            self._named, trouble = frozenset(addresses(self._names, self._secure)), ""
-        except BadAddress as error:
-            trouble = str(error)
+        trouble = self._look_up()
         reported = [url for url in dict.fromkeys(self._of_jobs()) if url not in self._named]
         left = max(0, len(reported) - MOST_REPORTED)
         if left and not self.left:
             log.warning("peers: jobs report more than %d agents of other nodes; %d are not asked", MOST_REPORTED, left)
         self.left = left
         urls = sorted({*self._named, *reported[:MOST_REPORTED]})
-        if trouble and trouble != self._trouble:
-            log.error("peers: %s", trouble)
+        for each in sorted(trouble.difference(self._trouble)):
+            log.error("peers: %s", each)
         self._trouble = trouble
         with self._lock:
             self._known = {url: self._known.get(url) or PeerView(url, SILENT, "not asked yet") for url in urls}
@@ -193,6 +192,18 @@ class Peers:
             ids.add(its_id)
         with self._lock:
             self._runs, self._whose = runs, whose
+
+    def _look_up(self) -> frozenset[str]:
+        """Look up each name in the settings; return what is wrong. Such a name keeps the addresses that it had, and does not hide the others."""
+        trouble, found = set(), dict[str, list[str]]()
+        for name in self._names:
+            try:
+                found[name] = addresses([name], self._secure)
+            except BadAddress as error:
+                trouble.add(str(error))
+                found[name] = self._found.get(name, [])
+        self._found, self._named = found, frozenset(url for urls in found.values() for url in urls)
+        return frozenset(trouble)
 
     def ask(self, *paths: str, within_s: float = MOST_S) -> Heard:
         """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``within_s`` at the latest.

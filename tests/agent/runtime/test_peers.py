@@ -184,6 +184,19 @@ def test_list_changes(tmp_path: Path) -> None:
         assert peers.views() == []
 
 
+def test_names_that_cannot_be_looked_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A name without an address and a missing file hide none of the other agents; each is one line of the log until it changes."""
+    missing = tmp_path / "agents.json"
+    with another() as (url, _):
+        peers = Peers(settings(tmp_path, "dns+no-such-host.invalid", str(missing), url), "own")
+        for _ in range(3):
+            peers.tick()
+        assert [(peer.url, peer.host) for peer in peers.views()] == [(url, "node2")]
+    lines = [record.getMessage() for record in caplog.records]
+    assert sorted("invalid" in line for line in lines) == [False, True]
+    assert any(line == f"peers: {missing}: No such file or directory" for line in lines)
+
+
 def test_names_with_several_addresses() -> None:
     """A DNS name stands for the agents at all of its addresses; one that has none, or is none, is named."""
     found = addresses(["dns+localhost:9477"])
