@@ -243,11 +243,14 @@ def _ending(view: RankView) -> Ending | None:
 
 
 def _with_alike(first: RankView, lost: Iterable[RankView]) -> list[RankView]:
-    """Return the first rank to fail, with those that an equal exception at the same place ended, which is a fault of the job and not of a rank."""
+    """Return the first rank to fail, with those that an equal exception at the same place ended, which is a fault of the job and not of a rank.
+
+    Not those whose operation raised: they only lost the first.
+    """
     if not first.raised or first.failed_in_operation:
         return [first]
-    what = first.raised, first.raised_at
-    return [first, *(view for view in lost if view is not first and (view.raised, view.raised_at) == what)]
+    own = [view for view in lost if view is not first and not view.failed_in_operation]
+    return [first, *(view for view in own if (view.raised, view.raised_at) == (first.raised, first.raised_at))]
 
 
 def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Condition:

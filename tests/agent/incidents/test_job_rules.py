@@ -192,6 +192,8 @@ def test_all_raise_alike() -> None:
     alike = [rank(n, "ended", ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10, **raised) for n in range(3)]
     other = replace(alike[0], rank=3, raised="KeyError", ended_at=NOW - 1, ended_after=NOW - 1)
     assert ended(*alike, other) == [("exception", "", (0, 1, 2))]
+    for_want_of_it = [replace(each, failed_in_operation=True) for each in alike[1:]]
+    assert ended(alike[0], *for_want_of_it) == [("exception", "", (0,))]
     (one,) = lost_ranks(Evidence(NOW, {"train": JOBS["train"]._replace(ended=True)}, ranks=[*alike, other]))
     assert one.words == {"rank": "0-2", "raised": "ValueError"}
     victim = replace(alike[0], failed_in_operation=True, raised="RuntimeError")
