@@ -15,6 +15,9 @@ from commwatch_agent.ingest.rank_totals import RankTotals, op_of
 from commwatch_agent.ingest.stragglers import WINDOWS_NS, Late
 from commwatch_agent.model.cells import GroupInfo
 
+#: Ranks of a job meet in most of its steps if they meet in one of so many bins of time.
+_SPARSE = 2
+
 
 @dataclass(frozen=True)
 class Disagreement:
@@ -40,7 +43,7 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
 
         ends = {rank: ends_of(totals) if totals.marked else [] for rank, totals in rank_totals.items()}
         turns = {rank: [] if totals.marked else ends_of(totals) for rank, totals in rank_totals.items()}
-        stepping = _stepping(rank_totals)
+        stepping, met = _stepping(rank_totals), _meetings(job, rank_totals)
         of_groups = [
             (group_id, each)
             for group_id, join in job.joins.items()
@@ -52,11 +55,20 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
                 ranks=ranks,
                 stepping=_are_stepping(ranks, rank_totals),
                 turns=steps_of(turns, ranks),
+                met=met,
             )
         ]
         for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
             found.append((job.id, group_id, each))
     return once(found)
+
+
+def _meetings(job: Job, rank_totals: Mapping[int, RankTotals]) -> list[int]:
+    """Return when ranks of a job met, for ``stragglers_in``; empty where they may also have met elsewhere, or in messages."""
+    if any(totals.messages or not _groups_are_here(totals, rank_totals) for totals in rank_totals.values()):
+        return []
+    met = {number for join in job.joins.values() for number in join.window.numbers}
+    return sorted(met) if met and _SPARSE * len(met) < max(met) - min(met) else []
 
 
 def roles(ranks: Collection[int], stepping: Collection[int]) -> list[frozenset[int]]:

@@ -55,6 +55,8 @@ _RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
 #: A rank that is late in one of two to five steps, by far more than a step takes: so many leads are cut off, and so many distances are known.
 _SOME_CUT, _SOME_LEAST = 2, 5
+#: Ranks meet in few steps if fewer than one in so many has a collective.
+_MEETS = 4
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
 #: Most other ranks that a suspect is compared with: those with the most lateness.
@@ -117,6 +119,7 @@ def stragglers_in(
     ranks: Collection[int] | None = None,
     stepping: bool = True,
     turns: Sequence[int] = (),
+    met: Sequence[int] = (),
 ) -> list[Late]:
     """Return the stragglers of a group up to now, by rank.
 
@@ -127,13 +130,15 @@ def stragglers_in(
         stepping: as in ``_Rules``.
         turns: ends of the latest iterations of a job without steps, as for ``steps``. They only show who is late in few of them: not the first
             rank, which may wait for requests.
+        met: numbers of the bins in which ranks of the job met in collectives of any group, in order; empty: they met in most, or that is not known.
+            Where few steps have one, such as with local SGD, a period reaches from one to the next.
     """
     late = window.until(now_ns)
     if late is None:
         return []
     some = late if ranks is None else late.of(ranks)
     rules = _Rules(least_ns, own_counts=1, stepping=stepping)
-    found = _found(some, steps, now_ns, rules)
+    found = _found(some, steps, now_ns, rules, met)
     if found or not turns:
         return found
     rare = _found(some, turns, now_ns, rules._replace(rare=True))
@@ -162,14 +167,14 @@ def waiting_least(
     return [late for late in found if stepping or late.rank != min(waited_ns)]
 
 
-def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules) -> list[Late]:
+def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met: Sequence[int] = ()) -> list[Late]:
     """Return the stragglers in the latest bins, by rank.
 
     Those of some seconds ago remain while they still cost as much, so that a verdict does not flicker with the scatter of the steps.
     """
     if len(late.ranks) < 2 or not late.late_ns.size:
         return []
-    periods = _periods(late, steps)
+    periods = _periods(late, steps, met)
     culprits, window = _judged(periods, now_ns, rules)
     if len(periods.start) and not culprits:
         window = periods.latest(WINDOWS_NS[0])
@@ -219,10 +224,10 @@ def late_in_steps(
     return {ranks[at]: cost / every_ns for at, cost in sorted(costs.items()) if cost >= COSTS * every_ns}
 
 
-def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
-    """Return the bins merged to periods: by steps, or without steps by bursts of collectives."""
+def _periods(bins: LateBins, steps: Sequence[int], met: Sequence[int]) -> _Periods:
+    """Return the bins merged to periods: by steps, or without steps by bursts of collectives; ``met`` as for ``stragglers_in``."""
     numbers = bins.numbers
-    ends, counts = _ends_of_steps(numbers, steps) if steps else _ends_of_bursts(numbers.tolist())
+    ends, counts = _ends_of_steps(numbers, steps, met) if steps else _ends_of_bursts(numbers.tolist())
     total = np.zeros((len(bins.ranks), len(numbers) + 1), np.int64)
     np.cumsum(np.minimum(bins.late_ns, _MOST_NS), axis=1, out=total[:, 1:])
     at = np.searchsorted(numbers, ends, side="right")
@@ -230,14 +235,24 @@ def _periods(bins: LateBins, steps: Sequence[int]) -> _Periods:
     return _Periods((ends[:-1] + 1) * BIN_NS, (ends[1:] + 1) * BIN_NS, counts[1:], total[:, until] - total[:, since])
 
 
-def _ends_of_steps(numbers: Ints, steps: Sequence[int]) -> tuple[Ints, Ints]:
+def _ends_of_steps(numbers: Ints, steps: Sequence[int], met: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
-    since = bisect_left(steps, steps[-1] - WINDOWS_NS[-1] - _HELD_NS[-1])
+    since = 0 if met else bisect_left(steps, steps[-1] - WINDOWS_NS[-1] - _HELD_NS[-1])
     ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS
     first = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
     counts, ends = np.diff(np.append(first, len(ends))), ends[first]
+    if met:
+        counts, ends = _up_to_meetings(counts, ends, np.array(met, np.int64))
     within = (ends >= numbers[0]) & (ends <= numbers[-1])
     return ends[within], counts[within]
+
+
+def _up_to_meetings(counts: Ints, ends: Ints, met: Ints) -> tuple[Ints, Ints]:
+    """Return numbers and ends of steps, those without a meeting with the next that has one; as they are if a quarter of them has one."""
+    with_one = np.flatnonzero(np.diff(np.searchsorted(met, ends, side="right"), prepend=0))
+    if _MEETS * len(with_one) >= len(ends):
+        return counts, ends
+    return np.diff(np.cumsum(counts)[with_one], prepend=0), ends[with_one]
 
 
 def _ends_of_bursts(numbers: Sequence[int]) -> tuple[Ints, Ints]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ class LateWindow:
     def begins_ns(self) -> int | None:
         """When the oldest bin begins; ``None``: there is none."""
         return min(self._numbers) * BIN_NS if self._numbers else None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the bins that have a collective, in the order in which they came."""
+        return self._numbers
 
     @property
     def bytes(self) -> int:

@@ -161,3 +161,39 @@ def test_buckets_beside_computation(late_ms: int, culprits: list[int]) -> None:
     for late in found:
         assert late.steps is not None
         assert late.cost_ns / late.steps == pytest.approx(80 * MS, rel=0.02)
+
+
+def test_ranks_that_meet_in_few_steps() -> None:
+    """Steps without a collective count to the next one that has one, if all of the job's groups are on this node, and none has messages."""
+
+    def averages(size: int = 2) -> JobTable:
+        here = JobTable()
+        for rank in range(2):
+            book, took_ms = add(here, rank, size), 310 if rank == 0 else 10
+            made = [
+                record
+                for at in range(200)
+                for end in [(at + 1) * EVERY // 2]
+                for record in (
+                    *(
+                        [operation("all_reduce", start_ns=end - took_ms * MS, end_ns=end, seq=at // 20)]
+                        if at % 20 == 19
+                        else []
+                    ),
+                    mark(at, end),
+                )
+            ]
+            ingest_records(book, packed(*made))
+        return here
+
+    ((_, group_id, late),) = stragglers(averages().jobs.values(), 100 * EVERY)
+    assert (group_id, late.rank) == ("w", 1)
+    assert late.steps is not None
+    assert late.cost_ns / late.steps == pytest.approx(15 * MS, rel=0.1)
+    messages, elsewhere = averages(), averages()
+    at = 99 * EVERY
+    for book in messages.rank_totals():
+        ingest_records(book, packed(operation("send", start_ns=at, end_ns=at + MS, seq=0, peer=1 - book.rank)))
+    next(elsewhere.rank_totals()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
+    for each in (messages, elsewhere):
+        assert stragglers(each.jobs.values(), 100 * EVERY) == []

@@ -75,6 +75,28 @@ class Loop:
         return stragglers_in(self.window, self.now_ns, stepping=False, turns=self.steps)
 
 
+class Averages(Loop):
+    """Ranks that meet in one of twenty steps only, as with local SGD; what they take longer adds up until then."""
+
+    def run(self, seconds: float, delay: Delay | None = None) -> None:
+        delay, until = delay or self.delay, self.now_ns + seconds * S
+        while self.now_ns < until:
+            behind = [0.0] * self.size
+            began_ns = self.now_ns
+            for step in range(20):
+                behind = [each + delay(rank, step, self._chance) for rank, each in enumerate(behind)]
+                behind = [each + abs(self._chance.gauss(0, self.noise_ms)) for each in behind]
+                self.steps.append(began_ns + int((step + 1) * self.work_ms * MS))
+            usual = sorted(behind)[(self.size - 1) // 2]
+            self.now_ns = self.steps[-1] + int((max(behind) + MEETS_MS) * MS)
+            self.steps[-1] = self.now_ns
+            self.window.add(self.now_ns - 1, {rank: int(max(0, each - usual) * MS) for rank, each in enumerate(behind)})
+
+    def named(self, marked: bool = True) -> list[Late]:
+        met = sorted(self.window.numbers)
+        return stragglers_in(self.window, self.now_ns, self.steps if marked else (), met=met)
+
+
 def ranks(found: Sequence[Late]) -> list[int]:
     return [each.rank for each in found]
 
@@ -463,3 +485,32 @@ def test_late_where_all_wait_for_messages() -> None:
     for least_s, named in ((0.03, [1]), (0.05, [])):
         waited_s = {rank: [least_s if rank == 1 else 0.06] * 40 for rank in range(3)}
         assert list(late_in_steps(waited_s, took_s, messages=True)) == named
+
+
+@pytest.mark.parametrize("seed", seeds(5))
+def test_ranks_that_meet_in_few_steps(seed: int) -> None:
+    """With local SGD, a rank that is late in each step is named by the steps in which all meet; none is where all take as long, or in turn."""
+    loop = Averages(delay=late(3, by_ms=15), seed=seed)
+    loop.run(4)
+    assert loop.named() == []
+    loop.run(16)
+    (who,) = loop.named()
+    assert who.rank == 3
+    assert who.steps is not None
+    assert who.cost_ns / who.steps == pytest.approx(15 * MS, rel=0.2)
+    for delay in (nothing, in_turn):
+        healthy = Averages(delay=delay, seed=seed)
+        healthy.run(30)
+        assert healthy.named() == []
+
+
+def in_turn(rank: int, step: int, chance: random.Random) -> float:
+    return 60.0 if chance.randrange(4) == rank else 0.0
+
+
+def test_steps_without_meetings_of_other_groups() -> None:
+    """A group in which ranks seldom meet is judged by all steps if they meet in other groups: a rank that saves in one of twenty is not late."""
+    loop = Averages(delay=late(0, by_ms=15), seed=1)
+    loop.run(20)
+    met = range(loop.now_ns // BIN_NS + 1)
+    assert stragglers_in(loop.window, loop.now_ns, loop.steps, met=met) == []
