@@ -54,12 +54,10 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         description="The communication of the training jobs on this node.",
     )
     app.state.services = services
-    live = LiveFeed(services)
-    routers = [
-        part.router
-        for part in (jobs, alerts, diagnosis, gpus, incidents, profiles, reports, timeline, whatif, witnesses)
-    ]
-    for router in (*routers, incidents.pages, stream.router(_live_events(live, services.ending), live)):
+    app.state.live = live = LiveFeed(services)
+    app.state.events = _live_events(live, services.ending)
+    parts = (jobs, alerts, diagnosis, gpus, incidents, profiles, reports, timeline, whatif, witnesses, stream)
+    for router in (*(part.router for part in parts), incidents.pages):
         app.router.routes += router.routes  # ``include_router`` would copy them with their models, which takes 4 MB
     answer_problems(app)
     app.add_middleware(RunQuestions, queries=services.queries)

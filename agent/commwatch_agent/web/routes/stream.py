@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from commwatch_agent.analysis.timeline import NodeBars
@@ -30,44 +30,65 @@ from commwatch_agent.web.routes.params import (
 _T = TypeVar("_T")
 
 
-def router(events: EventStream, live: LiveFeed) -> APIRouter:
-    """Return the routes; all clients of the stream share ``events``."""
-    routes = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
-    @routes.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
-    async def stream(job: JobFilter = None) -> StreamingResponse:
-        """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, others less often."""
-        headers = {"X-Accel-Buffering": "no"}
-        return StreamingResponse(events.follow(job), media_type="text/event-stream", headers=headers)
 
-    @routes.get("/moment", response_model=Moment)
-    def moment(job: Annotated[str | None, Query(description="Job id; default: the latest.")] = None) -> Response:
-        """What the page at `/` shows of a job at this moment: shares, step time, ranks, verdicts, alerts."""
-        return Response(live.moment(job), media_type="application/json")
+async def _live(request: Request) -> LiveFeed:
+    live = request.app.state.live
+    assert isinstance(live, LiveFeed)
+    return live
 
-    @routes.get("/now")
-    def now(job: Annotated[str, Query(description="Job id.")]) -> NodeNow:
-        """What this node contributes to the live page of a job that another agent shows."""
-        return _in_memory(live.node(job), job)
 
-    @routes.get("/bars", response_model=NodeBars)
-    def bars(
-        worker: WorkerOf,
-        agent: QueriesOf,
-        job: Annotated[str, Query(description="Job id.")],
-        since: Since = None,
-        until: Until = None,
-    ) -> NodeBars | Response:
-        """The latest operations of a job's ranks, for the timeline on the live page of another agent.
+async def _events(request: Request) -> EventStream:
+    events = request.app.state.events
+    assert isinstance(events, EventStream)
+    return events
 
-        With `since` or `until`: the latest that ended in this time.
-        """
-        if since is None and until is None:
-            return _in_memory(live.bars(job), job)
-        span = window(since, until, now_of(agent, job, since, until))
-        return answered(worker.text(questions.bars, span.from_ns, span.until_ns, job))
 
-    return routes
+_LiveOf = Annotated[LiveFeed, Depends(_live)]
+#: All clients of the stream share it.
+_EventsOf = Annotated[EventStream, Depends(_events)]
+
+
+@router.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
+async def stream(events: _EventsOf, job: JobFilter = None) -> StreamingResponse:
+    """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, others less often."""
+    headers = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(events.follow(job), media_type="text/event-stream", headers=headers)
+
+
+@router.get("/moment", response_model=Moment)
+def moment(
+    live: _LiveOf, job: Annotated[str | None, Query(description="Job id; default: the latest.")] = None
+) -> Response:
+    """What the page at `/` shows of a job at this moment: shares, step time, ranks, verdicts, alerts."""
+    return Response(live.moment(job), media_type="application/json")
+
+
+@router.get("/now")
+def now(live: _LiveOf, job: Annotated[str, Query(description="Job id.")]) -> NodeNow:
+    """What this node contributes to the live page of a job that another agent shows."""
+    return _in_memory(live.node(job), job)
+
+
+@router.get("/bars", response_model=NodeBars)
+def bars(
+    live: _LiveOf,
+    worker: WorkerOf,
+    agent: QueriesOf,
+    *,
+    job: Annotated[str, Query(description="Job id.")],
+    since: Since = None,
+    until: Until = None,
+) -> NodeBars | Response:
+    """The latest operations of a job's ranks, for the timeline on the live page of another agent.
+
+    With `since` or `until`: the latest that ended in this time.
+    """
+    if since is None and until is None:
+        return _in_memory(live.bars(job), job)
+    span = window(since, until, now_of(agent, job, since, until))
+    return answered(worker.text(questions.bars, span.from_ns, span.until_ns, job))
 
 
 def _in_memory(found: _T | None, job: str) -> _T:
