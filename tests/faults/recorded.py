@@ -41,6 +41,7 @@ _KEPT = ("rank", "world_size", "restart")
 #: Seconds since the fault, and the answers of ``/api/v1/ranks`` and ``/api/v1/groups``.
 Views = tuple[float, Any, Any]
 _GROUP = ("group", "name", "desc", "label", "group_id", "ranks", "size", "aligned", "backend")
+_RANKS, _GROUPS = TypeAdapter(list[RankView]), TypeAdapter(list[GroupView])
 
 
 def file_name(scenario: str) -> str:
@@ -157,7 +158,6 @@ def keep_views(views: list[Views], path: Path) -> None:
 
 def concluded(path: Path) -> Iterator[tuple[float, list[Verdict]]]:
     """Seconds since the fault, and the verdicts on what the API showed then, but for waits that are no fault."""
-    ranks_of, groups_of = TypeAdapter(list[RankView]), TypeAdapter(list[GroupView])
     for at_s, ranks, groups in json.loads(gzip.decompress(path.read_bytes())):
-        found = verdicts(ranks_of.validate_python(ranks), groups_of.validate_python(groups))
+        found = verdicts(_RANKS.validate_python(ranks), _GROUPS.validate_python(groups))
         yield at_s, [each for each in found if each.kind != "waiting"]
