@@ -16,7 +16,7 @@ from tests.helpers import agent, commwatch, wait_for
 pytestmark = pytest.mark.by_the_clock
 STEPS = 140
 #: Megabytes of a bucket, and the rate of the slower link.
-SMALL_MB, LARGE_MB, RATE = 0.25, 8, "200mbit"
+SMALL_MB, LARGE_MB, RATE = 0.25, 8, "400mbit"
 
 
 @pytest.fixture(scope="module")
