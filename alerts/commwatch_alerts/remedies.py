@@ -71,7 +71,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("desync", "splits"): "Let each rank pass as `output_split_sizes` what the others pass as `input_split_sizes` for it: exchange the sizes first.",
     ("desync", "order"): "Let all ranks use their groups in one order, and let of two ranks one send while the other receives: "
     "ranks that wait for each other wait until the time-out.",
-    ("rank_lost", "exception"): "Look for that exception[ in {place}] in the log of that rank: the other ranks ended because it was missing.",
+    ("rank_lost", "exception"): "Look for that exception[ in {place}] in the log of that rank. Errors of other ranks after it may only follow from it.",
     ("rank_lost", "out_of_memory"): "Use less memory on that rank[, in {place}]: smaller micro-batches, activation checkpointing, or sharding.",
     ("rank_lost", "all"): "Look at the launcher's log: it, the scheduler or a user has ended all ranks at once.",
     ("rank_lost", "interrupted"): "A signal from a keyboard, a launcher or a scheduler has ended the job; nothing is to be mended.",

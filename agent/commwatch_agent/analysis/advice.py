@@ -295,7 +295,7 @@ def _sizes(chosen: NcclOperations) -> str:
 
 RULES = (
     Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
-         "an uneven batch): `commwatch diagnose JOB` shows where in its code.", late_ranks),
+         "an uneven batch): its incident and `commwatch diagnose` show where in its code.", late_ranks),
     Rule(CORES_RULE, "the ranks wait for CPU cores", "Give each rank cores of its own: fewer ranks, loader workers or threads (OMP_NUM_THREADS) on "
          "the node, or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, "
          "and so is its communication.", scarce_cores),

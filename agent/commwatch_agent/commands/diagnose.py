@@ -77,7 +77,10 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
     names = _jobs_and_incidents(heard, urls, keys)
     if len(heard.silent) == len(urls):
         reasons = "; ".join(f"{url}: {why}" for url, why in heard.silent.items())
-        raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
+        raise CannotDiagnose(
+            reasons
+            or "no agent runs here, so no job is watched; start one with `commwatch run`, name an agent, or give its run directory with --dir"
+        )
     views = merged_jobs(place.job for places in heard.runs.values() for place in places)
     running = {view.job_id: view for view in views if view.state == "running"}
     if job is not None and job not in running:

@@ -91,7 +91,12 @@ def run(
     if shutil.which(command[0], path=env.get("PATH")) is None:
         script = "; a script needs its interpreter: commwatch run -- python" if Path(command[0]).is_file() else ""
         raise UsageError(
-            f"no such command: {command[0]}" + (f"{script} {command[0]}" if script else "; check its name and PATH")
+            f"no such command: {command[0]}"
+            + (
+                f"{script} {command[0]}"
+                if script
+                else "; check its name, and whether the environment of your job is active"
+            )
         )
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = _Job(job_id(env) if named else _new_job_id(command), secrets.token_hex(8), time.time())

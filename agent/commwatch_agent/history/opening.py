@@ -81,7 +81,9 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
             try:
                 crossing.look(Path(os.path.realpath(path)), crossing.ANYBODY)
             except FileNotFoundError:
-                raise StoreError(f"{path}: no history here; give its directory with --dir or --state") from None
+                raise StoreError(
+                    f"{path}: no history here; start a job with `commwatch run -- COMMAND`, or give the directory of another history with --dir or --state"
+                ) from None
             db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro",
                 uri=True,

@@ -28,7 +28,7 @@ from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
 #: Seconds after the start in which nothing ends because it is not found: gauges over the last minute have to fill up.
 SETTLED_S = 60.0
 #: Seconds between writes of an incident that only goes on; for so long its alerts wait until it is in the history.
-_REFRESH_S, _UNSTORED_S = 60.0, 5.0
+_REFRESH_S, _UNSTORED_S = 10.0, 5.0
 #: A difference between the clocks that has changed by so many seconds means that the wall clock was set.
 _STEP_S = 1.0
 #: What was concluded so many seconds ago is of now.

@@ -167,7 +167,9 @@ def run(
         CannotBench: the sweep could not start or did not finish.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise CannotBench(f"no such command: {command[0]}; check its name and PATH")
+        raise CannotBench(
+            f"no such command: {command[0]}; check its name, and whether the environment of your job is active"
+        )
     directory = references.directory(state)
     results = directory / f".sweep-{os.getpid()}-{secrets.token_hex(4)}"
     try:

@@ -240,11 +240,13 @@ def text(report: Report, cells: int = CELLS) -> str:
     if report.ranks and report.steps:
         shown += [*columns(rank_head(report), rank_rows(report), 2, cells), ""]
     shown += (
-        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells)
+        [
+            *columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells),
+            *("", *paragraph(LEGEND, cells, first="  "), ""),
+        ]
         if report.operations
-        else ["  no operations"]
+        else ["  no operations", ""]
     )
-    shown += ["", *paragraph(LEGEND, cells, first="  "), ""]
     if unjudged := judging(report):
         shown += [*paragraph(unjudged, cells, first="  "), ""]
     if report.slowest_parts:

@@ -276,7 +276,7 @@ def test_job_or_address(tmp_path: Path) -> None:
     none = commwatch("diagnose", "--dir", tmp_path)
     assert (none.returncode, none.stdout) == (2, "")
     assert none.stderr.startswith(
-        "commwatch: diagnose: no agent runs here; name one, or give its run directory with --dir; node"
+        "commwatch: diagnose: no agent runs here, so no job is watched; start one with `commwatch run`, name an agent, or give its run directory with --dir; node"
     )
     assert none.stderr.endswith("` shows what happened\n")
     unknown = commwatch("diagnose", "--job", "node3", "--dir", tmp_path)

@@ -100,6 +100,8 @@ def test_says() -> None:
     assert says({0: clean(5, "ValueError"), 1: died(7, 8)}, 1) == (
         f"exit code 1; rank 0 ended with ValueError at {clock(5)}, first of 2"
     )
+    pressed = {0: clean(5, "KeyboardInterrupt"), 1: died(5, 6), 2: clean(6, "KeyboardInterrupt")}
+    assert says(pressed, 1) == f"exit code 1; ranks 0, 2 interrupted (Ctrl-C) at {clock(5)}"
 
 
 def test_failed() -> None:
