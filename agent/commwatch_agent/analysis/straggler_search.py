@@ -53,6 +53,8 @@ _CUT = 0.2
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
 _RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
+#: A rank that is late at irregular distances: in so many steps at least, and another one in at most one for so many of them.
+_ALONE_LEAST, _ALONE_OF = 12, 8
 #: A rank that is late in one of two to five steps, by far more than a step takes: so many leads are cut off, and so many distances are known.
 _SOME_CUT, _SOME_LEAST = 2, 5
 #: Ranks meet in few steps if fewer than one in so many has a collective.
@@ -291,7 +293,7 @@ def _judged(periods: _Periods, now_ns: int, rules: _Rules) -> tuple[list[int], _
 
 
 def _regularly_late(window: _Periods, rules: _Rules) -> list[int]:
-    """Return the rank that is late in some steps only, but regularly, as an index; none where steps are not marked."""
+    """Return the rank that is late in some steps only, but regularly or as the only one, as an index; none where steps are not marked."""
     steps = int(window.steps.sum())
     if not steps:
         return []
@@ -300,8 +302,10 @@ def _regularly_late(window: _Periods, rules: _Rules) -> list[int]:
     rare = max(_RARE_LEAST, steps // _RARE_STEPS)
     limits = [] if rules.rare else [_Regular(_SOME_CUT, _SOME_LEAST, 2, 1 / _CUT)]
     limits += [_Regular(rare, rare, 1 / _CUT, _RARE_STEPS)] if rare < _CUT * len(window.steps) else []
-    is_regular = any(_is_regularly_ahead(first, others, window, each) for each in limits)
-    return [int(order[0])] if is_regular else []
+    is_late = any(_is_regularly_ahead(first, others, window, each) for each in limits) or (
+        not rules.rare and rules.own_counts == 1 and _is_alone_ahead(first, others, window, rare)
+    )
+    return [int(order[0])] if is_late else []
 
 
 class _Regular(NamedTuple):
@@ -324,6 +328,24 @@ def _is_regularly_ahead(late: _Leads, others: Ints, window: _Periods, limits: _R
     if len(between) < limits.number or not limits.least <= np.median(between) <= limits.most:
         return False
     return _are_regular(between) and _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
+
+
+def _is_alone_ahead(late: _Leads, others: Ints, window: _Periods, cut: int) -> bool:
+    """Return whether one rank is late in some steps, at any distances, and hardly ever another one by as much; ``cut``: so many leads are cut off.
+
+    If all ranks were late by chance, as often each, so many times in a row would rarely be those of one.
+    """
+    if cut >= len(window.start):
+        return False
+    leads = _leads(late, others, cut)
+    leads_all = leads.min(axis=0)
+    is_late = leads_all > leads_all.max() / 2
+    latest_two = np.sort(np.vstack([late[None], others]), axis=0)[-2:]
+    by_others = (latest_two[1] > late) & (latest_two[1] - latest_two[0] > leads_all.max() / 2)
+    times = int(is_late.sum())
+    if times < _ALONE_LEAST or _ALONE_OF * int(by_others.sum()) > times:
+        return False
+    return _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
 
 
 def _are_regular(between: Ints) -> bool:

@@ -514,3 +514,21 @@ def test_steps_without_meetings_of_other_groups() -> None:
     loop.run(20)
     met = range(loop.now_ns // BIN_NS + 1)
     assert stragglers_in(loop.window, loop.now_ns, loop.steps, met=met) == []
+
+
+def at_times(*ranks: int, by_ms: float = 300.0, share: float = 0.15) -> Delay:
+    """Some ranks are late now and then, one at a time, as by chance."""
+    return lambda rank, step, chance: by_ms if rank in ranks and chance.random() < share / len(ranks) else 0.0
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("seed", seeds(10))
+def test_late_at_irregular_distances(size: int, seed: int) -> None:
+    """A rank that is late by far at random times is named once it has been often enough as the only one; ranks that are late in turn are not."""
+    loop = Loop(size, work_ms=60, delay=at_times(1), seed=seed)
+    loop.run(30)
+    assert ranks(loop.named()) == [1]
+    healthy = Loop(size, work_ms=60, delay=at_times(*range(size)), seed=seed)
+    for _ in range(60):
+        healthy.run(1)
+        assert healthy.named() == []
