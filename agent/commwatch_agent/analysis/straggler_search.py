@@ -53,8 +53,9 @@ _CUT = 0.2
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
 _RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
-#: A rank that is late at irregular distances: in so many steps at least, and another one in at most one for so many of them.
-_ALONE_LEAST, _ALONE_OF = 12, 8
+#: A rank that is late at irregular distances: in so many steps at least, and another one in at most one for so many of them, unless it is at so many
+#: regular distances.
+_ALONE_LEAST, _ALONE_OF, _ALONE_REGULAR = 12, 8, 4
 #: A rank that is late in one of two to five steps, by far more than a step takes: so many leads are cut off, and so many distances are known.
 _SOME_CUT, _SOME_LEAST = 2, 5
 #: Ranks meet in few steps if fewer than one in so many has a collective.
@@ -333,17 +334,25 @@ def _is_regularly_ahead(late: _Leads, others: Ints, window: _Periods, limits: _R
 def _is_alone_ahead(late: _Leads, others: Ints, window: _Periods, cut: int) -> bool:
     """Return whether one rank is late in some steps, at any distances, and hardly ever another one by as much; ``cut``: so many leads are cut off.
 
-    If all ranks were late by chance, as often each, so many times in a row would rarely be those of one.
+    If all ranks were late by chance, as often each, so many times in a row would rarely be those of one. What another one does regularly, such as a
+    checkpoint, is not by chance.
     """
     if cut >= len(window.start):
         return False
     leads = _leads(late, others, cut)
     leads_all = leads.min(axis=0)
     is_late = leads_all > leads_all.max() / 2
-    latest_two = np.sort(np.vstack([late[None], others]), axis=0)[-2:]
-    by_others = (latest_two[1] > late) & (latest_two[1] - latest_two[0] > leads_all.max() / 2)
-    times = int(is_late.sum())
-    if times < _ALONE_LEAST or _ALONE_OF * int(by_others.sum()) > times:
+    every = np.vstack([late[None], others])
+    second, latest = np.sort(every, axis=0)[-2:]
+    steps, who = np.cumsum(window.steps), np.where(latest - second > leads_all.max() / 2, every.argmax(axis=0), 0)
+    times, by_chance = int(is_late.sum()), 0
+    for other in range(1, len(every)):
+        between = np.diff(steps[who == other])
+        if len(between) >= _ALONE_REGULAR and np.median(between) >= _RARE_STEPS and _are_regular(between):
+            leads[:, who == other] = 0
+        else:
+            by_chance += int((who == other).sum())
+    if times < _ALONE_LEAST or _ALONE_OF * by_chance > times:
         return False
     return _is_ahead(leads, COSTS * window.span_ns, _RARE_ERRORS, is_late)
 

@@ -81,8 +81,8 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     parts = [] if not exit_code else [exit_says(exit_code)]
     interrupted = [rank for rank, ending in endings.items() if ending.raised == INTERRUPTED]
     if interrupted:
-        at = min(endings[rank].until_ns for rank in interrupted)
-        return "; ".join([*parts, f"{named(interrupted)} interrupted (Ctrl-C) at {time_of_day(at / 1e9)}"])
+        pressed_ns = min(endings[rank].until_ns for rank in interrupted)
+        return "; ".join([*parts, f"{named(interrupted)} interrupted (Ctrl-C) at {time_of_day(pressed_ns / 1e9)}"])
     first = first_to_fail(endings)
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)

@@ -525,9 +525,14 @@ def at_times(*ranks: int, by_ms: float = 300.0, share: float = 0.15) -> Delay:
 @pytest.mark.parametrize("seed", seeds(10))
 def test_late_at_irregular_distances(size: int, seed: int) -> None:
     """A rank that is late by far at random times is named once it has been often enough as the only one; ranks that are late in turn are not."""
-    loop = Loop(size, work_ms=60, delay=at_times(1), seed=seed)
-    loop.run(30)
-    assert ranks(loop.named()) == [1]
+    alone, checkpoint = at_times(1), late(0, by_ms=400, every=20)
+    for delay in (alone, lambda *step: alone(*step) + checkpoint(*step)):
+        loop = Loop(size, work_ms=60, delay=delay, seed=seed)
+        named: set[int] = set()
+        for _ in range(40):
+            loop.run(1)
+            named.update(ranks(loop.named()))
+        assert named == {1}
     healthy = Loop(size, work_ms=60, delay=at_times(*range(size)), seed=seed)
     for _ in range(60):
         healthy.run(1)
