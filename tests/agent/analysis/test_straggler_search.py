@@ -522,7 +522,7 @@ def at_times(*ranks: int, by_ms: float = 300.0, share: float = 0.15) -> Delay:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_late_at_irregular_distances(size: int, seed: int) -> None:
     """A rank that is late by far at random times is named once it has been often enough as the only one; ranks that are late in turn are not."""
     alone, checkpoint = at_times(1), late(0, by_ms=400, every=20)
