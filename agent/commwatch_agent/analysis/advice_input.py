@@ -18,6 +18,7 @@ from commwatch_agent.analysis.nccl_operations import nccl_operations_of
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.waits.after_steps import after_steps, rows_without
 from commwatch_agent.analysis.waits.links import links, sending
 from commwatch_agent.analysis.waits.uneven_work import (
     ENOUGH_S,
@@ -42,8 +43,8 @@ from commwatch_collectors.nccl.views import Finding
 MOST_STEPS = 100_000
 #: ``LAST`` in seconds.
 LAST_S = parse_age(LAST)
-#: Most operations (the latest) that are read for their dtypes; and of those that NCCL timed, for what it chose.
-_MOST_OPERATIONS, MOST_TIMED = 1_000, 10_000
+#: Most operations (the latest) that are read for their dtypes; of those that NCCL timed, for what it chose; and after the last steps of their ranks.
+_MOST_OPERATIONS, MOST_TIMED, _MOST_AFTER = 1_000, 10_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Sums(NamedTuple):
 class Counts(JobSteps):
     """Steps and sums of operations over a part of a job's history."""
 
-    #: Of all operations; and of those after the first step mark of their rank.
+    #: Of all operations; and of those between the first step mark and the end of the last step of their rank.
     every: Sums
     in_steps: Sums
     #: Share of the usual steps that operations of a group took, by its label, the largest first.
@@ -141,7 +142,8 @@ def last_steps(agent: QueryService, job_id: str, last_s: float | None) -> JobSte
 
 
 def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
-    every, in_steps = sums(agent, job_id, steps.since_ns)
+    every, begun = sums(agent, job_id, steps.since_ns)
+    in_steps = _until_last(agent, job_id, steps, begun)
     known = [step for of_rank in steps.usual_of.values() for step in of_rank if step.comm_s is not None]
     return Counts(
         steps.since_ns,
@@ -152,6 +154,22 @@ def _with_sums(agent: QueryService, job_id: str, steps: JobSteps) -> Counts:
         group_shares=_group_shares(known),
         within_slot=steps.within_slot,
     )
+
+
+def _until_last(agent: QueryService, job_id: str, steps: JobSteps, begun: Sums) -> Sums:
+    """Return the sums without the operations after the last step of their rank; of very many, only the latest are known."""
+    ended_at = {rank: max(step.end_at for step in of_rank) for rank, of_rank in steps.steps_of.items() if of_rank}
+    if not ended_at:
+        return begun
+    # A rank that made its last step long ago must not have the whole history read.
+    since_s = max(min(ended_at.values()), max(ended_at.values()) - LAST_S)
+
+    def is_after(each: Operation) -> bool:
+        return each.end_at > ended_at.get(each.rank, each.end_at)
+
+    found = agent.operations(int(since_s * 1e9), 1 << 62, None, is_after, _MOST_AFTER, job=job_id)
+    after = after_steps(found, ended_at)
+    return Sums(*(rows_without(rows, after) for rows in begun))
 
 
 def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[Sums, Sums]:
@@ -306,7 +324,7 @@ def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
         if row.wait_s is None and for_messages is None:
             continue
         waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
-        share = waited_share(waited_s, [step.duration_s for step in usual], beyond[rank])
+        share = waited_share(waited_s, [step.duration_s for step in usual], beyond[rank], comm_share(usual))
         if share is not None:
             waits[rank] = share
     return waits

@@ -93,6 +93,6 @@ def _waited(totals: RankTotals, now_ns: int, steps: Sequence[StepRecord], beyond
     is_enough = len(took) >= ENOUGH_STEPS or sum(took) >= ENOUGH_S * 1e9
     if not is_enough or not any(cell.joined or cell.p2p_wait_ns for cell in cells):
         return None
-    late = waited_share(sum(cell.wait_ns for cell in cells), took, beyond)
-    every = waited_share(sum(cell.wait_ns + cell.p2p_wait_ns for cell in cells), took, beyond)
+    late = waited_share(sum(cell.wait_ns for cell in cells), took, beyond, shares[0])
+    every = waited_share(sum(cell.wait_ns + cell.p2p_wait_ns for cell in cells), took, beyond, shares[0])
     return None if late is None or every is None else _Waited(late, every, *shares)

@@ -138,15 +138,19 @@ def beyond_usual(ranks: Mapping[int, Collection[Comm]]) -> dict[int, Beyond | No
     return beyond
 
 
-def waited_share(waited: float, steps: Sequence[float], beyond: Beyond | None) -> float | None:
+def waited_share(waited: float, steps: Sequence[float], beyond: Beyond | None, comm: float | None) -> float | None:
     """Return the share of its usual steps that a rank waited; ``None``: not known, or part of its waiting was outside these steps.
+
+    A rank waits in communication only, so what is more was outside these steps, too.
 
     Args:
         waited: in all steps; this and the following are in one unit of time.
         steps: durations of the usual ones, ``LEAST_STEPS`` at least.
         beyond: as ``beyond_usual`` returns it.
+        comm: comm share of the usual steps; ``None``: not known.
     """
     total = sum(steps)
     if len(steps) < LEAST_STEPS or beyond is None or waited - beyond.waited > total:
         return None
-    return max(0.0, waited - beyond.waited) / total
+    share = max(0.0, waited - beyond.waited) / total
+    return share if comm is None else min(share, comm)
