@@ -141,7 +141,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.2, "waiting": min(0.4, over)},
+                {"exposed": 0.2, "waiting": 0.4 / 2},
             ),
             Case(
                 alert,
@@ -151,7 +151,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 0.81,
-                {"exposed": 0.2, "waiting": 0.4},
+                {"exposed": 0.2, "waiting": 0.4 / 2},
             ),
             # Compute waits for two minutes, and then does not for two, and so on: neither condition holds for long enough.
             Case(
@@ -183,7 +183,7 @@ def _shares() -> list[Case]:
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.2, **({"waiting": min(0.4, over)} if for_s % 240 < 120 else {})},
+                {"exposed": 0.2, **({"waiting": 0.4 / 2} if for_s % 240 < 120 else {})},
             ),
             Case(alert, "at the threshold, exposed", share(limit, 0.2)),
             Case(alert, "at the threshold, hidden", share(limit, 0.05)),

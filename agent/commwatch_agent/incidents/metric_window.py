@@ -160,6 +160,15 @@ class MetricWindow:
         covered_s = self._times[-1] - self._times[first]
         return {labels: growth / covered_s for labels, growth in self.increase(name, seconds).items()}
 
+    def own_rate(self, name: str, seconds: float) -> Vector:
+        """Return the increase per second of the time in which each series was there: it may have begun after the window."""
+        first, rates = self._since(seconds), dict[Labels, float]()
+        for labels, growth in self.increase(name, seconds).items():
+            values = self._series[name][labels]
+            begun = next(at for at in range(first, len(values)) if not math.isnan(values[at]))
+            rates[labels] = growth / (self._times[-1] - self._times[begun])
+        return rates
+
     def mean(self, name: str, seconds: float = WINDOW_S) -> Vector:
         """Return the mean of the samples."""
         return {labels: math.fsum(values) / len(values) for labels, values in self._present(name, seconds)}

@@ -11,8 +11,10 @@ from commwatch_agent.analysis.headline import awaited, split, with_late
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.link_rules import idle_links
 from commwatch_agent.incidents.metric_conditions import GPU, RANK, Name, condition, of_jobs, shares
-from commwatch_agent.incidents.metric_window import MetricWindow, by, only, where
-from commwatch_agent.text.units import counted, percent
+from commwatch_agent.incidents.metric_window import MetricWindow, Vector, by, labels_of, only, where
+from commwatch_agent.model.cells import SHARE_WINDOW_NS
+from commwatch_agent.text.units import counted, in_hundredths, percent
+from commwatch_collectors.spans import ranks as named
 
 
 class _Shares(NamedTuple):
@@ -22,14 +24,16 @@ class _Shares(NamedTuple):
     ranks: float
     comm: float
     exposed: float | None
-    #: Waiting for late ranks, at most ``comm``; ``None`` also where it is too little to matter.
+    #: Waiting for late ranks, the mean over the ranks; ``None`` also where it is too little to matter. What stragglers cost is of a shorter time
+    #: than ``comm``, so it may be more.
     waiting: float | None
     #: The stragglers, if ``waiting`` is for them.
     late: list[int]
 
     @property
     def numbers(self) -> dict[str, float]:
-        known = {"exposed": self.exposed, "waiting": self.waiting}
+        waiting = None if self.waiting is None else min(self.waiting, self.comm)
+        known = {"exposed": self.exposed, "waiting": waiting}
         return {name: value for name, value in known.items() if value is not None}
 
     @property
@@ -41,6 +45,9 @@ class _Shares(NamedTuple):
     @property
     def says(self) -> str:
         parts = split(self.comm, self.waiting, late=self.late)
+        if self.waiting is not None and in_hundredths(self.waiting) >= in_hundredths(self.comm):
+            # What is left for the transfer is not known, and not 0.
+            parts = f"mostly waiting for {named(self.late) if self.late else 'late ranks'}"
         exposed = "" if self.exposed is None else f"; compute waits for it {percent(self.exposed)} of the time"
         return f"communication takes {percent(self.comm)} of the step time{f': {parts}' if parts else ''}{exposed}"
 
@@ -53,7 +60,13 @@ def comm_bound(window: MetricWindow, thresholds: Mapping[str, float], now_s: flo
     these would satisfy none for long enough.
     """
     exposed = _over((of_jobs(each, fmean) for each in window.snapshots(Name.EXPOSED_SHARE)), min)
-    late = _over((_waits(window), *(of_jobs(each, max) for each in window.snapshots(Name.STRAGGLER_WAIT))), max)
+    late = _over(
+        (
+            _waits(window, window.rate(Name.WAIT_S)),
+            *(of_jobs(each, max) for each in window.snapshots(Name.STRAGGLER_WAIT)),
+        ),
+        max,
+    )
     for job in _shares(window, thresholds):
         if job.comm > thresholds["comm_share"]:
             hidden = exposed.get(job.job_id, math.inf) < thresholds["exposed_share_quiet"]
@@ -129,18 +142,27 @@ def gpu_underused(window: MetricWindow, thresholds: Mapping[str, float], now_s: 
 
 
 def _shares(window: MetricWindow, thresholds: Mapping[str, float]) -> Iterator[_Shares]:
-    exposed, waits = shares(window, Name.EXPOSED_SHARE), _waits(window)
-    ranks, stragglers = _ranks(window, Name.COMM_SHARE), _stragglers(window)
+    exposed, stragglers = shares(window, Name.EXPOSED_SHARE), _stragglers(window)
+    # Of the same time as the shares.
+    waits = _waits(window, window.own_rate(Name.WAIT_S, SHARE_WINDOW_NS / 1e9))
+    here = by(window.latest(Name.COMM_SHARE), ["job_id", "rank"], max)
+    ranks = of_jobs(here, len)
     for job_id, comm in shares(window, Name.COMM_SHARE).items():
         late = stragglers.get(job_id, {})
-        waiting = with_late(late.values(), waits.get(job_id))
+        # The late rank itself does not wait, so it lowers the mean, if it is one of those with a share.
+        is_here = {rank: labels_of({"job_id": job_id, "rank": str(rank)}) in here for rank in late}
+        costs = [share * (1 - is_here[rank] / ranks[job_id]) for rank, share in late.items()]
+        measured = waits.get(job_id)
+        # As measured if that explains the share; else it may lack waits for messages, and in groups that span nodes.
+        explains = measured is not None and 2 * measured >= comm
+        waiting = measured if explains else with_late(costs, measured)
         is_much = waiting is not None and waiting >= thresholds["straggler_share"]
         yield _Shares(
             job_id,
             ranks[job_id],
             comm,
             exposed.get(job_id),
-            min(waiting, comm) if waiting is not None and is_much else None,
+            waiting if is_much else None,
             awaited(late, waiting),
         )
 
@@ -154,10 +176,14 @@ def _ranks(window: MetricWindow, name: Name) -> dict[str, float]:
     return of_jobs(by(window.latest(name), ["job_id", "rank"], max), len)
 
 
-def _waits(window: MetricWindow) -> dict[str, float]:
-    """Return the share of time that ranks wait for late ones, by job: the mean of its live ranks in groups on one node."""
+def _waits(window: MetricWindow, rates: Vector) -> dict[str, float]:
+    """Return the share of time that ranks wait for late ones, by job: the mean of its live ranks in groups on one node.
+
+    Args:
+        rates: of ``Name.WAIT_S``.
+    """
     alive = by(window.latest(Name.RANK_INFO), RANK, max)
-    waits = {labels: rate for labels, rate in window.rate(Name.WAIT_S).items() if only(labels, RANK) in alive}
+    waits = {labels: rate for labels, rate in rates.items() if only(labels, RANK) in alive}
     of_groups = by(waits, ["job_id", "rank", "group"], max)
     return of_jobs(by(of_groups, ["job_id", "rank"], math.fsum), fmean)
 

@@ -79,6 +79,14 @@ def test_rate_of_a_new_series() -> None:
     assert window([None] * 18 + [0, 15, 30]).rate(TOTAL) == {JOB: 0.1}
 
 
+def test_rate_of_the_time_of_a_series() -> None:
+    """The own rate of a series is of the time since it began, at most of so many seconds; that of a single sample is not known."""
+    assert window([None] * 18 + [0, 15, 30]).own_rate(TOTAL, 60) == {JOB: 1}
+    assert window([0] * 18 + [0, 15, 30]).own_rate(TOTAL, 60) == {JOB: 0.5}
+    assert window([None] * 18 + [0]).own_rate(TOTAL, 60) == {}
+    assert window([0, 15, None]).own_rate(TOTAL, 60) == {}
+
+
 def test_mean() -> None:
     """A mean is that of the samples that there are."""
     assert window([1, None, 0, 1, 0], RATIO).mean(RATIO) == {JOB: 0.5}

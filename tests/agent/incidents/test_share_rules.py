@@ -83,9 +83,40 @@ def test_waiting_is_a_part_of_the_share() -> None:
 
 def test_waiting_after_a_restart() -> None:
     """Waiting that a new life of a rank counts from 0 is not negative, and not the whole of it."""
-    again = series("commwatch_collective_wait_seconds_total", "100+3x68 0+3x19", job_id="j", rank="0", group="dp")
+    again = series("commwatch_collective_wait_seconds_total", "100+3x85 0+3x2", job_id="j", rank="0", group="dp")
     (found,) = at_end(comm_bound, comm(0.5), again, rank_info())
-    assert found.numbers["waiting"] == pytest.approx(19 * 3 / (20 * 15))
+    assert found.numbers["waiting"] == pytest.approx(3 * 3 / (4 * 15))
+
+
+def test_waiting_of_the_time_of_the_share() -> None:
+    """The waiting is of the last minute, as the share is: neither what was before nor the time before the job began changes it."""
+    name, about = "commwatch_collective_wait_seconds_total", {"job_id": "j", "rank": "0", "group": "dp"}
+    for values in ("0+0x83 0+4.5x4", "0+9x83 756+4.5x4", "_x85 7+4.5x3"):
+        (found,) = at_end(comm_bound, share(0.5), series(name, values, **about), rank_info())
+        assert found.says == "communication takes 50% of the step time: 20% transfer, 30% waiting for late ranks"
+
+
+def test_mean_over_all_ranks() -> None:
+    """A late rank does not wait itself: of three ranks, two wait 45%, which is 30% of the time of all."""
+    three = comm(0.48) | comm(0.48, rank="1") | comm(0.06, rank="2")
+    (found,) = at_end(comm_bound, three, late(0.45, "2"))
+    assert found.says == "communication takes 34% of the step time: 4% transfer, 30% waiting for rank 2"
+
+
+def test_measured_waiting() -> None:
+    """Waiting that is measured over the time of the share, and explains it, counts rather than what a straggler costs over a shorter time."""
+    alive = rank_info() | rank_info(rank="1")
+    for cost, each_s, expected in ((0.55, 4.5, "20% transfer, 30%"), (0.45, 3, "5% transfer, 45%")):
+        (found,) = at_end(comm_bound, share(0.5), waits(each_s), waits(each_s, "1"), alive, late(cost, "3"))
+        assert found.says == f"communication takes 50% of the step time: {expected} waiting for rank 3"
+
+
+def test_more_waiting_than_communication() -> None:
+    """What a straggler costs is of a shorter time than the share: if it is as much, the transfer is not known, so it is not called 0%."""
+    for cost in (0.5, 0.55, 0.9):
+        (found,) = at_end(comm_bound, share(0.5), late(cost, "3"))
+        assert found.says == "communication takes 50% of the step time: mostly waiting for rank 3"
+        assert found.numbers["waiting"] == 0.5
 
 
 def test_quiet_for_five_minutes() -> None:
@@ -110,7 +141,9 @@ def test_edges_of_quiet() -> None:
     """Half of the share is enough for a straggler, and the exposed share of a moment is the mean of all ranks."""
     (half,) = at_end(comm_bound, share(0.5), late(0.25))
     (less,) = at_end(comm_bound, share(0.5), late(0.2499))
-    assert [(one.variant, one.numbers["waiting"]) for one in (half, less)] == [("quiet", 0.25), ("", 0.2499)]
+    assert [(one.variant, one.numbers["waiting"]) for one in (half, less)] == [
+        ("quiet", 0.25 / 2), ("", 0.2499 / 2),
+    ]  # fmt: skip
     mean, at_the_threshold = exposed(0.05) | exposed(0.12, rank="1"), exposed(0.1)
     assert variants(at_end(comm_bound, share(0.5), mean)) == ["quiet"]
     assert variants(at_end(comm_bound, share(0.5), at_the_threshold)) == [""]
