@@ -44,6 +44,7 @@ from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.timeline_parts import TimelinePart, trace_of
+from commwatch_agent.report.what_happened import happened, last_at, late_within
 from commwatch_agent.sources.nccl_archive import kept
 from commwatch_agent.whatif.model import Model
 
@@ -126,21 +127,34 @@ def advice(
     if asked is None:
         known, findings = agent.job(job), [] if own.topology is None else own.topology.findings
         network, recorded = network_of(own.host, agent.ranks(job)), Asked(most_parts=ADVICE_PARTS)
-        late, whys, nodes, every = own.late, whys_of(own.incidents), None, agent
+        others, late_now, nodes, every = list[NodeData](), own.late, None, agent
     else:
         others, nodes = _others(asked)
         every = ReportQueries(agent, job, others, asked.most_steps, _waits(agent, job, asked))
         known, recorded = _job(every, job), asked
         network = _network(own, agent.ranks(job), others)
-        late = _late([own.late, *(each.part.late for each in others)])
-        theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
-        whys = whys_of(merged([own.incidents, *theirs]))
+        late_now = _late([own.late, *(each.part.late for each in others)])
         findings = findings_of([own.topology, *(each.part.topology for each in others)])
     if known is None:
         return Scoped(nodes, [])
-    steps = _recorded(agent, known, last_s, recorded)
-    found = lately(every, known, findings, last_s, network=network, late=late, whys=whys, recorded=steps)
-    return Scoped(nodes, found)
+    steps, found = _recorded(agent, known, last_s, recorded), happened(_of_nodes(agent, job, own, others))
+    until = max(known.last_seen_at, last_at(found))
+
+    def late(since: float) -> dict[int, float] | None:
+        # Of a job that no agent watches now, as one that has ended, the report's late ranks.
+        return late_now if late_now is not None else late_within(found, since, until) or None
+
+    whys = whys_of(each for one in found for each in one.every)
+    advised = lately(every, known, findings, last_s, network=network, late=late, whys=whys, recorded=steps)
+    return Scoped(nodes, advised)
+
+
+def _of_nodes(
+    agent: QueryService, job: str, own: NodeFacts, others: list[NodeData], parts: ReportParts | None = None
+) -> list[IncidentDetails]:
+    """Return the incidents of a run on all nodes, each once."""
+    theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
+    return merged([_incidents(agent, job, own, parts or ReportParts()), *theirs])
 
 
 def _network(own: NodeFacts, ranks: list[RankView], others: list[NodeData]) -> Network:
@@ -199,8 +213,7 @@ def _built(  # noqa: PLR0917 - as the functions above have them
         waits = parts.part("waits across nodes", partial(_waits, agent, job, asked), JobWaits(()))
         every = ReportQueries(agent, job, others, asked.most_steps, waits)
     topologies = [own.topology, *(each.part.topology for each in others)]
-    theirs = (each.part.incidents for each in others if isinstance(each.part, NodeReport))
-    incidents = merged([_incidents(agent, job, own, parts), *theirs])
+    incidents = _of_nodes(agent, job, own, others, parts)
     recorded = _recorded(agent, _job(every, job), last_s, asked or Asked())
     found = build(
         every,

@@ -57,7 +57,7 @@ def lately(
     last_s: float | None,
     *,
     network: Network,
-    late: Mapping[int, float] | None,
+    late: Callable[[float], Mapping[int, float] | None],
     whys: Whys = NO_WHYS,
     recorded: Recorded,
 ) -> list[Advice]:
@@ -65,10 +65,11 @@ def lately(
 
     Args:
         network: the state of the nodes' networks.
-        late: the current stragglers, as in ``facts``; ``whys`` likewise.
+        late, whys: as in ``advice_on_end``.
         recorded: the steps in that time; called only if there is advice whose gain they can show.
     """
     latest = count_last(agent, job.job_id, last_s)
-    found = facts(agent, job, latest, findings, network=network, late=late, whys=whys)
+    known = late(max(latest.since_ns / 1e9, job.started_at))
+    found = facts(agent, job, latest, findings, network=network, late=known, whys=whys)
     advice = advice_on(found)
     return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)

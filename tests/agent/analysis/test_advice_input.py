@@ -98,7 +98,7 @@ def test_ranks_that_compete_for_cores(tmp_path: Path, monkeypatch: pytest.Monkey
     for share, number in ((None, 1), (0.05, 1), (0.2, 0)):
         views = [replace(view, core_wait_share=share) for view in ranks]
         monkeypatch.setattr(watch.agent, "ranks", lambda _, views=views: views)
-        found = lately(watch.agent, job, (), None, network=Network(), late={}, recorded=lambda: None)
+        found = lately(watch.agent, job, (), None, network=Network(), late=lambda _: {}, recorded=lambda: None)
         assert len([each for each in found if each.rule == "uneven_work"]) == number
         assert ("scarce_cores" in [each.rule for each in found]) == (share == 0.2)
 
@@ -115,7 +115,8 @@ def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:
     watch.tick(7000 * MS)
     (job,) = watch.agent.jobs()
     for late, title in ((None, "rank 1 is late"), ({1: 0.2}, "rank 1 is late"), ({}, ""), ({0: 0.3}, "rank 0 is late")):
-        found = lately(watch.agent, job, (), None, network=Network(), late=late, recorded=lambda: None)
+        now = {job.started_at: late}
+        found = lately(watch.agent, job, (), None, network=Network(), late=now.get, recorded=lambda: None)
         (named, *_) = [each.title for each in found if each.rule == "straggler"] or [""]
         assert named.startswith(title)
         assert bool(named) == bool(title)

@@ -199,7 +199,7 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     watch.tick()
     (job,) = watch.agent.jobs()
     network = Network(places({0: GPUS[2]}, carried_by(host, "mlx5_0:1")), host.complaints)
-    advice = lately(watch.agent, job, (), None, network=network, late={}, recorded=lambda: None)
+    advice = lately(watch.agent, job, (), None, network=network, late=lambda _: {}, recorded=lambda: None)
     (slow,) = [each for each in advice if each.rule == "nic_below_its_rate"]
     assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     counts = count(watch.agent, "job")
