@@ -31,6 +31,7 @@ from commwatch_agent.ingest.stragglers import (
     COSTS,
     LEAST_NS,
     LEAST_PERIODS,
+    RARE_STEPS,
     WINDOWS_NS,
     Late,
     LateBins,
@@ -51,7 +52,7 @@ _HELD_NS = tuple(range(500_000_000, 5_000_000_001, 500_000_000))
 _CUT = 0.2
 #: A rank that is late in fewer steps: one in 12 is cut off, and at least 4 periods. It must be late regularly: most distances between its
 #: late steps differ by at most a quarter from the median. Then its mean lead must be this many standard errors at least.
-_RARE_STEPS, _RARE_LEAST, _RARE_ERRORS = 12, 4, 3.5
+_RARE_LEAST, _RARE_ERRORS = 4, 3.5
 _REGULAR, _MOST_OFF = 0.75, 0.25
 #: A rank that is late at irregular distances: in so many steps at least, and another one in at most one for so many of them, unless it is at so many
 #: regular distances.
@@ -300,9 +301,9 @@ def _regularly_late(window: _Periods, rules: _Rules) -> list[int]:
         return []
     order = np.argsort(-window.late.sum(axis=1))[: _MOST_COMPARED + 1]
     first, others = window.late[order[0]] * rules.own_counts, window.late[order[1:]]
-    rare = max(_RARE_LEAST, steps // _RARE_STEPS)
+    rare = max(_RARE_LEAST, steps // RARE_STEPS)
     limits = [] if rules.rare else [_Regular(_SOME_CUT, _SOME_LEAST, 2, 1 / _CUT)]
-    limits += [_Regular(rare, rare, 1 / _CUT, _RARE_STEPS)] if rare < _CUT * len(window.steps) else []
+    limits += [_Regular(rare, rare, 1 / _CUT, RARE_STEPS)] if rare < _CUT * len(window.steps) else []
     is_late = any(_is_regularly_ahead(first, others, window, each) for each in limits) or (
         not rules.rare and rules.own_counts == 1 and _is_alone_ahead(first, others, window, rare)
     )
@@ -348,7 +349,7 @@ def _is_alone_ahead(late: _Leads, others: Ints, window: _Periods, cut: int) -> b
     times, by_chance = int(is_late.sum()), 0
     for other in range(1, len(every)):
         between = np.diff(steps[who == other])
-        if len(between) >= _ALONE_REGULAR and np.median(between) >= _RARE_STEPS and _are_regular(between):
+        if len(between) >= _ALONE_REGULAR and np.median(between) >= RARE_STEPS and _are_regular(between):
             leads[:, who == other] = 0
         else:
             by_chance += int((who == other).sum())

@@ -14,7 +14,7 @@ from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
 from commwatch_agent.ingest.steps import Step, StepTracker
-from commwatch_agent.ingest.stragglers import LEAST_PERIODS
+from commwatch_agent.ingest.stragglers import LEAST_PERIODS, RARE_STEPS
 from commwatch_agent.ingest.tables.weights import MARK, MOMENT, PIECE, STEP
 from commwatch_agent.model.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
 from commwatch_agent.model.intervals import Intervals, length
@@ -33,6 +33,8 @@ MOST_LABELS = 64
 MOST_RECENT = 8192
 #: A long step takes more than this many times the median of the steps before it; most and least number of these.
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
+#: Where more than one in ``RARE_STEPS`` of so many steps took so much longer, they are part of the training, and no longer long.
+_LATEST = 60
 #: Waits for a root do not matter up to this share of an iteration.
 _LITTLE = 0.1
 #: Fewest steps that are kept: who is late is judged by ``LEAST_PERIODS``, and the two before them.
@@ -243,6 +245,8 @@ class StepAccounting:
         #: Sorted moments in the steps whose operations (messages included) were in part only counted.
         self._counted: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
+        #: Of the latest steps, whether each took far longer than those before it.
+        self._took_long: deque[bool] = deque(maxlen=_LATEST)
         #: How exposed time is measured (``ev.EXPOSED_SOURCES``); ``None``: it has not been known yet.
         self.exposed_source: str | None = None
         #: Waits of a GPU that ended in the latest step but exceed its communication: their end was seen late. And that communication.
@@ -286,6 +290,7 @@ class StepAccounting:
         self._waiting, self._fresh, self._first = [], [], []
         self.totals = StepTotals()
         self._durations.clear()
+        self._took_long.clear()
 
     def busy(self, label: str) -> Intervals:
         """Return the intervals in which operations of groups with this label ran."""
@@ -468,7 +473,9 @@ class StepAccounting:
         """
         duration = step.end_ns - step.start_ns
         if self._marked and self._first is None:
-            step = step._replace(long=duration > LONG_TIMES * median(self._durations))
+            self._took_long.append(duration > LONG_TIMES * median(self._durations))
+            is_rare = RARE_STEPS * sum(self._took_long) <= _LATEST
+            step = step._replace(long=self._took_long[-1] and is_rare)
         self._durations.append(duration)
         self.totals.add(step)
         self._fresh.append(step)
@@ -481,6 +488,7 @@ class StepAccounting:
 
     def _judge_first(self, first: list[StepRecord], limit: float) -> None:
         for step in first:
-            if step.end_ns - step.start_ns > limit:
+            self._took_long.append(step.end_ns - step.start_ns > limit)
+            if self._took_long[-1]:
                 self._fresh.append(step._replace(long=True))
                 self.totals.lengthened(step)

@@ -20,6 +20,8 @@ LEAST_PERIODS = 5
 LEAST_NS = 5_000_000_000
 #: Least share of the time that a straggler costs the others.
 COSTS = 0.05
+#: What is in fewer than one of so many steps, such as a checkpoint, is no part of the training itself: no rank is late by it, and no share has it.
+RARE_STEPS = 12
 
 
 class Late(NamedTuple):

@@ -501,6 +501,21 @@ def test_two_late_ranks() -> None:
     assert found.saves_share == pytest.approx(0.28)
 
 
+def test_why_the_share_is_lower() -> None:
+    """The communication share is lower as a mean of all ranks only as far as the late rank does not wait; long steps are left out of it, too."""
+    says = {}
+    for number, comm in ((2, 0.3), (4, 0.3), (4, 0.11), (4, 0.5)):
+        ((because, *_), *_) = (each.because for each in advice_on(facts(late={1: 0.4}, ranks=number, comm=comm)))
+        says[number, comm] = because.removeprefix("the others wait 40% of the time for rank 1")
+    mean = " (the comm share is lower, as a mean of all ranks)"
+    assert says == {
+        (2, 0.3): mean,
+        (4, 0.3): mean,
+        (4, 0.11): " (the comm share is lower: a mean of all ranks over the whole period, without long steps)",
+        (4, 0.5): "",
+    }
+
+
 def test_a_known_reason_is_in_the_advice() -> None:
     """If a late rank lacks CPU time, the first advice is how to give it more. For other reasons the advice keeps its general text."""
     late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}

@@ -108,9 +108,26 @@ def test_long_steps_do_not_poison_the_share() -> None:
 
 
 def test_steps_that_take_on_are_taken_on() -> None:
-    """Where steps become longer for good, they are long only until half of their neighbours are like them."""
+    """Where steps become longer for good, only the first of them are long."""
     book = stepped(*[100] * 40, *[500] * 40)
-    assert long_ones(book) == list(range(41, 41 + 16))
+    assert long_ones(book) == list(range(41, 41 + 5))
+
+
+@pytest.mark.parametrize("each", [3, 5, 8, 10, 12, 13, 20])
+def test_steps_that_are_long_regularly(each: int) -> None:
+    """Steps that take longer in more than one of twelve are part of the training, and in its shares; a checkpoint that is rarer is not."""
+    number = 400
+    durations = [100 if (n + 1) % each else 1000 for n in range(number)]
+    book = stepped(*durations)
+    every = [n for n in range(1, number + 1) if n % each == 0]
+    assert long_ones(book) == (every[:5] if each < 12 else every)
+
+
+def test_steps_that_are_rare_again() -> None:
+    """Steps that were long often, and are now rare, are long again."""
+    often = [100 if (n + 1) % 5 else 1000 for n in range(200)]
+    book = stepped(*often, *[100] * 59, 1000, *[100] * 20)
+    assert long_ones(book) == [5, 10, 15, 20, 25, 260]
 
 
 def test_long_steps_of_a_report(tmp_path: Path) -> None:

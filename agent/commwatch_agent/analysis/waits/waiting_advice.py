@@ -14,6 +14,8 @@ from commwatch_agent.text.units import percent
 from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
 
+#: Waits up to this factor above communication are explained by it, because their times differ a little.
+_ALIKE = 1.2
 #: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
 _LONG_TRANSFERS = "ranks leave long transfers at different times"
 _SHARED_CORES = (
@@ -63,8 +65,12 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
 
 def _basis(facts: Facts, share: float) -> str:
     """Return why the communication share is below a share of time that others wait; empty: it is not."""
-    lower = share > facts.of_step(facts.comm) + facts.left_out
-    return " (the comm share is lower, as a mean of all ranks)" if lower else ""
+    comm = facts.of_step(facts.comm) + facts.left_out
+    if share <= comm:
+        return ""
+    if share * (1 - 1 / max(2, facts.ranks)) <= _ALIKE * comm:
+        return " (the comm share is lower, as a mean of all ranks)"
+    return " (the comm share is lower: a mean of all ranks over the whole period, without long steps)"
 
 
 def uneven_ranks(facts: Facts) -> Iterator[Found]:
