@@ -186,15 +186,15 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met
     if not culprits:
         return []
     marked = int(window.steps.sum()) or None
-    costs = _costs(window.late, culprits)
+    costs = _costs(window.late, culprits, window.span_ns)
     return sorted(Late(late.ranks[at], cost, window.span_ns, marked) for at, cost in costs.items())
 
 
-def _costs(late: Ints, culprits: Iterable[int]) -> dict[int, int]:
-    """Return how long the other ranks waited for each culprit, in ns."""
+def _costs(late: Ints, culprits: Iterable[int], span_ns: int) -> dict[int, int]:
+    """Return how long the other ranks waited for each culprit, in ns: at most all of the time."""
     total: list[int] = late.sum(axis=1).tolist()
     usual = median_low(total)
-    return {at: max(0, total[at] - usual) for at in culprits}
+    return {at: min(max(0, total[at] - usual), span_ns) for at in culprits}
 
 
 def late_in_steps(
@@ -218,7 +218,7 @@ def late_in_steps(
     every_ns = int(took_ns.sum())
 
     def found(late: Ints, span_ns: int) -> dict[int, int]:
-        return _costs(late, _culprits(late, COSTS * span_ns, own_counts))
+        return _costs(late, _culprits(late, COSTS * span_ns, own_counts), span_ns)
 
     windows = max(1, min(number // LEAST_PERIODS, every_ns // WINDOWS_NS[-1]))
     in_parts = Counter[int]()

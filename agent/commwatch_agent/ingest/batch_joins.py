@@ -155,7 +155,7 @@ class BatchJoins:
         if parts is not None:
             self._write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True), place)
             late = own_lateness_at_root(parts, root, True) if to_root else _late_root(join, parts, root)
-            join.window.add(part.end_ns, late)
+            join.window.add(part.end_ns, join.own_lateness.once(parts, late))
 
     def _write(self, waits: Iterable[tuple[Part, int]], place: int) -> None:
         for part, wait in waits:

@@ -73,12 +73,25 @@ class OwnLateness:
     all of the lateness counts; if only this rank's is not, none does.
 
     Operations that run beside the computation form a run, which ends when the rank blocks in an operation or ends a step. One delay
-    makes a rank late to all later operations of a run, and is counted once.
+    makes a rank late to all later operations of a run, and is counted once. So it is in operations with a root: several can wait for
+    a rank at the same time, and only the time that no other one counted is added.
     """
 
     def __init__(self) -> None:
         #: By rank: its latest run, its lateness in it, and how much of that was counted as its own.
         self.runs: dict[int, tuple[int, int, int]] = {}
+        #: By rank: until when its lateness to operations with a root is counted, in ns.
+        self._counted_until_ns: dict[int, int] = {}
+
+    def once(self, parts: Mapping[int, Part], late: Mapping[int, int]) -> dict[int, int]:
+        """Return, and note as counted, what no other operation with a root counted of the lateness of ranks in this one."""
+        added = {}
+        for rank, late_ns in late.items():
+            launch, until = parts[rank].launch_ns, self._counted_until_ns.get(rank, 0)
+            added[rank] = max(0, min(late_ns, launch - until))
+            if late_ns:
+                self._counted_until_ns[rank] = max(until, launch)
+        return added
 
 
 def split(parts: list[Part]) -> Waits:

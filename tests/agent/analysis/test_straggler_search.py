@@ -101,6 +101,17 @@ def ranks(found: Sequence[Late]) -> list[int]:
     return [each.rank for each in found]
 
 
+def test_ranks_wait_at_most_all_of_the_time() -> None:
+    """What a straggler costs is at most all of the time, also where more is recorded than can be."""
+    loop = Loop(delay=late(2), buckets=1)
+    loop.run(20)
+    for step in loop.steps:
+        loop.window.add(step - 1, {2: 10 * S})
+    assert [each.cost_share for each in loop.named()] == [1.0]
+    waited_s = {0: [2.0] * 20, 1: [0.1] * 20, 2: [2.0] * 20}
+    assert late_in_steps(waited_s, [1.0] * 20, messages=False) == {1: 1.0}
+
+
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize(
     ("size", "work_ms", "delay", "buckets"),

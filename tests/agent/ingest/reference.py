@@ -67,10 +67,12 @@ class ReferenceJoin:
         self.runs: dict[int, tuple[int, int, int]] = {}
         #: How late a root came, by its rank, the operation and its size.
         self.roots: dict[tuple[int, int, int], list[int]] = {}
+        #: By rank: until when its lateness to operations with a root is counted.
+        self.until: dict[int, int] = {}
 
     def restart(self) -> None:
         """Another run of the job begins."""
-        self.late, self.runs, self.rooted, self.roots = {}, {}, {}, {}
+        self.late, self.runs, self.rooted, self.roots, self.until = {}, {}, {}, {}, {}
 
     def symmetric(self, seq: int, part: Part) -> None:
         """Add a part of an operation whose ranks end together."""
@@ -152,7 +154,15 @@ class ReferenceJoin:
             first, usual = median_low(each.launch_ns for each in waiting), median_low(known)
             for each in awaited:
                 late_ns = max(0, min(each.launch_ns - first, each.own_ns - usual))
-                self._late(part.end_ns, each.owner.rank, late_ns if to_root else self._beyond(each, late_ns))
+                late_ns = late_ns if to_root else self._beyond(each, late_ns)
+                self._late(part.end_ns, each.owner.rank, self._once(each, late_ns))
+
+    def _once(self, late: Part, late_ns: int) -> int:
+        """How much of this lateness ends after what is counted of the rank already."""
+        until, rank = late.launch_ns, late.owner.rank
+        before = self.until.get(rank, 0)
+        self.until[rank] = max(before, until) if late_ns else before
+        return max(0, until - max(until - late_ns, before))
 
     def _beyond(self, root: Part, late_ns: int) -> int:
         of_place = self.roots.setdefault((root.owner.rank, root.op, root.size.bit_length()), [])

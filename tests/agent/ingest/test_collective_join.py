@@ -147,6 +147,19 @@ def test_own_lateness_at_root(to_root: bool, launched: list[int], own: list[int]
     assert own_lateness_at_root(dict(enumerate(parts)), 0, to_root) == dict(enumerate(late))
 
 
+def test_one_delay_counts_once_at_a_root() -> None:
+    """Operations with a root that wait for a rank at the same time count its delay once; the next delay counts again."""
+    join = GroupJoin(2)
+
+    def late(*launched: int) -> int:
+        parts = {rank: rooted(rank)._replace(launch_ns=at, own_ns=at) for rank, at in enumerate(launched)}
+        return join.own_lateness.once(parts, own_lateness_at_root(parts, 0, False))[0]
+
+    assert [late(160, 100), late(161, 101), late(175, 115)] == [60, 1, 14]  # three broadcasts that overlap
+    assert [late(200, 200), late(168, 166), late(290, 230)] == [0, 0, 60]
+    assert late(300, 280) == 10
+
+
 @pytest.mark.parametrize(
     ("to_root", "took", "waits"),
     [(False, [5, 420, 395], [0, 400, 380]), (True, [20, 5, 5], [0, 0, 0]), (False, [5, 30, 40], [0, 30, 40])],
