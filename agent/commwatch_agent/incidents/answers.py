@@ -53,6 +53,8 @@ class IncidentView:
     cause: str
     says: str
     place: str
+    #: Of a straggler: the code of why it is late (``ingest.why_late``), as ``says`` has it; empty: not known.
+    why_code: str = field(default="", kw_only=True)
     #: What people call it, as ``Hang: rank 2``, and what to do about it.
     title: str
     remedy: str
@@ -83,11 +85,13 @@ def details_of(incident: Incident) -> IncidentDetails:
 
 def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     found = {each.name: getattr(incident, each.name) for each in fields(kind) if hasattr(incident, each.name)}
-    about = incident.kind, incident.cause, incident.job_id, incident.evidence
+    why = why_late(incident.details)
+    about = incident.kind, why or incident.cause, incident.job_id, incident.evidence
     found |= {
         "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
         "place": place(incident.evidence),
+        "why_code": why,
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
@@ -98,8 +102,8 @@ def whys_of(incidents: Iterable[IncidentDetails]) -> Whys:
     every = sorted(incidents, key=lambda each: (each.ended_at is None, each.last_at))
     late = (each for each in every if each.kind == "straggler")
     of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
-    of_ranks = {rank: why for each in late if (why := why_late(each.evidence)) for rank in each.ranks}
-    return Whys(of_ranks, max(of_links, default=0.0))
+    of_ranks = {rank: each.why_code for each in late for rank in each.ranks}
+    return Whys({rank: code for rank, code in of_ranks.items() if code}, max(of_links, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def _united(best: _View, views: Collection[_View]) -> _View:
         return best
     every = (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence)
     items = with_new((), every)
-    remedy = what_to_do(best.kind, best.cause, best.job_id, items, is_over=best.ended_at is not None)
+    remedy = what_to_do(best.kind, best.why_code or best.cause, best.job_id, items, is_over=best.ended_at is not None)
     return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items), remedy=remedy)
 
 

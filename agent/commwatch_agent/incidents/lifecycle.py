@@ -26,7 +26,7 @@ from commwatch_agent.incidents.incident import (
     is_known,
     with_new,
 )
-from commwatch_agent.incidents.words import what_to_do
+from commwatch_agent.incidents.words import what_to_do, why_late
 from commwatch_agent.text.units import IN_TEXTS
 from commwatch_alerts.model import INFO, SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
@@ -342,13 +342,14 @@ def _alerts(
     rules = {(rule.name, rule.severity): rule for of_kind in table.rows.values() for rule in of_kind}
     after = [each for each in incident.alerts if each.resolved_at is not None]
     after += _without([each for at, each in active.items() if at not in holding], rules, around.now)
+    cause = why_late(incident.details) or incident.cause
     for at, (rule, condition) in holding.items():
         state = _held(active.get(at), rule, condition, around)
         about = {
             "runbook_url": table.runbook_url(rule.name),
             "incident": incident.id,
             "where": _where(incident, around),
-            "remedy": what_to_do(incident.kind, incident.cause, incident.job_id, incident.evidence, is_over=False),
+            "remedy": what_to_do(incident.kind, cause, incident.job_id, incident.evidence, is_over=False),
         }
         after.append(replace(state, annotations={**state.annotations, **about}))
     return tuple(after[-MOST_ALERTS:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from commwatch_agent.incidents.incident import JOB_ENDED, MOMENTS, EvidenceItem
@@ -125,13 +125,22 @@ def no_place(evidence: Iterable[EvidenceItem]) -> str:
     return "" if not taken or any(item.data.get("place") for item in taken) else taken[-1].text
 
 
-def why_late(evidence: Iterable[EvidenceItem]) -> str:
-    """Return why a straggler is late, as a code of ``ingest.why_late``; empty: not known, or no straggler."""
-    return next((str(item.data["why"]) for item in reversed([*evidence]) if item.data.get("why")), "")
+def why_late(details: Mapping[str, object]) -> str:
+    """Return why a straggler is late, as its sentence has it: a code of ``ingest.why_late``; empty: not known, or no straggler.
+
+    Args:
+        details: of its incident. The evidence has the reasons of earlier looks, too.
+    """
+    return str(details.get("why_code") or "")
 
 
 def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem], *, is_over: bool) -> str:
-    """Return what to do about an incident, with the names filled in; ``is_over``: its process may be gone."""
+    """Return what to do about an incident, with the names filled in.
+
+    Args:
+        cause: its cause; of a straggler, why it is late, where that is known.
+        is_over: its process may be gone.
+    """
     items = list(evidence)
     advice = [str(item.data["do"]) for item in items if item.source == "nccl_log" and item.data.get("do")]
     if advice:  # of the finding in the log
@@ -139,7 +148,7 @@ def what_to_do(kind: str, cause: str, job: str, evidence: Iterable[EvidenceItem]
     pid = None if is_over else next((item.data.get("pid") for item in items if item.data.get("pid")), None)
     about = {"pid": "" if pid is None else str(pid), "place": place(items), "job": job}
     advice = [
-        remedy(kind, why_late(items) or cause, {name: text for name, text in about.items() if text}),
+        remedy(kind, cause, {name: text for name, text in about.items() if text}),
         no_stack(items),
     ]
     return " ".join(filter(None, advice))

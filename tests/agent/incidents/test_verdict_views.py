@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from commwatch_agent.analysis.verdicts import Verdict
-from commwatch_agent.incidents.answers import details_of, whys_of
+from commwatch_agent.incidents.answers import details_of, merged, whys_of
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Incident
@@ -63,6 +63,19 @@ def test_why_it_is_late_now() -> None:
     for open_one, reason in ((now, "computes"), (replace(now, state="ended", ended_at=NOW, last_at=NOW), "computes")):
         for order in ([over, open_one], [open_one, over]):
             assert whys_of(map(details_of, order)).late == {1: reason}
+
+
+@pytest.mark.parametrize("code", ["computes", None])
+def test_one_reason_at_a_time(code: str | None) -> None:
+    """What to do, and the reason for the advice, are of the look that the sentence is from, whatever earlier looks found."""
+    latest = replace(LATE, why_code=code)
+    (incident,) = after([latest], [replace(LATE, why_code="no_core")], [latest])
+    view = details_of(incident)
+    assert view.why_code == (code or "")
+    assert view.remedy == details_of(*after([latest])).remedy
+    assert "a core of its own" not in view.remedy
+    assert merged([[view], [view]])[0].remedy == view.remedy
+    assert whys_of([view]).late == ({1: code} if code else {})
 
 
 def test_only_while_it_holds() -> None:
