@@ -19,6 +19,7 @@ from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import MOST_STEPS, WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.incidents.families import families
+from commwatch_agent.incidents.words import is_over
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch_agent.job.merging import covered
 from commwatch_agent.model.api_views import Row, Summary
@@ -275,9 +276,9 @@ def _worst_first(shown: OfJob) -> list[RankView]:
 
 
 def _blamed(shown: OfJob) -> dict[int, str]:
-    """Return the ranks that open incidents, worse than for information, name as culprits, with the kind of the worst."""
+    """Return the ranks that open incidents that hold, worse than for information, name as culprits, with the kind of the worst."""
     found = reversed([one.cause for one in families(worth_showing(shown, []))]) if shown.job.state == "running" else ()
-    return {rank: each.kind for each in found if each.severity != INFO for rank in each.ranks}
+    return {rank: each.kind for each in found if each.severity != INFO and not is_over(each) for rank in each.ranks}
 
 
 def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:

@@ -288,7 +288,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     unseen_s = around.now - incident.last_at
     if unseen_s >= ends_after_s and not firing:
         return ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
-    return replace(incident, alerts=alerts, holds=unseen_s < GAP_S)
+    return replace(incident, alerts=alerts, holds=incident.holds and unseen_s < GAP_S)
 
 
 def _ended_with_its_run(incident: Incident, around: Around) -> Incident:

@@ -245,7 +245,7 @@ SINCE = f"since {time_of_day(NOW - 12)}, for 12.0 s so far; cost 24.0 s of rank 
 
 
 def test_culprits_are_marked() -> None:
-    """A late rank is marked in its row and named in words on top, with place, time and cost; a hang, which is worse, comes first and in red."""
+    """A late rank is marked in its row and named on top, with place, time and cost; a hang, which is worse, comes first and in red; what is over marks none."""
     shown = of_job(
         incidents=[incident("straggler", 0, says="late by 50 ms"), incident("hang", 1, says="its process is stopped")]
     )
@@ -258,6 +258,9 @@ def test_culprits_are_marked() -> None:
         ["!", "0", "straggler"],
         ["!", "1", "hang"],
     ]
+    over = text(of_job(incidents=[incident("hang", 1, holds=False)]), 140)
+    assert "OVER Hang: rank 1" in over
+    assert not any(line.startswith("!") for line in over.splitlines())
     styled = coloured(frame(Seen(answers(shown), 0.5, None), 80, 24))
     assert any("\x1b[1;31mCRITICAL" in line for line in styled)
     assert any("\x1b[33mWARNING" in line for line in styled)

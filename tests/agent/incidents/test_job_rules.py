@@ -13,13 +13,14 @@ from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_
 from commwatch_agent.incidents.incident import Condition, Incident
 from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table
-from commwatch_agent.model.views import Failed, GroupView, RankView
+from commwatch_agent.model.views import Failed, GroupView, InFlight, RankView
 from commwatch_alerts.catalogue import read, shipped
 
 NOW = 1_700_000_000.0
 JOBS = {"train": KnownJob("key", 4, ended=False)}
 GROUP = GroupView("train", "g", "dp", "dp", "", 4, [0, 1, 2, 3], [0, 1, 2, 3], aligned=True)
 HANG = Verdict("hang", "stopped", "train", "g", "dp", 7, "all_reduce", [1], [0, 2, 3], 12.0, "rank 1 is stopped")
+INSIDE = InFlight("all_reduce", "dp", "g", 7, None, None, None, None, 12.0, True, None, None)
 #: A rank that waits in it, and all ranks at once.
 ENDED: tuple[tuple[str, tuple[int, ...]], ...] = (("0", (0,)), ("all", ()))
 LIST = read(shipped("rules.yaml"))
@@ -385,3 +386,31 @@ def test_ranks_that_are_ended_while_they_wait() -> None:
             known = conclude(evidence, known, TABLE, Around(NOW + second))
         by_key = {each.key: each for each in known}
         assert {by_key[each.key].consequence_of for each in lost} == {by_key[wait.key].id}
+
+
+def at(seq: int, **about: Any) -> list[RankView]:
+    """The ranks of a hang at collective 7, all of which have ended this one."""
+    return [rank(each, last_seq={"g": seq}, **about) for each in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "holds"),
+    [
+        (at(6), True),
+        ([*at(9)[:3], *at(6)[3:]], True),  # one is still inside
+        (at(7), False),
+        (at(9)[:2], False),  # the others are on other nodes
+        ([], True),
+        (at(9, launched_s={"g": 1.0}), True),  # its end is not seen
+        (at(9, in_flight=[INSIDE]), True),  # later ones end before it
+    ],
+)
+def test_over_with_its_operation(ranks: list[RankView], holds: bool) -> None:
+    """A standstill that is not found any more is over once its collective has ended on its ranks; the incident goes on if it comes back."""
+    known = conclude(Evidence(NOW, JOBS, [HANG], groups=[GROUP]), [], TABLE, Around(NOW))
+    known = conclude(Evidence(NOW + 1, JOBS, ranks=ranks, groups=[GROUP]), known, TABLE, Around(NOW + 1))
+    assert [(each.state, each.holds) for each in known] == [("open", holds)]
+    later = conclude(Evidence(NOW + 2, JOBS, groups=[GROUP]), known, TABLE, Around(NOW + 2))
+    assert [each.holds for each in later] == [holds]
+    back = conclude(Evidence(NOW + 3, JOBS, [HANG], ranks, groups=[GROUP]), later, TABLE, Around(NOW + 3))
+    assert [(each.id, each.holds) for each in back] == [(known[0].id, True)]
