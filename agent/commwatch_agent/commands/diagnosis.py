@@ -133,7 +133,7 @@ def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) ->
     if part is not None:
         yield Doubt(f"{job.job_id} is {part}; a hang shows only the missing ranks", False)
     elif not any(each.job_id == job.job_id for each in seen.open):
-        yield from _progress(job.job_id, running)
+        yield from _progress(job.job_id, views)
 
 
 def _trouble(view: RankView, now: float) -> str:
@@ -145,14 +145,18 @@ def _trouble(view: RankView, now: float) -> str:
     return _TROUBLES.get(state(view), "")
 
 
-def _progress(job_id: str, running: list[RankView]) -> Iterator[Doubt]:
+def _progress(job_id: str, views: list[RankView]) -> Iterator[Doubt]:
     """Yield a doubt if a job is quiet for longer than ever before, or if that is not known."""
+    running = [view for view in views if view.state == "running"]
+    if views and not running:
+        yield Doubt(f"no rank of {job_id} runs any more", False)
+        return
     quiet_s = min((view.quiet_s for view in running if view.quiet_s is not None), default=None)
     longest_s = max((view.longest_quiet_s for view in running if view.longest_quiet_s is not None), default=None)
     if quiet_s is not None and quiet_s <= _PAUSE_S:
         return
     if quiet_s is None or longest_s is None:
-        begun = any(view.records for view in running)
+        begun = any(view.records for view in views)
         says = f"whether {job_id} makes progress is not known" if begun else f"{job_id} has not communicated yet"
         yield Doubt(says, False)
     elif quiet_s > longest_s:

@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.ingest.step_accounting import comm_share
+from commwatch_agent.ingest.step_accounting import comm_share, step_number
 from commwatch_agent.text import units
 from commwatch_agent.text.terminal_text import terminal
 
@@ -71,7 +70,7 @@ class Progress:
             return
         if steps:
             each = units.seconds(sum(step.duration_s for step in steps) / len(steps))
-            last = latest([step.seq for step in steps])
+            last = step_number([step.seq for step in steps])
             text = f"commwatch: step {last}, {each} each, communication {units.percent(comm_share(steps))}"
         else:
             text = "commwatch: no step has ended in the last 10 s"

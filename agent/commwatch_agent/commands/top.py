@@ -20,7 +20,7 @@ from commwatch_agent.commands.top_answers import MOST_STEPS, WINDOW_S, Answers, 
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
 from commwatch_agent.incidents.families import families
 from commwatch_agent.incidents.words import is_over
-from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
+from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known, step_number
 from commwatch_agent.job.merging import covered
 from commwatch_agent.model.api_views import Row, Summary
 from commwatch_agent.model.endings import state_in_words
@@ -135,7 +135,10 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
     p95 = durations[int(0.95 * (len(durations) - 1))]
-    last = latest([step.seq for step in shown.steps])
+    seqs: dict[int, list[int]] = {}
+    for step in shown.steps:
+        seqs.setdefault(step.rank, []).append(step.seq)
+    last = latest([number for of_rank in seqs.values() if (number := step_number(of_rank)) is not None])
     pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
@@ -343,7 +346,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
         op = oldest(rank)
         shown_word = state_in_words(word) if blamed in (None, "rank_lost") else blamed
         texts = (
-            "!" if blamed else "", str(rank.rank), shown_word, str(mine[0].seq) if mine else NOT_KNOWN,
+            "!" if blamed else "", str(rank.rank), shown_word, str(step_number([step.seq for step in mine])) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(_waited_of_rank(sums[rank.rank]), 1, covered_s),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
 from operator import add, sub
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import ahead, in_order
 from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.optimizer_rounds import Mark
 from commwatch_agent.ingest.periods import Periods
@@ -169,6 +171,16 @@ def part_of(parts: Collection[float | None], steps: Collection[StepView]) -> flo
     """Return ``total`` of parts in s / time of the steps; ``None`` if there is no total, or no time."""
     seconds, duration_s = total(parts), sum(step.duration_s for step in steps)
     return seconds / duration_s if seconds is not None and duration_s else None
+
+
+def step_number(seqs: Collection[int]) -> int | None:
+    """Return the number of the latest of some steps of a rank: that of the mark that ended it, divided by the marks of a step; ``None``: no step.
+
+    A step of several optimizers has several marks.
+    """
+    ordered = in_order(set(seqs))
+    apart = [ahead(after, before) for before, after in pairwise(ordered)]
+    return ordered[-1] // (median_low(apart) if apart else 1) if ordered else None
 
 
 def comm_share(steps: Collection[StepView]) -> float | None:

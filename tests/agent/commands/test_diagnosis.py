@@ -76,6 +76,12 @@ def test_healthy() -> None:
         (two(quiet_s=12.0, longest_quiet_s=None), 0, "whether train makes progress is not known"),
         (two(quiet_s=None, longest_quiet_s=None), 0, "whether train makes progress is not known"),
         (two(quiet_s=None, longest_quiet_s=None, records=0), 0, "train has not communicated yet"),
+        (two(state="left", quiet_s=None, longest_quiet_s=None), 0, "no rank of train runs any more"),
+        (
+            [*two(quiet_s=None, longest_quiet_s=None, records=0)[:1], *two(state="left")[1:]],
+            0,
+            "whether train makes progress is not known",
+        ),
         (two()[:1], 0, "no data from rank 1 (train)"),
         (
             two(probe_mode="counters"),

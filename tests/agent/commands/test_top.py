@@ -138,6 +138,15 @@ def test_time_of_the_rate_of_steps() -> None:
     assert pace(0.001, 1000) == "steps    1e+03/s"
 
 
+def test_steps_of_several_optimizers() -> None:
+    """A step of two optimizers counts once, on top and in the rows."""
+    lines = text(
+        of_job(steps=[replace(step(of), seq=2 * number) for number in (44, 43, 42) for of in (0, 1)])
+    ).splitlines()
+    assert lines[1].endswith(", number 44")
+    assert [line.split()[2] for line in lines if line.split()[:1] in (["0"], ["1"])] == ["44", "44"]
+
+
 def test_golden() -> None:
     """A whole frame of 80 cells: shares against the 30% line, ranks, operations, and that they are sums over 10 s."""
     assert text(of_job()).splitlines() == [

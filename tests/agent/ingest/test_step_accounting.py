@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire import events as ev
+from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.time_buckets import slots_of
 from commwatch_agent.ingest import step_accounting
 from commwatch_agent.ingest.step_accounting import (
@@ -250,3 +251,18 @@ def test_operations_without_times(tmp_path: Path) -> None:
         said = report.build(watch.agent, "job", watch.path, "")
         assert said is not None
         assert "not known: 29% of the operations have no times; see docs/hooks.md" in report_text.text(said)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "number"),
+    [
+        ([], None),
+        ([7], 7),
+        ([7, 8, 9, 11, 12], 12),  # one is missing
+        ([884, 886, 888, 892, 890], 446),  # two optimizers
+        ([NUMBERS - 2, NUMBERS - 1, 0, 1], 1),
+    ],
+)
+def test_number_of_a_step(seqs: list[int], number: int | None) -> None:
+    """A step of several optimizers counts once, although each of its marks has a number."""
+    assert step_accounting.step_number(seqs) == number
