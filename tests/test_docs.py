@@ -9,8 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
@@ -18,6 +20,7 @@ from commwatch.probe.torch_nccl_plugin import CHAIN
 from commwatch_agent.analysis import advice
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.config import SETTINGS
+from commwatch_agent.config_sources import load
 from commwatch_agent.notify.alert_rules import labels_by_series
 from commwatch_agent.prometheus.exporter import MOST_GROUPS
 from commwatch_agent.prometheus.metrics import METRICS
@@ -120,6 +123,21 @@ def test_every_setting() -> None:
     usage = commwatch("agent", "--help").stdout
     for key, setting in SETTINGS.items():
         assert setting.flag == (f"--{key.replace('_', '-')} " in usage), key
+
+
+def settings_files() -> Iterator[tuple[str, str]]:
+    """Each settings file in the documents, with its place."""
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for found in re.finditer(r"^( *)```toml\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+            yield f"{document.name}:{text.count(chr(10), 0, found.start()) + 1}", dedent(found[2])
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=place) for place, text in settings_files()])
+def test_settings_files_are_valid(tmp_path: Path, text: str) -> None:
+    """Every settings file that a document shows is accepted as written."""
+    (tmp_path / "docs.toml").write_text(text)
+    load({"HOME": str(tmp_path)}, tmp_path / "docs.toml")
 
 
 def test_every_flag_of_whatif() -> None:

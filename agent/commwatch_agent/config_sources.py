@@ -13,6 +13,7 @@ from commwatch.wire.identity import run_dir
 from commwatch_agent.config import REMOVED, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.text.nearest import nearest
+from commwatch_alerts.receivers.settings import KEYS
 from commwatch_alerts.values import BadValue, TableOf, Type
 
 if sys.version_info >= (3, 11):
@@ -35,6 +36,8 @@ _NEEDS = (
     ("tls_cert", "tls_key", _TLS), ("tls_key", "tls_cert", _TLS), ("tls_client_ca", "tls_cert", _TLS),
     *((key, "otlp_endpoint", _OTLP) for key in ("otlp_headers_file", "otlp_ca_file", "otlp_client_cert")),
 )  # fmt: skip
+#: By table: keys of its entries, of which some have the name of a setting.
+_ALSO_KEYS = {"receivers": {key for keys in KEYS.values() for key in keys}}
 #: Variables that Kubernetes sets in every container if there is a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 
@@ -182,10 +185,11 @@ def _state_home(env: Mapping[str, str]) -> Path:
 
 
 def _misplaced(value: Any, table: str) -> Iterator[str]:
-    """Yield the settings in a table of a file, which end up there if they are written below its head; a label may have any name."""
+    """Yield the settings in a table of a file, which end up there if they are written below its head; some names are also keys of the table."""
+    own = _ALSO_KEYS.get(table, ())
     for entry in value if isinstance(value, list) else [value]:
         for key, inner in entry.items() if isinstance(entry, dict) else ():
-            if key in SETTINGS and not (table == "labels" and isinstance(inner, str)):
+            if key in SETTINGS and key not in own and not (table == "labels" and isinstance(inner, str)):
                 yield key
             yield from _misplaced(inner, table)
 

@@ -145,6 +145,8 @@ def test_no_secret(tmp_path: Path) -> None:
         ("host = '0.0.0.0'", {}, "host 0.0.0.0 can be reached from other machines"),
         ("tls_cert = '/no/cert'\ntls_key = '/no/key'", {}, "tls_cert /no/cert, tls_key /no/key: No such file"),
         ("[thresholds]\ncomm_share = 0.4\ntoken_file = '/t'", {}, "token_file: is below [thresholds]; write it above the first table"),
+        ("[[receivers]]\nkind = 'command'\ncommand = ['true']\nport = 1", {}, "port: is below [receivers]; write it above"),
+        ("[[receivers]]\nkind = 'command'\ncommand = ['true']\ntoken_file = '/t'", {}, "unknown key 'token_file'; command has kind"),
         ("[labels]\nhost = 'rack7'\npeers = ['node1']", {}, "peers: is below [labels]; write it above"),
         ("[kinds.hang]\nenabled = true\nport = 1", {}, "port: is below [kinds]; write it above"),
         ("[[receivers]]\nkind = 'command'\ncommand = ['/no/pager']", {}, "receiver command: command: /no/pager: no such program"),
