@@ -315,6 +315,8 @@ class Setting:
 
 
 SETTINGS = {each.name: Setting(each.name, each.default, **each.metadata) for each in fields(Config)}
+#: Names of settings that no label of a file has: such a line is a setting below ``[labels]``. Of ``NAMED`` each may be replaced by a label.
+NOT_LABELS = SETTINGS.keys() - {*NAMED}
 #: The settings that are folders to which the agent writes.
 FOLDERS = ("dir", "state")
 #: Settings that no longer exist, and what to do instead.

@@ -10,7 +10,7 @@ from typing import Any
 
 from commwatch.wire import crossing, variables
 from commwatch.wire.identity import run_dir
-from commwatch_agent.config import REMOVED, SETTINGS, Config
+from commwatch_agent.config import NOT_LABELS, REMOVED, SETTINGS, Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.text.nearest import nearest
 from commwatch_alerts.receivers.settings import KEYS
@@ -36,8 +36,8 @@ _NEEDS = (
     ("tls_cert", "tls_key", _TLS), ("tls_key", "tls_cert", _TLS), ("tls_client_ca", "tls_cert", _TLS),
     *((key, "otlp_endpoint", _OTLP) for key in ("otlp_headers_file", "otlp_ca_file", "otlp_client_cert")),
 )  # fmt: skip
-#: By table: keys of its entries, of which some have the name of a setting.
-_ALSO_KEYS = {"receivers": {key for keys in KEYS.values() for key in keys}}
+#: By table: keys that it or its entries may have; some have the name of a setting.
+_ALSO_KEYS = {"receivers": {key for keys in KEYS.values() for key in keys}, "labels": SETTINGS.keys() - NOT_LABELS}
 #: Variables that Kubernetes sets in every container if there is a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 
@@ -189,7 +189,7 @@ def _misplaced(value: Any, table: str) -> Iterator[str]:
     own = _ALSO_KEYS.get(table, ())
     for entry in value if isinstance(value, list) else [value]:
         for key, inner in entry.items() if isinstance(entry, dict) else ():
-            if key in SETTINGS and key not in own and not (table == "labels" and isinstance(inner, str)):
+            if key in SETTINGS and key not in own:
                 yield key
             yield from _misplaced(inner, table)
 

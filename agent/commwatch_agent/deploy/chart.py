@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from commwatch_agent.config import SETTINGS
+from commwatch_agent.config import NOT_LABELS, SETTINGS
 from commwatch_agent.deploy.kubernetes import CHART_ONLY, FIELD, templates
 from commwatch_alerts.catalogue import RULES, Catalogue, read, shipped
 from commwatch_alerts.export import RUNBOOK_URL, dumped, prometheus_rule
@@ -93,6 +93,9 @@ def _settings_schema(catalogue: Catalogue) -> str:
     limits = {each.name: {"type": "number", "minimum": each.low, "maximum": each.high} for each in catalogue.thresholds}
     found["thresholds"] = {"type": "object", "additionalProperties": False, "properties": limits}
     found["kinds"] = {**found["kinds"], "propertyNames": {"enum": list(catalogue.kinds)}}
+    names = found["labels"]["propertyNames"]
+    taken = sorted({*names["not"]["enum"], *NOT_LABELS})  # the agent has its settings from a file
+    found["labels"] = {**found["labels"], "propertyNames": {**names, "not": {"enum": taken}}}
     lines = ",\n".join(f"        {json.dumps(key)}: {json.dumps(each)}" for key, each in found.items())
     return f'{{\n      "type": "object", "additionalProperties": false, "properties": {{\n{lines}\n      }}\n    }}'
 

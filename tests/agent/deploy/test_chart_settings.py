@@ -231,7 +231,7 @@ def test_certificate(kube: Tools) -> None:
         ({"settings": {"receivers": [{"kind": "slack", "url": "https://a"}]}}, "url"),
         ({"settings": {"receivers": [{"kind": "alertmanager", "username": "a", "password_env": "P"}]}}, "urls"),
         ({"settings": {"receivers": [{"kind": "webhook", "url": "http://a", "tokn_file": "/t"}]}}, "tokn_file"),
-        ({"settings": {"labels": {"job": "x"}}}, "job"), ({"settings": {"labels": {"team": "a\nb"}}}, "team"),
+        ({"settings": {"labels": {"job": "x"}}}, "job"), ({"settings": {"labels": {"host": "x"}}}, "host"), ({"settings": {"labels": {"team": "a\nb"}}}, "team"),
         ({"settings": {"links": {"*": "nvlink9"}}}, "links"), ({"settings": {"links": {"dp": "0 x ib-ndr"}}}, "dp"),
         ({"settings": {"otlp_endpoint": "foo"}}, "otlp_endpoint"), ({"settings": {"otlp_endpoint": "http://a/v1/metrics"}}, "otlp_endpoint"),
         ({"settings": {"otlp_endpoint": "http://a:b@c"}}, "otlp_endpoint"), ({"settings": {"ras": "localhost"}}, "ras"),
