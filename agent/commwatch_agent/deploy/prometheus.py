@@ -33,6 +33,8 @@ class Scrape:
     token_file: str | None = None
     ca_file: str | None = None
     client_cert: str | None = None
+    #: Agents named without a scheme use TLS.
+    secure: bool = False
     #: The agents run only while a job does; the alert ``AgentDown`` knows their scrape job by its name.
     per_job: bool = False
     #: The name in the agents' certificates; ``None``: the name in each address.
@@ -67,8 +69,7 @@ def files(scrape: Scrape, alertmanager: str, catalogue: Catalogue, runbook_url: 
 
 
 def _job(scrape: Scrape) -> dict[str, Any]:
-    secure = scrape.ca_file is not None or scrape.client_cert is not None
-    found, schemes = _found(scrape, secure)
+    found, schemes = _found(scrape)
     if len(schemes) > 1:
         raise BadAddress("some agents use TLS and others do not; make a configuration for each kind")
     job: dict[str, Any] = {
@@ -90,20 +91,20 @@ def _job(scrape: Scrape) -> dict[str, Any]:
     return {**job, **found}
 
 
-def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
+def _found(scrape: Scrape) -> tuple[dict[str, Any], set[str]]:
     """Return how the agents are found, and the schemes of their URLs."""
-    default = "https" if secure else "http"
+    default = "https" if scrape.secure else "http"
     if not scrape.agents:
         return _pods(scrape), {default}
     targets, target_files, names = [], [], []
     schemes = set()
-    for agent in scrape.agents:
+    for agent in dict.fromkeys(scrape.agents):
         if agent.endswith(TARGETS):
             target_files.append(agent)
             schemes.add(default)
             continue
         try:
-            url = urlsplit(url_of(agent.removeprefix(DNS), secure))
+            url = urlsplit(url_of(agent.removeprefix(DNS), scrape.secure))
             port = url.port
         except ValueError:
             raise BadAddress(
@@ -111,11 +112,12 @@ def _found(scrape: Scrape, secure: bool) -> tuple[dict[str, Any], set[str]]:
             ) from None
         schemes.add(url.scheme)
         if agent.startswith(DNS):
-            names.append({"names": [url.hostname], "type": "A", "port": port})
+            name = {"names": [url.hostname], "type": "A", "port": port}
+            names += [name] if name not in names else []
         else:
             targets.append(url.netloc)
     found = {
-        "static_configs": [{"targets": targets}] if targets else [],
+        "static_configs": [{"targets": list(dict.fromkeys(targets))}] if targets else [],
         "file_sd_configs": [{"files": target_files}] if target_files else [],
         "dns_sd_configs": names,
     }

@@ -132,6 +132,31 @@ def test_kinds_of_agents() -> None:
     assert [job(*flags)["job_name"] for flags in ((), ("--per-job",))] == ["commwatch", "commwatch-per-job"]
 
 
+def test_each_target_once() -> None:
+    """An agent that is named twice, also with our port and without, is one target."""
+    made = job("node1", "node1:9477", "agents.json", "agents.json", "dns+more", "dns+more:9477")
+    assert made["static_configs"] == [{"targets": ["node1:9477"]}]
+    assert made["file_sd_configs"] == [{"files": ["agents.json"]}]
+    assert made["dns_sd_configs"] == [{"names": ["more"], "type": "A", "port": 9477}]
+
+
+def test_of_the_agents_settings(tmp_path: Path) -> None:
+    """With the settings of an agent, Prometheus uses TLS if the agent does, and sends a token only if metrics or the user ask for one."""
+    file = tmp_path / "agent.toml"
+    file.write_text('token_file = "/etc/token"\n')
+    settings = ("--config", str(file))
+    assert not {"authorization", "scheme"} & job(*settings).keys()
+    assert job(*settings, "--token-file", "/t")["authorization"] == {"credentials_file": "/t"}
+    file.write_text('token_file = "/etc/token"\nrequire_token_for_metrics = true\ntls_cert = "/c"\ntls_key = "/k"\n')
+    made = job(*settings, "node1")
+    assert (made["authorization"], made["scheme"]) == ({"credentials_file": "/etc/token"}, "https")
+    assert "scheme" not in job(*settings, "http://node1")
+    file.write_text("require_token_for_metrics = true\n")
+    done = commwatch("manifest", "prometheus", *settings)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "require_token_for_metrics is true and there is no token_file" in done.stderr
+
+
 def test_kubernetes() -> None:
     """Running pods are found by the label, the port and the node's labels that the manifest for Kubernetes has."""
     made = job("--kubernetes", "--node-label", "topology.kubernetes.io/zone=zone")

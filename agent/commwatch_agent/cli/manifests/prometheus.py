@@ -14,6 +14,7 @@ from commwatch_agent.cli.manifests.flags import add_node_label, add_runbook_url,
 from commwatch_agent.cli.manifests.folder import add_force, write_into
 from commwatch_agent.config import Config
 from commwatch_agent.model.durations import parse_age
+from commwatch_agent.text.terminal_text import complain
 
 _PARTS = ("scrape", "rules", "alertmanager")
 
@@ -26,7 +27,7 @@ def add_parser(verbs: Any) -> None:
         help="scrape configuration, rules and routes for Prometheus and Alertmanager",
         description="Print a configuration of Prometheus (2.42 or later) that scrapes the agents, the rules of the alerts with the "
         "thresholds of your settings, and a configuration of Alertmanager. --token-file, --ca-file and --client-cert name files on "
-        "Prometheus' host.",
+        "Prometheus' host. Without --token-file, Prometheus sends the token of the settings only if require_token_for_metrics is true.",
     )
     manifest.add_argument(
         "agents",
@@ -76,7 +77,18 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
         check_text("", agent)
     _check(arguments)
     here = [f"localhost:{config.port or DEFAULT_PORT}"]
-    given = {"token_file": config.token_file, "ca_file": config.ca_file, "client_cert": config.client_cert}
+    # Prometheus sends a token only where it must: without TLS, anyone on the way can read it.
+    sends_token = config.require_token_for_metrics or arguments.token_file is not None
+    if config.require_token_for_metrics and config.token_file is None:
+        complain(
+            "manifest prometheus: warning: require_token_for_metrics is true and there is no token_file, so the agents refuse Prometheus; "
+            "give the file with --token-file"
+        )
+    given = {
+        "token_file": config.token_file if sends_token else None,
+        "ca_file": config.ca_file,
+        "client_cert": config.client_cert,
+    }
     scrape = Scrape(
         agents=[] if arguments.kubernetes else arguments.agents or here,
         interval_s=_seconds(arguments.interval),
@@ -84,6 +96,7 @@ def _prometheus(config: Config, arguments: argparse.Namespace) -> int:
         per_job=arguments.per_job,
         node_labels=node_labels(arguments.node_label),
         server_name=arguments.server_name,
+        secure=config.expects_tls or config.tls_cert is not None,
         **{name: str(file) for name, file in given.items() if file is not None},
     )
     made = files(scrape, arguments.alertmanager, catalogue(config), arguments.runbook_url)
