@@ -7,8 +7,9 @@ import os
 
 
 def autoload() -> None:
-    """Install the probe if ``COMMWATCH=1``; raise only what a user's signal handler raised."""
-    if os.environ.get("COMMWATCH") != "1" or os.environ.get("COMMWATCH_DISABLE") == "1":
+    """Install the probe if ``COMMWATCH`` is ``1`` or another word for yes; raise only what a user's signal handler raised."""
+    asked = os.environ.get("COMMWATCH", "0")
+    if asked in ("", "0") or os.environ.get("COMMWATCH_DISABLE") == "1":
         return
     import contextlib
 
@@ -16,6 +17,14 @@ def autoload() -> None:
         from commwatch.wire import descriptor
 
         write = descriptor.write  # to what descriptor 2 is now, before anything else happens
+
+        from commwatch.wire import standard_error, variables
+
+        if not variables.asks_for_probe(asked):
+            wrong = variables.wrong({"COMMWATCH": asked})
+            if wrong and os.environ.get("RANK", "0") == "0":
+                standard_error.say(f"commwatch: {wrong[0]}; nothing is recorded")
+            return
 
         from commwatch.probe import torch_collectives
         from commwatch.wire import identity

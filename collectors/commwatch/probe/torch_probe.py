@@ -344,7 +344,7 @@ class Probe(GraphEvents, ABC):
         remarks = [
             self.remark,
             self.checks.remark,
-            *(f"{wrong}; the default applies" for wrong in variables.wrong(self.env)),
+            *(f"{wrong}; the default applies" for wrong in variables.wrong({**self.env, "COMMWATCH": ""})),
         ]
         for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from commwatch.wire.ring import MARGIN
 
+#: Words for ``COMMWATCH``, in any case.
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 #: Hooks that can be asked for, and ways to time operations on GPUs.
 HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
@@ -53,6 +55,11 @@ def checksum_budget(env: Mapping[str, str]) -> float:
     return share(env.get("COMMWATCH_CHECKSUM_BUDGET", ""), CHECKSUM_BUDGET)
 
 
+def asks_for_probe(text: str) -> bool:
+    """Return whether this value of ``COMMWATCH`` switches the probe on; an invalid one does not."""
+    return text.lower() in _YES
+
+
 def slots(text: str) -> int | None:
     """Parse the number of records of a ring; ``None`` if it is invalid."""
     number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_SLOTS)) else 0
@@ -61,6 +68,7 @@ def slots(text: str) -> int | None:
 
 #: By variable: the check of its text, and the rule in words.
 _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
+    "COMMWATCH": (lambda text: text.lower() in (*_YES, *_NO), f"one of {', '.join((*_YES, *_NO))}"),
     "COMMWATCH_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
     "COMMWATCH_CHECKSUMS": (CHECKSUMS.__contains__, f"one of {', '.join(CHECKSUMS)}"),
     "COMMWATCH_CHECKSUM_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),

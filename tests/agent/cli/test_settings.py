@@ -131,6 +131,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("", {"COMMWATCH_RECEIVERS": '[{"kind": "slack", "url": "S3CRET"}]'}, "COMMWATCH_RECEIVERS: receiver 1: url: a secret must not be"),
         ("", {"COMMWATCH_TLS_KEY": "/k"}, "COMMWATCH_TLS_KEY: tls_key is set and tls_cert is not"),
         ("", {"COMMWATCH_CONFIG": "/no/file"}, "/no/file: No such file"),
+        ("", {"COMMWATCH": "maybe"}, "COMMWATCH: needs one of 1, true, yes, on, 0, false, no, off, not 'maybe'"),
         ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),
         ("", {"COMMWATCH_BUDGET": "5"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not '5'"),
         ("", {"COMMWATCH_HOOK": "nope"}, "COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"),
