@@ -171,11 +171,16 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _check_receivers(config: Config) -> None:
-    """Raise ``ConfigError`` for a receiver whose secret cannot be read, or whose program is missing. Variables may be those of the agent only."""
+    """Raise ``ConfigError`` for a receiver whose secret cannot be read, or whose program is missing; warn of variables, which only the agent may have."""
     from commwatch_agent.notify.delivery_setup import unusable
 
     for trouble in unusable(config.receivers, variables=False):
         raise ConfigError(trouble)
+    for receiver in config.receivers:
+        for secret in receiver.secrets:
+            if secret.variable is not None and not os.environ.get(secret.variable):
+                where = f"receiver {receiver.name}: {secret.key} = {secret.variable}"
+                complain(f"config check: warning: {where}: not set here: checked when the agent starts")
 
 
 def _check_peers(config: Config) -> None:
@@ -197,11 +202,12 @@ def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOL
     """
     from commwatch_agent.notify.alert_rules import catalogue
     from commwatch_agent.otlp import opening
-    from commwatch_agent.runtime.run_lock import check_folders
+    from commwatch_agent.runtime.run_lock import check_folders, check_group
     from commwatch_agent.web import listener
 
     check_variables(env)
     catalogue(config)
+    check_group(env)
     check_folders(config, folders)
     listener.check(config)
     opening.check(config)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import resource
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from commwatch.wire import crossing
 from commwatch.wire.announcement import FILE, LOCK, answering, operators
 from commwatch.wire.concurrency import wait_until
 from commwatch.wire.errors import CommwatchError
-from commwatch.wire.identity import make_private_dir
+from commwatch.wire.identity import make_private_dir, shared_group
 from commwatch_agent.config import FOLDERS, Config
 from commwatch_agent.config_checks import ConfigError
 
@@ -36,7 +36,13 @@ def raised_limit() -> int:
 
 
 def lock_directory(config: Config) -> int:
-    """Create the run directory and lock it for this agent; return the lock's file descriptor. Raises ``CannotStart``."""
+    """Create the run directory and lock it for this agent; return the lock's file descriptor.
+
+    Raises:
+        CannotStart: the directory is taken, or cannot be used.
+        ConfigError: there is no group of the name in ``COMMWATCH_GROUP``.
+    """
+    check_group(os.environ)
     try:
         mode = make_private_dir(config.dir, os.environ)
         make_private_dir(config.rings, os.environ)
@@ -94,6 +100,16 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
     )
 
 
+def check_group(env: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` if there is no group of the name in ``COMMWATCH_GROUP``."""
+    try:
+        shared_group(env)
+    except OSError as error:
+        raise ConfigError(
+            f"{error} on this machine; name one of `getent group`, the same for trainers and agent"
+        ) from None
+
+
 def check_folders(config: Config, names: Iterable[str] = FOLDERS) -> None:
     """Check, without a change, that this user can write to the folders of these settings, or create them.
 
@@ -105,11 +121,23 @@ def check_folders(config: Config, names: Iterable[str] = FOLDERS) -> None:
         there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
         if not there.is_dir():
             raise ConfigError(f"{name} {folder}: {there} is not a directory")
+        if (kernels := _kernels(there)) is not None:
+            raise ConfigError(
+                f"{name} {folder}: nothing can be stored in {kernels}, which is the kernel's; choose another directory"
+            )
         if not os.access(there, os.W_OK | os.X_OK):
             reason = (
                 "it is on a read-only file system" if os.statvfs(there).f_flag & os.ST_RDONLY else "permission denied"
             )
             raise ConfigError(f"{name} {folder}: this user (uid {os.getuid()}) cannot write to {there}: {reason}")
+
+
+def _kernels(folder: Path) -> str | None:
+    """Return which folder of the kernel has this one; permissions, at least root's, do not show that it stores nothing."""
+    device = folder.stat().st_dev
+    return next(
+        (each for each in ("/proc", "/sys") if os.path.ismount(each) and Path(each).stat().st_dev == device), None
+    )
 
 
 def _locked(fd: int) -> bool:

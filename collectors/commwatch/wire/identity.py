@@ -99,6 +99,15 @@ def working_dir() -> Path:
         return Path()
 
 
+def shared_group(env: Mapping[str, str]) -> int | None:
+    """Return the number of the group of ``COMMWATCH_GROUP``, ``None`` without one; raise ``OSError`` if this machine has no such group."""
+    group = env.get("COMMWATCH_GROUP", "")
+    try:
+        return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid if group else None
+    except KeyError:
+        raise OSError(f"COMMWATCH_GROUP={group}: no such group") from None
+
+
 def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     """Create ``path`` for this user (or ``COMMWATCH_GROUP``) only; return the mode for files in it.
 
@@ -106,28 +115,22 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
         OSError: it cannot be created, or another user owns it (``/dev/shm`` is open to all: another user may have
             created a directory or link of that name first).
     """
-    group = env.get("COMMWATCH_GROUP", "")
-    gid = -1
-    if group:
-        try:
-            gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
-        except KeyError:
-            raise OSError(f"COMMWATCH_GROUP={group}: no such group") from None
-    mode = 0o2770 if group else 0o700
+    gid = shared_group(env)
+    mode = 0o700 if gid is None else 0o2770
     try:
         path.mkdir(parents=True, mode=mode)
     except FileExistsError:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode):
             raise OSError(f"{path} is not a directory") from None
-        shared = bool(group) and found.st_gid == gid
+        shared = found.st_gid == gid
         if found.st_uid != os.getuid() and not shared and os.getuid() != 0:
             raise OSError(f"{path} belongs to uid {found.st_uid}, not to this user; set COMMWATCH_DIR") from None
     else:
-        if group:
+        if gid is not None:
             os.chown(path, -1, gid)
         path.chmod(mode)
-    return 0o640 if group else 0o600
+    return 0o600 if gid is None else 0o640
 
 
 def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:

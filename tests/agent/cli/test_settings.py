@@ -131,6 +131,8 @@ def test_no_secret(tmp_path: Path) -> None:
         ("", {"COMMWATCH_RECEIVERS": '[{"kind": "slack", "url": "S3CRET"}]'}, "COMMWATCH_RECEIVERS: receiver 1: url: a secret must not be"),
         ("", {"COMMWATCH_TLS_KEY": "/k"}, "COMMWATCH_TLS_KEY: tls_key is set and tls_cert is not"),
         ("", {"COMMWATCH_CONFIG": "/no/file"}, "/no/file: No such file"),
+        ("dir = '/proc/x'", {}, "dir /proc/x: nothing can be stored in /proc"), ("state = '/sys/a/b'", {}, "state /sys/a/b: nothing can be stored in /sys"),
+        ("", {"COMMWATCH_GROUP": "nosuchgroup"}, "COMMWATCH_GROUP=nosuchgroup: no such group on this machine"),
         ("", {"COMMWATCH": "maybe"}, "COMMWATCH: needs one of 1, true, yes, on, 0, false, no, off, not 'maybe'"),
         ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),
         ("", {"COMMWATCH_BUDGET": "5"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not '5'"),
@@ -180,6 +182,26 @@ def test_peers_without_an_address(tmp_path: Path) -> None:
     begins = "commwatch: config check: warning: peers: "
     hosts = [line.removeprefix(begins).rpartition(": ")[0] for line in done.stderr.splitlines()]
     assert hosts == ["other-host.invalid", "dns+some.invalid:9477", "no-such-host.invalid:9477"], done.stderr
+
+
+def test_secret_in_a_variable(tmp_path: Path) -> None:
+    """A secret's variable that is not set here is a line of warning: the agent may have it; one that is set is none."""
+    file = tmp_path / "some.toml"
+    file.write_text("[[receivers]]\nkind = 'slack'\nurl_env = 'NOPE_URL'\n")
+    done = commwatch("config", "check", "--config", file, env=clean_env())
+    said = "commwatch: config check: warning: receiver slack: url_env = NOPE_URL: not set here: checked when the agent starts\n"
+    assert (done.returncode, done.stderr) == (0, said)
+    done = commwatch("config", "check", "--config", file, env=clean_env(NOPE_URL="https://hooks.example.com/S3CRET"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_agent_without_its_group(tmp_path: Path) -> None:
+    """An agent whose group does not exist does not start, and does not ask for another directory."""
+    done = commwatch("agent", "--dir", tmp_path / "run", env=clean_env(COMMWATCH_GROUP="nosuchgroup"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "COMMWATCH_GROUP=nosuchgroup: no such group" in done.stderr
+    assert "--dir" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_flags_are_shown() -> None:
