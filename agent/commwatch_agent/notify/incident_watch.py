@@ -78,7 +78,7 @@ class IncidentWatch(Collector):
         self._offset_s = wall() - clock()
         self._lock, self._looking = threading.Lock(), threading.Lock()
         self._incidents: list[Incident] = list(incidents_of(kept))
-        self._journal = Journal(self._incidents)
+        self._journal = Journal(wall(), self._incidents)
         #: By id: those that are to be stored, and since when they wait (monotonic).
         self._unstored: dict[str, tuple[Incident, float]] = {}
         #: By id: what was stored last, and when.

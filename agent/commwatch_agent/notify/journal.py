@@ -18,7 +18,7 @@ from commwatch_alerts.model import SEVERITIES
 log = logging.getLogger("commwatch")
 #: Most lines after one look; further changes are only counted.
 MOST_LINES = 32
-#: Seconds that a job may be older than the agent's first look at it, and still count as new.
+#: Seconds that a job which began after the agent may be older than the first look at it, and still count as new: it imports much first.
 _NEW_S = 30.0
 
 
@@ -52,17 +52,19 @@ class Journal:
     """Logs what has changed since the look before; one thread calls it.
 
     Args:
+        since: Unix time in s at which the agent started.
         incidents: those that are known at the start, which are no news.
     """
 
-    def __init__(self, incidents: Iterable[Incident] = ()) -> None:
+    def __init__(self, since: float, incidents: Iterable[Incident] = ()) -> None:
+        self._since = since
         self._jobs: dict[str, JobState] = {}
         self._incidents = _by_id(incidents)
 
     def __call__(self, look: Evidence, incidents: Iterable[Incident]) -> None:
         """Log the changes up to a look, and what was concluded from it."""
         jobs, known = jobs_of(look), _by_id(incidents)
-        lines = [*job_lines(self._jobs, jobs, look.now), *incident_lines(self._incidents, known)]
+        lines = [*job_lines(self._jobs, jobs, look.now, self._since), *incident_lines(self._incidents, known)]
         self._jobs, self._incidents = jobs, known
         for line in lines[:MOST_LINES]:
             log.info("%s", line.says, **about(**line.fields))
@@ -99,16 +101,19 @@ def _state(name: str, job: KnownJob, ranks: list[RankView]) -> JobState:
     )
 
 
-def job_lines(before: Mapping[str, JobState], after: Mapping[str, JobState], now: float) -> Iterator[Line]:
+def job_lines(
+    before: Mapping[str, JobState], after: Mapping[str, JobState], now: float, since: float
+) -> Iterator[Line]:
     """Yield a line for each run that has begun or ended between two looks, with a new name, or restarted.
 
     Args:
         now: Unix time in s of the later look.
+        since: that of the start of the agent.
     """
     for key, job in after.items():
         was = before.get(key)
         if was is None or (was.is_over and not job.is_over) or was.restart != job.restart:
-            yield _begun(job, was, now)
+            yield _begun(job, was, now, since)
         elif was.name != job.name:
             yield Line(f"job {was.name}: is now called {job.name}", {"event": "job_renamed", "job_id": job.name})
         if job.is_over and (was is None or not was.is_over or was.restart != job.restart):
@@ -116,9 +121,9 @@ def job_lines(before: Mapping[str, JobState], after: Mapping[str, JobState], now
     yield from (_over(job) for key, job in before.items() if key not in after and not job.is_over)
 
 
-def _begun(job: JobState, was: JobState | None, now: float) -> Line:
+def _begun(job: JobState, was: JobState | None, now: float, since: float) -> Line:
     age_s = None if job.began_at is None else now - job.began_at
-    found = was is None and age_s is not None and age_s > _NEW_S and not job.is_over
+    found = was is None and age_s is not None and age_s > min(now - since, _NEW_S) and not job.is_over
     how = f"found, has run for {seconds(age_s)}" if found else "began"
     how += f" again (restart {job.restart})" if was is not None else ""
     parts = [f"job {job.name}: {how}", f"world size {job.size}"]

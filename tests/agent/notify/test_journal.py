@@ -32,6 +32,8 @@ def said(lines: list[Line]) -> list[tuple[str, str]]:
         (None, JOB, [("job_began", "job train: began, world size 16, user ann, train.py")]),
         (None, JOB._replace(user="", script=""), [("job_began", "job train: began, world size 16")]),
         (None, JOB._replace(began_at=NOW - 90), [("job_found", "job train: found, has run for 90.0 s, world size 16, user ann, train.py")]),
+        (None, JOB._replace(began_at=NOW - 11), [("job_found", "job train: found, has run for 11.0 s, world size 16, user ann, train.py")]),
+        (None, JOB._replace(began_at=NOW - 9), [("job_began", "job train: began, world size 16, user ann, train.py")]),
         (JOB, JOB._replace(records=99), []),
         (JOB, JOB._replace(name="train#2"), [("job_renamed", "job train: is now called train#2")]),
         (JOB, OVER, [("job_ended", "job train: ended after 60.0 s, 8 ranks here; 900 records read, 3 lost")]),
@@ -48,9 +50,9 @@ def said(lines: list[Line]) -> list[tuple[str, str]]:
     ],
 )  # fmt: skip
 def test_jobs(before: JobState | None, after: JobState | None, expected: list[tuple[str, str]]) -> None:
-    """A run has one line when it begins, or is found by an agent that starts later, one at each restart, and one at its end."""
+    """A run has one line when it begins, or is found by an agent that starts later (here 10 s ago), one at each restart, and one at its end."""
     now = {} if after is None else {"key": after}
-    assert said(list(job_lines({} if before is None else {"key": before}, now, NOW))) == expected
+    assert said(list(job_lines({} if before is None else {"key": before}, now, NOW, NOW - 10))) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_incidents(before: Incident | None, after: Incident | None, expected: li
 def test_what_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     """An agent that starts does not log incidents that the history has, nor one that is only pending; it logs their end."""
     with caplog.at_level(logging.INFO, "commwatch"):
-        journal = Journal([HANG])
+        journal = Journal(NOW, [HANG])
         journal(Evidence(NOW), [HANG, replace(HANG, id="new", state="pending")])
         assert caplog.messages == []
         journal(Evidence(NOW), [replace(HANG, state="ended", ended_at=NOW + 90, outcome=RECOVERED)])
@@ -91,6 +93,6 @@ def test_what_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
 def test_many_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """Very many changes at once are counted, not listed, so that a user who makes them does not fill the log."""
     with caplog.at_level(logging.INFO, "commwatch"):
-        Journal()(Evidence(NOW), [replace(HANG, id=str(number)) for number in range(MOST_LINES + 5)])
+        Journal(NOW)(Evidence(NOW), [replace(HANG, id=str(number)) for number in range(MOST_LINES + 5)])
     assert len(caplog.messages) == MOST_LINES + 1
     assert caplog.messages[-1] == "5 more changes of jobs and incidents at the same time"
