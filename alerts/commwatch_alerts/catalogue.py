@@ -336,5 +336,9 @@ def _check_order(thresholds: Mapping[str, Threshold], given: Collection[str]) ->
         if upper.value < lower.value:
             # The list itself is in order, so one of them is set.
             setting = next((each.name for each in (lower, upper) if each.name in given), "")
-            says = f"{lower.name} ({lower.value:g}) must not be above {upper.name} ({upper.value:g})"
+            low, high = (
+                f"{each.name} ({each.value:g}{'' if each.name in given else ', the default'})"
+                for each in (lower, upper)
+            )
+            says = f"{low} must not be above {high}"
             raise CatalogueError(f"thresholds: {says}", f"thresholds.{setting}")

@@ -297,12 +297,12 @@ def test_wrong_variable(key: str, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "variables", "origin", "says"),
     [
-        ("[thresholds]\ncomm_share = 0.6", {}, "", "thresholds: comm_share (0.6) must not be above comm_share_critical (0.5)"),
+        ("[thresholds]\ncomm_share = 0.6", {}, "", "thresholds: comm_share (0.6) must not be above comm_share_critical (0.5, the default)"),
         ("[thresholds]\ncomm_share = 0.6", {"THRESHOLD_COMM_SHARE_CRITICAL": "0.55"}, "", "(0.6) must not be above comm_share_critical (0.55)"),
         ("[thresholds]\ncomm_share_critical = 0.6", {"THRESHOLD_COMM_SHARE": "0.7"}, "THRESHOLD_COMM_SHARE", "(0.7) must not be above comm_share_critical"),
-        ("[thresholds]\ncomm_share_critical = 0.2", {}, "", "thresholds: comm_share (0.3) must not be above comm_share_critical (0.2)"),
-        ("", {"THRESHOLDS": '{"stalled_page_seconds": 30}'}, "THRESHOLDS", "stalled_seconds (60) must not be above stalled_page_seconds (30)"),
-        ("[thresholds]\nlink_floor = 0.95", {}, "", "link_floor (0.95) must not be above link_used (0.9)"),
+        ("[thresholds]\ncomm_share_critical = 0.2", {}, "", "thresholds: comm_share (0.3, the default) must not be above comm_share_critical (0.2)"),
+        ("", {"THRESHOLDS": '{"stalled_page_seconds": 30}'}, "THRESHOLDS", "stalled_seconds (60, the default) must not be above stalled_page_seconds (30)"),
+        ("[thresholds]\nlink_floor = 0.95", {}, "", "link_floor (0.95) must not be above link_used (0.9, the default)"),
         ("[kinds.comm_bound]\nseverity = 'warning'\n[thresholds]\ncomm_share = 0.6", {}, "", "comm_share (0.6) must not be above"),
         ("tls_key = '/k'", {}, "", "tls_key is set and tls_cert is not; TLS needs tls_cert and tls_key"),
         ("otlp_ca_file = '/ca'", {}, "", "otlp_ca_file is set and otlp_endpoint is not; nothing would be pushed"),

@@ -195,7 +195,7 @@ def test_other_kinds(tmp_path: Path) -> None:
         ("keep_days = 3\n[thresholds]\ncomm_share = 11", "comm_share"),
         (
             "keep_days = 3\n[thresholds]\ncomm_share = 0.6",
-            "comm_share (0.6) must not be above comm_share_critical (0.5)",
+            "comm_share (0.6) must not be above comm_share_critical (0.5, the default)",
         ),
         ("keep_days = 3\n[kinds.hang]\nfor = 5", "hang: for: needs a duration"),
         ("keep_days = 3\n[kinds.hangs]\nenabled = false", "unknown 'hangs'"),

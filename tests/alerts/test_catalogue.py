@@ -56,7 +56,7 @@ MISTAKES = [
     (
         "much: {",
         "more: {default: 0.4, low: 0, high: 1, unit: ratio, help: x}\n  much: {not_below: more, ",
-        "thresholds: more (0.4) must not be above much (0.3)",
+        "thresholds: more (0.4, the default) must not be above much (0.3, the default)",
     ),
     ("much: {", "Much: {", "thresholds: Much: needs a name of lower-case letters"),
     ("much: {", "8080: {", "thresholds: 8080: needs a name of lower-case letters"),

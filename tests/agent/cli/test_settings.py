@@ -118,7 +118,7 @@ def test_no_secret(tmp_path: Path) -> None:
         ("port = 70000", {}, "port: needs a whole number"),
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
         ("[kinds.hangs]\nenabled = false", {}, "kinds: unknown 'hangs'; did you mean hang?"),
-        ("[thresholds]\ncomm_share = 0.6", {}, "some.toml: thresholds: comm_share (0.6) must not be above comm_share_critical (0.5)"),
+        ("[thresholds]\ncomm_share = 0.6", {}, "some.toml: thresholds: comm_share (0.6) must not be above comm_share_critical (0.5, the default)"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
         ("", {"COMMWATCH_SCALE": "1"}, "COMMWATCH_SCALE: no such variable; known are COMMWATCH_"),
         ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "SHARE: comm_share: needs a number without a unit, such as 0.4 or 30, not 'much'"),
