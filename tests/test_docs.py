@@ -140,6 +140,13 @@ def test_settings_files_are_valid(tmp_path: Path, text: str) -> None:
     load({"HOME": str(tmp_path)}, tmp_path / "docs.toml")
 
 
+def test_commands_need_no_import_of_the_agent() -> None:
+    """No documented command imports the agent's packages: an installation as a tool has the program only, for no Python of the user."""
+    for document in DOCUMENTS:
+        found = re.findall(r"python.* -c .*commwatch_\w+", document.read_text(encoding="utf-8"))
+        assert not found, document.name
+
+
 def test_every_flag_of_whatif() -> None:
     """The table of docs/whatif.md has every flag of the command, but not those that all commands have, and no other."""
     every, common = (
