@@ -64,6 +64,8 @@ def first(comm: float, waiting: float, late: Collection[int], why: str, cores: f
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
     """Return the parts of a communication share in words: ``8% transfer, 44% waiting for rank 2``; rounded, they add up to it.
 
+    Where the waiting is as long as the communication, the parts are not known: ``mostly waiting for rank 2``.
+
     Args:
         comm: communication share, 0 to 1; ``None``: not known.
         waiting: its part spent waiting for late ranks; ``None``: not known.
@@ -75,9 +77,12 @@ def split(comm: float | None, waiting: float | None, messages: float | None = No
     """
     if comm is None or max(waiting or 0.0, messages or 0.0) > _ALIKE * comm:
         return ""
-    waiting = min(comm, waiting or 0.0)
-    messages = min(comm - waiting, messages or 0.0)
     whom = named(late) if late else "late ranks"
+    waiting = waiting or 0.0
+    if waiting >= _LEAST_WAITING and in_hundredths(waiting) >= in_hundredths(comm):
+        # Of a time that differs a little. What is left for the transfer is not known, and not 0.
+        return f"mostly waiting for {whom}"
+    messages = min(comm - waiting, messages or 0.0)
     parts = [
         f"{percent(part)} waiting for {what}"
         for part, what in ((waiting, whom), (messages, "messages"))

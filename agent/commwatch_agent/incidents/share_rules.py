@@ -13,8 +13,7 @@ from commwatch_agent.incidents.link_rules import idle_links
 from commwatch_agent.incidents.metric_conditions import GPU, RANK, Name, condition, of_jobs, shares
 from commwatch_agent.incidents.metric_window import MetricWindow, Vector, by, labels_of, only, where
 from commwatch_agent.model.cells import SHARE_WINDOW_NS
-from commwatch_agent.text.units import counted, in_hundredths, percent
-from commwatch_collectors.spans import ranks as named
+from commwatch_agent.text.units import counted, percent
 
 
 class _Shares(NamedTuple):
@@ -45,9 +44,6 @@ class _Shares(NamedTuple):
     @property
     def says(self) -> str:
         parts = split(self.comm, self.waiting, late=self.late)
-        if self.waiting is not None and in_hundredths(self.waiting) >= in_hundredths(self.comm):
-            # What is left for the transfer is not known, and not 0.
-            parts = f"mostly waiting for {named(self.late) if self.late else 'late ranks'}"
         exposed = "" if self.exposed is None else f"; compute waits for it {percent(self.exposed)} of the time"
         return f"communication takes {percent(self.comm)} of the step time{f': {parts}' if parts else ''}{exposed}"
 

@@ -130,7 +130,9 @@ def test_split() -> None:
     assert split(0.52, 0.44, None, [2]) == "8% transfer, 44% waiting for rank 2"
     assert split(0.52, 0.44, None, [1, 3]) == "8% transfer, 44% waiting for ranks 1, 3"
     assert split(0.52, 0.1, 0.3) == "12% transfer, 10% waiting for late ranks, 30% waiting for messages"
-    assert split(0.52, 0.55) == "0% transfer, 52% waiting for late ranks"
+    assert split(0.52, 0.55) == split(0.52, 0.518) == "mostly waiting for late ranks"
+    assert split(0.52, 0.55, None, [2]) == "mostly waiting for rank 2"
+    assert split(0.004, 0.004) == ""
     assert split(0.08, 0.3) == split(0.08, None, 0.3) == ""  # not of the same time
     assert split(0.52, 0.004) == split(0.52, None) == split(None, 0.4) == ""
     assert (of_some(3, 4), of_some(4, 4), of_some(0, 4)) == (" (3 of 4 ranks)", "", "")
