@@ -21,7 +21,14 @@ def test_slots(said: str, held: int | None) -> None:
 def test_all_wrong_at_once() -> None:
     """Each wrong variable has its line, with its valid values, whatever characters are in it; an empty one is not set."""
     names = (
-        *("COMMWATCH", "COMMWATCH_BUDGET", "COMMWATCH_DISABLE", "COMMWATCH_HOOK", "COMMWATCH_JOB_OUTPUT", "COMMWATCH_NCCL_PLUGIN"),
+        *(
+            "COMMWATCH",
+            "COMMWATCH_BUDGET",
+            "COMMWATCH_DISABLE",
+            "COMMWATCH_HOOK",
+            "COMMWATCH_JOB_OUTPUT",
+            "COMMWATCH_NCCL_PLUGIN",
+        ),
         *("COMMWATCH_SLOTS", "COMMWATCH_TIMING"),
     )
     assert wrong(dict.fromkeys(names, "")) == []
