@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, CORES_RULE, LATE_RULE, SCARCE_CORES, WORTH
-from commwatch_agent.ingest.why_late import IN_SHORT
+from commwatch_agent.ingest.why_late import IN_SHORT, OWN
 from commwatch_agent.model.views import RankView
 from commwatch_agent.text.units import in_hundredths, percent
 from commwatch_collectors.spans import ranks as named
@@ -48,13 +48,13 @@ def first(comm: float, waiting: float, late: Collection[int], why: str, cores: f
     """Return what to look at first, for headline and advice: the rule on late ranks, that on CPU cores, or neither (empty).
 
     A late rank comes first if the others wait for it a tenth of the time. But ranks without cores are late, too, so it comes before these only if it
-    explains most of the communication, or its own reason is known.
+    explains most of the communication, or its reason is its own.
 
     Args:
         late, why, cores: as for ``bottleneck``.
     """
     is_worth = bool(late) and waiting >= WORTH
-    if (late and 2 * waiting > comm) or (is_worth and why in IN_SHORT):
+    if (late and 2 * waiting > comm) or (is_worth and why in OWN):
         return LATE_RULE
     if cores is not None and cores >= SCARCE_CORES:
         return CORES_RULE

@@ -35,6 +35,10 @@ IN_SHORT: Mapping[str, str] = {
 }
 
 
+#: Reasons that are the rank's own, also where all ranks lack cores.
+OWN = frozenset({*IN_SHORT, IDLE})
+
+
 class Why(NamedTuple):
     """Why a straggler is late: the code of the reason, and a phrase with its numbers."""
 

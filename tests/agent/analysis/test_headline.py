@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split
-from commwatch_agent.ingest.why_late import COMPUTES, NO_CORE, QUOTA, THROTTLED
+from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA, THROTTLED
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,7 @@ def test_a_late_rank_comes_before_the_transfer() -> None:
         (None, [], "", "look first at the CPUs, as main threads wait for a core 55% of the time"),
         (0.4, [], "", "look first at the CPUs, as main threads wait for a core 55% of the time"),
         (0.1, [1], COMPUTES, "look first at the CPUs, as main threads wait for a core 55% of the time"),
+        (0.1, [1], IDLE, "look first at rank 1, which is late; transfer alone is above 30%, too"),
         (0.2, [1], NO_CORE, "look first at rank 1, waiting for a CPU core"),
         (0.4, [1], COMPUTES, "rank 1 is the bottleneck, not the network"),
     ],
