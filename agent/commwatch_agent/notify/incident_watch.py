@@ -27,7 +27,7 @@ from commwatch_alerts.model import FIRING, PENDING, RESOLVED, Alert
 
 #: Seconds after the start in which nothing ends because it is not found: gauges over the last minute have to fill up.
 SETTLED_S = 60.0
-#: Seconds between writes of an incident that only goes on; for so long its alerts wait until it is in the history.
+#: Seconds between writes of an incident that only goes on; for so long the alerts of one that has changed wait until it is in the history.
 _REFRESH_S, _UNSTORED_S = 10.0, 5.0
 #: A difference between the clocks that has changed by so many seconds means that the wall clock was set.
 _STEP_S = 1.0
@@ -218,7 +218,11 @@ class IncidentWatch(Collector):
         What ranks of a job on several nodes do wrong is delivered by the agent that leads it.
         """
         with self._lock:
-            waiting = {at for at, (_, since_s) in self._unstored.items() if now_s - since_s < _UNSTORED_S}
+            waiting = {
+                at
+                for at, (one, since_s) in self._unstored.items()
+                if now_s - since_s < _UNSTORED_S and _gist(one) != self._written.get(at, (None, 0.0))[0]
+            }
         known = {each.id: each for each in self.incidents()}
         found = [
             alert
