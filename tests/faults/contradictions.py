@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
-from commwatch_agent.incidents.incident import EvidenceItem, Incident
+from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.report.report import Report
 from commwatch_agent.report.report_text import headlines
 from tests.faults.scenarios import LATE, Scenario
@@ -48,17 +47,14 @@ def incident_of(scenario: Scenario, report: Report) -> IncidentDetails:
         report: on the job without the incident. It has what the other ranks waited, which is what the incident costs.
     """
     code = next((code for words, (code, _) in _CAUSES.items() if words == scenario.why), None)
-    data = {"kind": "straggler", "cause": "late", "ranks": list(scenario.ranks)} | (
-        {} if code is None else {"why": code}
-    )
     waiting = tuple(set(range(scenario.size)) - set(scenario.ranks))
     cost_rank_s = sum((line.wait_s or 0.0) + (line.p2p_wait_s or 0.0) for line in report.ranks if line.rank in waiting)
     began_at, ended_at = report.job.started_at, report.job.last_seen_at
-    incident = Incident(
+    return details_of(Incident(
         "1", "straggler", "warning", "ended", "job", "run", ("1",), began_at, began_at, ended_at, ended_at=ended_at, outcome="job_ended",
         cause="late", ranks=scenario.ranks, waiting=waiting, cost_rank_s=cost_rank_s,
-    )  # fmt: skip
-    return details_of(replace(incident, evidence=(EvidenceItem("probe", began_at, "late", data),)))
+        details={} if code is None else {"why_code": code},
+    ))  # fmt: skip
 
 
 def contradictions(scenario: Scenario, report: Report) -> Iterator[str]:
