@@ -184,7 +184,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
     ]
     worth = [each for each in every if each.saves_share >= LEAST_GAIN]
     if worth and worth[0] is every[0]:  # what the setting does is the first
-        because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
+        because = [*_about(facts, kind), f"gradients are sent as {kind.dtype} (the time to convert them is left out)"]
         gain = f"would save {UP_TO}this share of a step: {shares(worth)}"
         most = max(each.saves_share for each in worth)
         yield Found(because, gain, most, do, remedies=worth)
