@@ -8,7 +8,6 @@ place of ``torchrun`` or of Python: a client that ends as the job does. The vari
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import select
 import signal
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,13 +160,17 @@ def started_with(kind: str, **variables: str) -> Iterator[None]:
     from tests.helpers import clean_env
 
     env = clean_env(**variables)
-    folder = Path(tempfile.mkdtemp(prefix="commwatch-prefork-"))
-    with _kept(folder, kind, env):
-        _further[kind, _key(env)] = folder / "socket"
+    with tempfile.TemporaryDirectory(prefix="commwatch-prefork-") as folder:
+        path = Path(folder, "socket")
+        process = _started(path, kind, env)
+        _further[kind, _key(env)] = path
         try:
             yield
         finally:
             del _further[kind, _key(env)]
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
 
 
 #: Sockets of the servers of ``started_with``.
@@ -193,55 +196,26 @@ _starting = threading.Lock()
 
 @cache
 def _first_server(kind: str) -> Path:
-    """Socket of one that starts with the first client of all workers of pytest, and ends with the last worker that has one."""
+    """Socket of one that starts with the first client and ends with the tests."""
     from tests.helpers import clean_env  # not at the top: clients and server run this file without the tests' packages
 
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    folder = Path(tempfile.gettempdir(), f"commwatch-prefork-{run}-{kind}")
-    stack = ExitStack()
-    stack.enter_context(_kept(folder, kind, clean_env()))
-    atexit.register(stack.close)
-    return folder / "socket"
+    folder = tempfile.TemporaryDirectory(prefix="commwatch-prefork-")
+    path = Path(folder.name, "socket")
+    process = _started(path, kind, clean_env())
+    assert process.stdin is not None
+    atexit.register(folder.cleanup)
+    atexit.register(process.wait)
+    atexit.register(process.stdin.close)
+    return path
 
 
-@contextmanager
-def _kept(folder: Path, kind: str, env: Mapping[str, str]) -> Iterator[None]:
-    """The server of a folder, started if there is none. It ends, and removes the folder, once no process has its pipe open any longer."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with _locked(folder):
-        try:
-            writer = os.open(folder / "pipe", os.O_WRONLY | os.O_NONBLOCK)
-        except FileNotFoundError:
-            writer = _start(folder, kind, env)
-    try:
-        yield
-    finally:
-        os.close(writer)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _start(folder: Path, kind: str, env: Mapping[str, str]) -> int:
-    """Start a server, and wait until it takes requests; returns the end of its pipe that keeps it."""
-    os.mkfifo(folder / "pipe")
-    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(folder / "pipe", os.O_WRONLY)
-    begins, says = os.pipe()
-    command = [sys.executable, _PROCESS, "serve", str(folder), kind]
-    env = {**env, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    streams = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, says, 1)]
-    # Not `subprocess`, whose process would have to end with the worker that starts it.
-    os.posix_spawn(sys.executable, command, env, file_actions=streams)
-    os.close(reader)
-    os.close(says)
-    with open(begins, "rb") as ready:
-        assert ready.read(1), "the server has not started"
-    return writer
+def _started(path: Path, kind: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, _PROCESS, "serve", str(path), kind],
+        env={**env, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1), "the server has not started"
+    return process

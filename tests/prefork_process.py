@@ -1,6 +1,6 @@
 """The servers of ``prefork.py``, and the client that is a job's command line: run as a file, without the tests' packages.
 
-``serve FOLDER KIND``: a server. ``SOCKET RANKS ARGV...``: a client.
+``serve SOCKET KIND``: a server. ``SOCKET RANKS ARGV...``: a client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING or sys.argv[1:2] == ["serve"]:  # a client, of which each rank 
     import importlib
     import io
     import select
-    import shutil
     import threading
     import types
     from collections.abc import Mapping, Sequence
@@ -38,7 +37,6 @@ PRELOADED = {
         "torch.distributed.tensor",
         "torch.nn.parallel",
         "torch._dynamo",
-        "commwatch.probe.torch_collectives",
     ),
     "agent": (
         "commwatch_agent.cli",
@@ -58,8 +56,6 @@ _GRACE_S = 30.0
 #: How long the others have to end by themselves once one has failed, so that it is clear which was first. torchrun looks every 0.1 s.
 _LOOK_S = 1.0
 _MOST_BYTES = 1 << 20
-#: Has the kernel gather small pages in huge ones at once: ``madvise`` of Linux 6.1 and later.
-_MADV_COLLAPSE = 25
 
 
 # -- the client -----------------------------------------------------------------------------------
@@ -110,10 +106,10 @@ def _client(path: str, ranks: str, *argv: str) -> int:
 # -- the server -----------------------------------------------------------------------------------
 
 
-def _serve(folder: Path) -> dict[str, Any]:
+def _serve(path: str) -> dict[str, Any]:
     """Fork for each requested job; return only in a rank, with what it has to run."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "socket"))
+        listener.bind(path)
         listener.listen(64)
         os.write(1, b".")
         while True:
@@ -122,7 +118,6 @@ def _serve(folder: Path) -> dict[str, Any]:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             if 0 in readable:
-                shutil.rmtree(folder)
                 os._exit(0)
             client = listener.accept()[0]
             if os.fork() == 0:
@@ -238,11 +233,9 @@ def _be_rank(script: str) -> None:
     from torch.distributed import set_debug_level_from_env  # type: ignore[attr-defined]
 
     from commwatch.torch_entry import autoload
-    from commwatch.wire import descriptor
 
     sys.path[0] = str(Path(script).parent)
     set_debug_level_from_env()
-    importlib.reload(descriptor)  # alone among the modules of the probe, it looks around when it is imported
     autoload()
 
 
@@ -285,18 +278,7 @@ def _run(request: dict[str, Any], kind: str) -> int:
     return code
 
 
-def _gather_pages() -> None:
-    """Have the memory in huge pages, where the kernel can: a fork copies, and its end drops, an entry for each, a millisecond for some thousands."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, access, _, _, file, *_ = line.split()
-        if access.startswith("rw") and file == "0":
-            begin, end = (int(each, 16) for each in place.split("-"))
-            madvise(begin, end - begin, _MADV_COLLAPSE)
-
-
-def _fork_what_they_start(path: Path) -> None:
+def _fork_what_they_start(path: str) -> None:
     """Have ``commwatch run`` start its agent, and an agent its history worker, on the server on which they were started themselves."""
     from commwatch_agent.commands import run
     from commwatch_agent.questions import worker
@@ -304,22 +286,21 @@ def _fork_what_they_start(path: Path) -> None:
     program = find_spec("commwatch_agent.__main__")
     assert program is not None
     assert program.origin is not None
-    client = (sys.executable, "-S", "-E", __file__, str(path), "0")
+    client = (sys.executable, "-S", "-E", __file__, path, "0")
     run.AGENT = (*client, program.origin, "agent")
     worker.COMMAND = (*client, *worker.COMMAND[1:])
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        folder, kind = Path(sys.argv[2]), sys.argv[3]
+        _, _, socket_path, kind = sys.argv
         for module in PRELOADED[kind]:
             importlib.import_module(module)
         if kind == "agent":
-            _fork_what_they_start(folder / "socket")
+            _fork_what_they_start(socket_path)
         gc.collect()
         gc.freeze()  # or each rank would copy what its collector looks at
-        _gather_pages()
-        os._exit(_run(_serve(folder), kind))
+        os._exit(_run(_serve(socket_path), kind))
     else:
         ended = _client(*sys.argv[1:])
         if ended < 0:
