@@ -14,6 +14,7 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
+from commwatch_agent.model.endings import DIED
 from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, happened
 from commwatch_agent.sources.stack_capture import Evidence
@@ -21,6 +22,7 @@ from commwatch_agent.text import terminal_text
 from commwatch_agent.text.units import counted, seconds, time_of_day
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
+from commwatch_collectors.spans import ranks as named
 
 #: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
 #: another may compile or load data.
@@ -117,7 +119,9 @@ def _between_lives(job: JobView, now: float) -> Iterator[Doubt]:
     may_restart = job.state != "running" and job.failed and job.exit_code is None
     if may_restart and now - job.last_seen_at < _STARTS_AGAIN_S:
         before = f", as {counted(job.restarts, 'time')} before" if job.restarts else ""
-        yield Doubt(f"whether the launcher of {job.job_id} starts it again{before}", True)
+        # All at once are often ended by a user.
+        at_once = len(job.ranks) > 1 and job.ending.startswith(f"{named(job.ranks)} {DIED}")
+        yield Doubt(f"whether the launcher of {job.job_id} starts it again{before}", not at_once)
 
 
 def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) -> Iterator[Doubt]:

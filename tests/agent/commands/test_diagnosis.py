@@ -210,6 +210,8 @@ def test_between_two_lives() -> None:
         code, lines = said(between)
         assert (code, lines[-1]) == (1, again)
     assert said(Diagnosis(latest=replace(lost, restarts=2)))[1][-1] == f"{again}, as 2 times before"
+    cancelled = replace(lost, ranks=[0, 1], ending="ranks 0-1 died (no clean end) at 12:00:00 UTC")
+    assert said(Diagnosis(ended=cancelled))[0] == 0
     for over in (replace(lost, exit_code=1), replace(lost, last_seen_at=NOW - 70), replace(lost, failed=None)):
         code, lines = said(Diagnosis(latest=over))
         assert (code, len(lines)) == (0, 2), lines
