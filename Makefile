@@ -13,16 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# All that the native hook needs, which is built while the other packages are installed: torch, and what it imports of them.
-.stamps/torch-$(TORCH):
+# Dependencies, and commwatch itself in editable mode, are installed when pyproject.toml changes.
+.stamps/venv: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@# Python compiles what a process imports first: a tenth of what is installed.
-	$(BIN)/python -m pip install --quiet --no-compile torch==$(TORCH) numpy nvidia-ml-py
-	mkdir -p .stamps && touch $@
-
-# Dependencies, and commwatch itself in editable mode, are installed when pyproject.toml changes.
-.stamps/venv: .stamps/torch-$(TORCH) pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-compile torch==$(TORCH)
 	@# Left by earlier states of this repository: the entry point in it would fail every import of torch in this folder.
 	rm -rf build/__editable__* *.egg-info
 	$(BIN)/python -m pip install --quiet --no-compile --group dev --editable '.[examples]'
@@ -48,8 +44,8 @@ endef
 
 # The native hook of the tests, whose build would keep all workers waiting.
 .PHONY: tested-hook
-tested-hook: .stamps/torch-$(TORCH)
-	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache PYTHONPATH=collectors $(BIN)/python -m commwatch.probe.native.build build > /dev/null
+tested-hook: .stamps/venv
+	@XDG_CACHE_HOME=$(CURDIR)/.stamps/cache $(BIN)/python -m commwatch.probe.native.build build > /dev/null
 
 # What pytest makes of the asserts is kept on the disk: otherwise each worker would compile all modules.
 .PHONY: compiled
@@ -65,7 +61,7 @@ ready: .stamps/venv parts tested-hook compiled
 # Five at a time, in the order of tests/conftest.py: they wait half of their time. Tests that compare times run afterwards, two at a time.
 test: ready  ## run all tests
 	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder --keep-lengths,$(TESTED))
-	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock $(shell grep -l by_the_clock tests/e2e/*.py))
+	$(call tested,--numprocesses 2 --dist loadfile,-m by_the_clock tests/e2e)
 
 test-long: .stamps/venv parts tested-hook  ## run the tests of hostile users and files, chaos, full disks and load, and further variants
 	$(call tested,--numprocesses 5 --dist loadfile --no-loadscope-reorder,-m long tests)
