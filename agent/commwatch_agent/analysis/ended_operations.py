@@ -65,7 +65,7 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
 
 def _meetings(job: Job, rank_totals: Mapping[int, RankTotals]) -> list[int]:
     """Return when ranks of a job met, for ``stragglers_in``; empty where they may also have met elsewhere, or in messages."""
-    if any(totals.messages or not _groups_are_here(totals, rank_totals) for totals in rank_totals.values()):
+    if any(totals.messages or groups_elsewhere(totals, rank_totals) for totals in rank_totals.values()):
         return []
     met = {number for join in job.joins.values() for number in join.window.numbers}
     return sorted(met) if met and _SPARSE * len(met) < max(met) - min(met) else []
@@ -112,7 +112,7 @@ def _late_senders(
     """Yield (``group_id``, straggler) for groups in which every rank both sends and receives; ``ends`` of steps are by rank."""
     for group_id, (members, ranks) in senders(rank_totals).items():
         of_group = [rank_totals[rank] for rank in ranks]
-        here = set(members) == ranks and all(_groups_are_here(totals, rank_totals) for totals in of_group)
+        here = set(members) == ranks and not any(groups_elsewhere(totals, rank_totals) for totals in of_group)
         if here and all(waits_are_known(totals, now_ns) for totals in of_group):
             from commwatch_agent.analysis.straggler_search import waiting_least  # brings in numpy
 
@@ -145,8 +145,10 @@ def waits_are_known(totals: RankTotals, now_ns: int) -> bool:
     return not shed and not totals.on_device
 
 
-def _groups_are_here(totals: RankTotals, rank_totals: Mapping[int, RankTotals]) -> bool:
-    return all(info.ranks is not None and rank_totals.keys() >= set(info.ranks) for info in totals.groups.values())
+def groups_elsewhere(totals: RankTotals, rank_totals: Mapping[int, RankTotals]) -> list[str]:
+    """Return the groups of a rank, by ``group_id``, that also have ranks on other nodes, or may have; ``rank_totals``: the ranks here."""
+    groups = totals.groups.values()
+    return [info.group_id for info in groups if info.ranks is None or not rank_totals.keys() >= set(info.ranks)]
 
 
 def steps_of(ends: Mapping[int, list[int]], ranks: Collection[int]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from commwatch_agent.analysis.ended_operations import senders, steps_of, waits_are_known
+from commwatch_agent.analysis.ended_operations import groups_elsewhere, senders, steps_of, waits_are_known
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import BIN_NS, MOST_BINS, WINDOWS_NS, Late
@@ -58,20 +58,32 @@ def message_parts(jobs: Iterable[Job], columns: Iterable[RankParts], limit: int,
         of_rank.setdefault((column.job_id, column.rank), []).append(column)
     for job in jobs:
         alive = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
-        for group_id, (members, ranks) in senders(alive).items():
-            if ranks >= set(members):
-                continue
-            for rank in sorted(ranks):
-                totals, across = alive[rank], of_rank.get((job.id, rank), [])
-                if waits_are_known(totals, now_ns) and not _waits_at_roots(job, totals, alive, now_ns):
-                    known_s = min(
-                        (each.age_s[-1] for each in across if len(each.seq) >= limit), default=MOST_BINS * BIN_NS / 1e9
-                    )
-                    whose = job.id, group_id, list(members), rank
-                    groups = [each.group_id for each in across]
-                    steps_s = latest_steps(totals, now_ns)
-                    found.append(MessageParts(*whose, _latest(totals, now_ns), groups, known_s, totals.marked, steps_s))
+        across_nodes = {at: each for at, each in senders(alive).items() if not each[1] >= set(each[0])}
+        known = {
+            rank
+            for rank in set[int]().union(*(ranks for _, ranks in across_nodes.values()))
+            if waits_are_known(alive[rank], now_ns) and not _waits_at_roots(job, alive[rank], alive, now_ns)
+        }
+        for group_id, (members, ranks) in across_nodes.items():
+            for rank in sorted(ranks & known):
+                whose, across = (job.id, group_id, list(members)), of_rank.get((job.id, rank), [])
+                found.append(_part(whose, alive[rank], across, limit, now_ns))
     return found[:MOST_RANKS]
+
+
+def _part(
+    whose: tuple[str, str, list[int]], totals: RankTotals, across: list[RankParts], limit: int, now_ns: int
+) -> MessageParts:
+    cut_s = [each.age_s[-1] for each in across if len(each.seq) >= limit]
+    return MessageParts(
+        *whose,
+        totals.rank,
+        waits_s=_latest(totals, now_ns),
+        across=[each.group_id for each in across],
+        known_s=min(cut_s, default=MOST_BINS * BIN_NS / 1e9),
+        stepping=totals.marked,
+        steps_s=latest_steps(totals, now_ns),
+    )
 
 
 def _latest(totals: RankTotals, now_ns: int) -> list[float]:
@@ -83,10 +95,8 @@ def _latest(totals: RankTotals, now_ns: int) -> list[float]:
 
 def _waits_at_roots(job: Job, totals: RankTotals, alive: Mapping[int, RankTotals], now_ns: int) -> bool:
     """Return whether a rank was lately in an operation with a root and ranks of other nodes: launches show who waited, and clocks differ."""
-    others = [
-        info.group_id for info in totals.groups.values() if info.ranks is None or not alive.keys() >= set(info.ranks)
-    ]
-    return any(each in job.joins and job.joins[each].is_rooted_since(now_ns - WINDOWS_NS[-1]) for each in others)
+    joins = [job.joins[each] for each in groups_elsewhere(totals, alive) if each in job.joins]
+    return any(join.is_rooted_since(now_ns - WINDOWS_NS[-1]) for join in joins)
 
 
 def late_senders(messages: Iterable[MessageParts], columns: Iterable[RankParts]) -> Iterator[tuple[str, str, Late]]:

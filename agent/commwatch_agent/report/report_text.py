@@ -268,7 +268,7 @@ def text(report: Report, cells: int = CELLS) -> str:
 
 
 def reasons(advice: Iterable[Advice]) -> Iterator[str]:
-    """Yield why each advice is given; what is said of earlier ones, too, is not repeated."""
+    """Yield why each advice is given, without the reasons that an earlier one has, too."""
     told: set[str] = set()
     for each in advice:
         new = [text for text in each.because if text not in told]

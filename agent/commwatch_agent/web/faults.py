@@ -11,7 +11,7 @@ from commwatch_agent.runtime.agent_log import fault_of
 from commwatch_agent.web.problems import fault
 
 log = logging.getLogger("commwatch")
-#: Kinds of faults that are told apart.
+#: Most kinds of faults that are counted, each by itself.
 _MOST = 100
 
 

@@ -203,7 +203,7 @@ def test_ended_well() -> None:
 
 
 def test_between_two_lives() -> None:
-    """A job that failed in the last minute, and whose launcher is not known to have ended, may be started again: that is said, and something is wrong."""
+    """A job that failed in the last minute, and whose launcher is not known to have ended, may be started again: a line has that, and something is wrong."""
     lost = replace(ENDED, exit_code=None, ending="rank 1 died (no clean end)", last_seen_at=NOW - 12)
     again = "not yet certain: whether the launcher of train starts it again"
     for between in (Diagnosis(latest=lost), Diagnosis(ended=lost)):
